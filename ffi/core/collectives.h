@@ -1,0 +1,75 @@
+// Reductions over the lanes of a group, a warp and a block.
+#pragma once
+
+#include "core/cuda.h"
+#include "core/numeric.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+inline constexpr int kWarpSize = 32;
+inline constexpr unsigned kFullWarp = 0xffffffffu;
+inline constexpr int kMaxWarpsPerBlock = 32;
+
+struct Add {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a + b;
+  }
+};
+
+struct Multiply {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return a * b;
+  }
+};
+
+struct Maximum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return maximum(a, b);
+  }
+};
+
+struct Minimum {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return minimum(a, b);
+  }
+};
+
+// Combines the values of each aligned group of kLanes lanes; every lane gets the result. The whole
+// warp must call it. The xor pattern adds in the same order in every lane, so all lanes agree to
+// the bit.
+template <int kLanes, class T, class Combine>
+__device__ inline T group_reduce(T value, Combine combine) {
+  static_assert(kLanes > 0 && kLanes <= kWarpSize && (kLanes & (kLanes - 1)) == 0,
+                "groups are aligned powers of two, or the xor pattern would leave them");
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    value = combine(value, __shfl_xor_sync(kFullWarp, value, distance));
+  }
+  return value;
+}
+
+template <class T, class Combine>
+__device__ inline T warp_reduce(T value, Combine combine) {
+  return group_reduce<kWarpSize>(value, combine);
+}
+
+// Combines the values of all threads of a block of whole warps; every thread gets the result.
+// `scratch` is shared memory of kMaxWarpsPerBlock elements. It may be used again at once: the
+// first barrier keeps a fast warp from overwriting what a slow one still reads.
+template <class T, class Combine>
+__device__ inline T block_reduce(T value, T identity, Combine combine, T* scratch) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int warp = threadIdx.x / kWarpSize;
+  const int warps = blockDim.x / kWarpSize;
+  value = warp_reduce(value, combine);
+  __syncthreads();
+  if (lane == 0) scratch[warp] = value;
+  __syncthreads();
+  return warp_reduce(lane < warps ? scratch[lane] : identity, combine);
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE

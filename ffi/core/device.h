@@ -1,0 +1,24 @@
+// What a plan needs to know of the machine it plans for.
+#pragma once
+
+#include <cstddef>
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+struct Device {
+  int ordinal;
+  int compute_capability;  // 10 * major + minor; 0 for the host executor
+  int multiprocessors;
+  int threads_per_multiprocessor;
+  std::size_t shared_bytes_per_block;  // the opt-in maximum of one block
+};
+
+// The facts of CUDA device `ordinal`, read once and kept. The host executor has one device, with
+// the limits of a Hopper GPU but few multiprocessors, so that small tests reach the grid-stride
+// paths. Throws std::runtime_error where the driver refuses.
+const Device& device(int ordinal);
+
+// The device that a plan is made for when none is at hand: an H200.
+const Device& nominal_device();
+
+}  // namespace JAX_GPUOPS_NAMESPACE

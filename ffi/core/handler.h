@@ -1,0 +1,198 @@
+// How an op becomes an FFI target: contexts, buffers, errors, stages. Handlers include this;
+// kernels and plans do not.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "core/cuda.h"
+#include "core/device.h"
+#include "core/dtype.h"
+#include "core/queue.h"
+#include "core/registry.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+namespace ffi = ::xla::ffi;
+
+// The dtype of a buffer; throws for one that no kernel handles.
+inline DType dtype_of(const ffi::AnyBuffer& buffer) {
+  switch (buffer.element_type()) {
+    case ffi::PRED: return DType::kBool;
+    case ffi::S8: return DType::kInt8;
+    case ffi::S16: return DType::kInt16;
+    case ffi::S32: return DType::kInt32;
+    case ffi::S64: return DType::kInt64;
+    case ffi::U8: return DType::kUInt8;
+    case ffi::U16: return DType::kUInt16;
+    case ffi::U32: return DType::kUInt32;
+    case ffi::U64: return DType::kUInt64;
+    case ffi::F16: return DType::kFloat16;
+    case ffi::BF16: return DType::kBFloat16;
+    case ffi::F32: return DType::kFloat32;
+    case ffi::F64: return DType::kFloat64;
+    default: throw std::invalid_argument("a buffer has an element type no kernel handles");
+  }
+}
+
+inline void require(bool condition, const char* what) {
+  if (!condition) throw std::invalid_argument(what);
+}
+
+inline std::int64_t product(ffi::Span<const std::int64_t> dimensions, std::size_t begin,
+                            std::size_t end) {
+  std::int64_t result = 1;
+  for (std::size_t i = begin; i < end; ++i) result *= dimensions[i];
+  return result;
+}
+
+// The memory that kernels see for one buffer. Under AddressSanitizer the host executor gives them
+// a copy in a heap block of the exact size: XLA packs buffers into arenas, where an access beyond
+// the end would hit a neighbour unnoticed.
+class BufferAccess {
+ public:
+  BufferAccess(void* data, std::size_t bytes, bool writable) : data_(data) {
+#if defined(JAX_GPUOPS_INTERPRET) && defined(__SANITIZE_ADDRESS__)
+    bytes_ = bytes;
+    writable_ = writable;
+    const std::size_t phase = reinterpret_cast<std::uintptr_t>(data) % 16;
+    copy_.reset(new char[phase + bytes]);  // kernels see the phase of the original address
+    if (bytes != 0) std::memcpy(copy_.get() + phase, data, bytes);
+    original_ = data;
+    data_ = copy_.get() + phase;
+#else
+    (void)bytes;
+    (void)writable;
+#endif
+  }
+#if defined(JAX_GPUOPS_INTERPRET) && defined(__SANITIZE_ADDRESS__)
+  ~BufferAccess() {
+    if (writable_ && bytes_ != 0) std::memcpy(original_, data_, bytes_);
+  }
+#endif
+  BufferAccess(const BufferAccess&) = delete;
+  BufferAccess& operator=(const BufferAccess&) = delete;
+
+  void* data() const { return data_; }
+
+ private:
+  void* data_;
+#if defined(JAX_GPUOPS_INTERPRET) && defined(__SANITIZE_ADDRESS__)
+  void* original_;
+  std::size_t bytes_;
+  bool writable_;
+  std::unique_ptr<char[]> copy_;
+#endif
+};
+
+// Operands and results as handlers pass them to launchers.
+class Operand : public BufferAccess {
+ public:
+  explicit Operand(const ffi::AnyBuffer& buffer)
+      : BufferAccess(buffer.untyped_data(), buffer.size_bytes(), /*writable=*/false) {}
+};
+
+class Result : public BufferAccess {
+ public:
+  explicit Result(ffi::Result<ffi::AnyBuffer> buffer)
+      : BufferAccess(buffer->untyped_data(), buffer->size_bytes(), /*writable=*/true) {}
+};
+
+// Runs a handler's body. Whatever it throws becomes an FFI error: an exception that crossed into
+// XLA would end the process.
+template <class Body>
+ffi::Error guarded(Body&& body) {
+  try {
+    body();
+    return ffi::Error::Success();
+  } catch (const std::invalid_argument& error) {
+    return ffi::Error::InvalidArgument(std::string("jax_gpuops: ") + error.what());
+  } catch (const std::exception& error) {
+    return ffi::Error::Internal(std::string("jax_gpuops: ") + error.what());
+  }
+}
+
+namespace internal {
+
+template <auto kBody>
+struct Stages;
+
+template <class... Parameters, void (*kBody)(Queue, Parameters...)>
+struct Stages<kBody> {
+  template <bool kPreparing>
+  static ffi::Error run(Queue queue, Parameters... parameters) {
+    queue.preparing = kPreparing;
+    return guarded([&] { kBody(queue, parameters...); });
+  }
+
+  template <ffi::ExecutionStage kStage>
+  static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
+    auto* const body = &run<kStage == ffi::ExecutionStage::kInitialize>;
+    static auto* handler =
+        ffi::Ffi::BindTo<std::remove_const_t<decltype(body)>, kStage>(
+            body, {ffi::Traits::kCmdBufferCompatible})
+            .release();
+    return handler->Call(frame);
+  }
+};
+
+}  // namespace internal
+
+// The FFI target `name`, whose body is `void kBody(Queue, operands..., results..., attributes)`:
+// operands are ffi::AnyBuffer, results ffi::Result<ffi::AnyBuffer>, attributes a struct registered
+// with XLA_FFI_REGISTER_STRUCT_ATTR_DECODING. The body runs in both stages: see Queue.
+template <auto kBody>
+Target make_target(std::string_view name) {
+  using ffi::ExecutionStage;
+  using Stages = internal::Stages<kBody>;
+  return {name,
+          reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kInitialize>),
+          reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kExecute>)};
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE
+
+namespace xla::ffi {
+
+template <>
+struct CtxBinding<JAX_GPUOPS_NAMESPACE::Queue> {
+  using Ctx = JAX_GPUOPS_NAMESPACE::Queue;
+};
+
+template <>
+struct CtxDecoding<JAX_GPUOPS_NAMESPACE::Queue> {
+  using Type = JAX_GPUOPS_NAMESPACE::Queue;
+
+  static std::optional<Type> Decode([[maybe_unused]] const XLA_FFI_Api* api,
+                                    [[maybe_unused]] XLA_FFI_ExecutionContext* context,
+                                    DiagnosticEngine& diagnostic) {
+    Type queue;
+    std::int32_t ordinal = 0;
+#ifndef JAX_GPUOPS_INTERPRET
+    const auto stream =
+        CtxDecoding<PlatformStream<cudaStream_t>>::Decode(api, context, diagnostic);
+    const auto device = CtxDecoding<DeviceOrdinal>::Decode(api, context, diagnostic);
+    if (!stream || !device) return std::nullopt;
+    queue.stream = *stream;
+    ordinal = *device;
+#endif
+    try {
+      queue.device = &JAX_GPUOPS_NAMESPACE::device(ordinal);
+    } catch (const std::exception& error) {
+      diagnostic.Emit(error.what());
+      return std::nullopt;
+    }
+    return queue;
+  }
+};
+
+}  // namespace xla::ffi

@@ -1,0 +1,145 @@
+// The Python module, compiled twice: as _cuda, whose targets run on the GPU, and as _interpret,
+// whose targets run the same kernels on the host.
+
+#include <nanobind/nanobind.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/string_view.h>
+#include <nanobind/stl/vector.h>
+
+#include <string>
+#include <string_view>
+
+#include "core/cuda.h"
+#include "core/device.h"
+#include "core/errors.h"
+#include "core/registry.h"
+#include "xla/ffi/api/c_api.h"
+
+#ifdef JAX_GPUOPS_INTERPRET
+#include "simt/simt.h"
+#endif
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace {
+
+namespace nb = nanobind;
+
+nb::dict registrations() {
+  nb::dict targets;
+  for (const Op& op : registry()) {
+    for (const Target& target : op.targets) {
+      nb::dict stages;
+      stages["execute"] = nb::capsule(target.execute);
+#ifndef JAX_GPUOPS_INTERPRET
+      stages["initialize"] = nb::capsule(target.initialize);  // XLA:CPU has no such stage
+#endif
+      targets[nb::str(target.name.data(), target.name.size())] = stages;
+    }
+  }
+  return targets;
+}
+
+const Op& find_op(std::string_view name) {
+  for (const Op& op : registry()) {
+    if (op.name == name) return op;
+  }
+  throw std::invalid_argument("there is no op called '" + std::string(name) + "'");
+}
+
+std::vector<nb::dict> algorithms(std::string_view op) {
+  std::vector<nb::dict> result;
+  const auto text = [](std::string_view view) { return nb::str(view.data(), view.size()); };
+  for (const AlgorithmInfo& algorithm : find_op(op).algorithms) {
+    nb::dict entry;
+    entry["name"] = text(algorithm.name);
+    entry["summary"] = text(algorithm.summary);
+    entry["source"] = text(algorithm.source);
+    entry["limits"] = text(algorithm.limits);
+    result.push_back(entry);
+  }
+  return result;
+}
+
+Arguments to_arguments(const nb::dict& problem) {
+  Arguments arguments;
+  for (auto [key, value] : problem) {
+    const auto name = nb::cast<std::string>(key);
+    if (nb::isinstance<nb::str>(value)) {
+      arguments.set(name, nb::cast<std::string>(value));
+    } else {
+      arguments.set(name, nb::cast<std::int64_t>(value));
+    }
+  }
+  return arguments;
+}
+
+nb::dict plan(std::string_view op, const nb::dict& problem) {
+#ifdef JAX_GPUOPS_INTERPRET
+  const Device& machine = device(0);
+#else
+  const Device& machine = nominal_device();
+#endif
+  const PlanInfo info = find_op(op).plan(to_arguments(problem), machine);
+  nb::dict result;
+  result["algorithm"] = nb::str(info.algorithm.data(), info.algorithm.size());
+  result["reason"] = info.reason;
+  return result;
+}
+
+std::int64_t workspace(std::string_view op, const nb::dict& problem) {
+  return find_op(op).workspace(to_arguments(problem));
+}
+
+nb::dict build_info() {
+  nb::dict info;
+  info["version"] = JAX_GPUOPS_VERSION;
+  info["ffi_api_version"] = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
+#ifdef JAX_GPUOPS_INTERPRET
+  info["platform"] = "cpu";
+#else
+  info["platform"] = "CUDA";
+  info["cuda_version"] = nb::make_tuple(CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
+  info["cuda_architectures"] = JAX_GPUOPS_CUDA_ARCHITECTURES;
+#endif
+  return info;
+}
+
+#ifndef JAX_GPUOPS_INTERPRET
+nb::tuple driver_version() {
+  int version = 0;  // stays 0 where no driver is installed
+  check_cuda(cudaDriverGetVersion(&version), "asking for the driver's version");
+  return nb::make_tuple(version / 1000, version % 1000 / 10);
+}
+#endif
+
+}  // namespace
+}  // namespace JAX_GPUOPS_NAMESPACE
+
+#ifdef JAX_GPUOPS_INTERPRET
+#define JAX_GPUOPS_MODULE _interpret
+#else
+#define JAX_GPUOPS_MODULE _cuda
+#endif
+
+NB_MODULE(JAX_GPUOPS_MODULE, m) {
+  namespace ours = JAX_GPUOPS_NAMESPACE;
+  namespace nb = nanobind;
+  m.doc() = "FFI targets of jax_gpuops and what they can do.";
+  m.def("registrations", &ours::registrations,
+        "FFI targets by name, each a dict of stage to capsule, for jax.ffi.register_ffi_target.");
+  m.def("algorithms", &ours::algorithms, nb::arg("op"),
+        "The op's algorithms: dicts with name, summary, source and limits.");
+  m.def("plan", &ours::plan, nb::arg("op"), nb::arg("problem"),
+        "What would run: a dict with algorithm and reason. ValueError if the algorithm that the "
+        "problem names cannot take it.");
+  m.def("workspace", &ours::workspace, nb::arg("op"), nb::arg("problem"),
+        "Elements of workspace that one row of the problem needs at most.");
+  m.def("build_info", &ours::build_info, "Versions and architectures this module was built with.");
+#ifndef JAX_GPUOPS_INTERPRET
+  m.def("driver_version", &ours::driver_version,
+        "The newest CUDA version the installed driver supports, (0, 0) without a driver.");
+#else
+  m.def("set_schedule_seed", &ours::simt::set_schedule_seed, nb::arg("seed"),
+        "Sets the order in which blocks and threads run: 0 is ascending, others are shuffled.");
+#endif
+}

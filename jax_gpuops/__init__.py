@@ -1,0 +1,14 @@
+"""CUDA kernels for softmax, reductions, transpose and matrix multiplication as JAX operations."""
+
+__version__ = "0.1.0"
+
+from jax_gpuops._implementation import use as use
+from jax_gpuops._library import EXPORT_CHECKS as EXPORT_CHECKS
+from jax_gpuops._library import Algorithm as Algorithm
+from jax_gpuops._library import algorithms as algorithms
+from jax_gpuops._plan import Plan as Plan
+from jax_gpuops._plan import plan as plan
+from jax_gpuops.softmax import log_softmax as log_softmax
+from jax_gpuops.softmax import logsumexp as logsumexp
+from jax_gpuops.softmax import softmax as softmax
+from jax_gpuops.status import status as status

@@ -1,0 +1,90 @@
+"""`plan`: what an op would run, and why."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+
+from jax_gpuops import _library, _primitive
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What an op would run for a call.
+
+    Attributes:
+      implementation: "cuda", "interpret" or "xla".
+      algorithm: the kernel's algorithm, or None if XLA runs the op.
+      reason: why, in a sentence or two.
+    """
+
+    implementation: str
+    algorithm: str | None
+    reason: str
+
+
+def plan(
+    op: str,
+    shape: Sequence[int] | Sequence[Sequence[int]],
+    dtype: Any,
+    *,
+    platform: str | None = None,
+    **arguments: Any,
+) -> Plan:
+    """Says what a call of an op would run on one device, without running it.
+
+    >>> jax_gpuops.plan("softmax", (8192, 4096), "float32", implementation="interpret")
+    Plan(implementation='interpret', algorithm='block_shared', reason=...)
+
+    Args:
+      op: the name of a public op, such as "softmax".
+      shape: the operand's shape, or a sequence of shapes for an op of several operands.
+      dtype: the dtype of the operands.
+      platform: "cpu" or "cuda"; None is the platform of JAX's default device.
+      **arguments: keyword arguments of the op, `implementation` and `algorithm` among them.
+
+    Returns:
+      The plan.
+
+    Raises:
+      TypeError: as the op itself would.
+      ValueError: as the op itself would, or if there is no such op.
+    """
+    import jax_gpuops
+
+    if op not in _OPS:
+        raise ValueError(f"op must be one of {', '.join(_OPS)}, got {op!r}")
+    shapes = shape if shape and isinstance(shape[0], Sequence) else (shape,)
+    operands = [jax.ShapeDtypeStruct(tuple(each), dtype) for each in shapes]  # type: ignore[arg-type]
+    jaxpr = jax.make_jaxpr(lambda *xs: getattr(jax_gpuops, op)(*xs, **arguments))(*operands)
+    platform = platform or {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
+    for p, avals, params in _calls(jaxpr.jaxpr):
+        return _plan_call(_primitive.KERNELS[p], avals, platform, **params)
+    return Plan("xla", None, "the arguments ask for XLA, or are none that the kernels take")
+
+
+_OPS = ("softmax", "log_softmax", "logsumexp")
+
+
+def _plan_call(kernel, avals, platform, *, implementation, algorithm, **params) -> Plan:
+    problem = kernel.problem(*avals, **params)
+    chosen, reason = _primitive.choose(
+        kernel, platform, implementation, algorithm, lambda: problem, partitioned=False
+    )
+    if chosen == "xla":
+        return Plan("xla", None, reason)
+    ours = _library.planned(chosen, kernel.op, problem, algorithm)
+    return Plan(chosen, ours["algorithm"], f"{reason}; {ours['reason']}")
+
+
+def _calls(jaxpr) -> Iterator[tuple[Any, list, dict]]:
+    """Yields the calls of our primitives in a jaxpr and the jaxprs inside it."""
+    for equation in jaxpr.eqns:
+        if equation.primitive in _primitive.KERNELS:
+            yield equation.primitive, [v.aval for v in equation.invars], equation.params
+        for inner in equation.params.values():
+            if hasattr(inner, "jaxpr"):
+                yield from _calls(inner.jaxpr)

@@ -1,0 +1,368 @@
+"""How an op becomes a JAX primitive: abstract evaluation, lowering, batching, sharding.
+
+An op describes itself by a `Kernel`; `primitive(kernel)` makes the JAX primitive. Its parameters are
+those of the op's jnp reference plus `implementation` and `algorithm`. Wherever our kernel does not
+run, the reference is lowered in its place, so one jaxpr serves every platform.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import string
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir, xla
+from jax.interpreters.mlir import ir
+
+from jax_gpuops import _library, _measurements
+
+Layout = tuple[int, ...]  # dimensions from minor to major, as XLA writes layouts
+
+
+@dataclasses.dataclass(frozen=True)
+class Kernel:
+    """What `primitive` needs to know of an op.
+
+    Attributes:
+      name: the primitive's name in jaxprs.
+      op: the op family in the compiled modules.
+      target: the FFI target.
+      result: maps operand avals and parameters to the result's aval.
+      reference: the same computation in jnp: the fallback, and the oracle of the tests.
+      problem: maps operand avals and parameters to the problem that the module's plan takes.
+      attributes: maps parameters to the FFI attributes, except `algorithm`.
+      layouts: maps operand avals, the result aval and parameters to the layouts of operands and
+        results, or None for row-major ones.
+      rows: how many trailing dims of each operand, and of the result, belong to a row. The dims
+        before them are the same in all, and sharding them needs no communication. None if the op
+        has no such dims: it then runs within one device only.
+    """
+
+    name: str
+    op: str
+    target: str
+    result: Callable[..., Any]
+    reference: Callable[..., jax.Array]
+    problem: Callable[..., dict[str, Any]]
+    attributes: Callable[..., dict[str, Any]] = lambda **_: {}
+    layouts: Callable[..., tuple[list[Layout], list[Layout]]] | None = None
+    rows: tuple[tuple[int, ...], int] | None = None
+
+
+KERNELS: dict[Primitive, Kernel] = {}
+"""The kernel behind each primitive that `primitive` has made."""
+
+
+def primitive(kernel: Kernel) -> Primitive:
+    """Makes the primitive of a kernel, with everything but its derivatives."""
+    p = Primitive(kernel.name)
+    p.def_impl(functools.partial(xla.apply_primitive, p))
+
+    def abstract_eval(*avals, implementation, algorithm, **params):
+        return kernel.result(*avals, **params)
+
+    p.def_abstract_eval(abstract_eval)
+    for platform in (None, "cpu", "cuda"):
+        mlir.register_lowering(p, functools.partial(_lower, kernel, platform), platform=platform)
+    KERNELS[p] = kernel
+    if kernel.rows is not None:
+        batching.primitive_batchers[p] = functools.partial(_batch_rows, p)
+        jax.ffi.register_ffi_target_as_batch_partitionable(kernel.target)
+    return p
+
+
+def check_problem(
+    p: Primitive, implementation: str | None, algorithm: str | None, *avals, **params
+) -> None:
+    """Raises at trace time what the kernel cannot take, where a kernel was asked for.
+
+    Raises:
+      ValueError: if the algorithm is unknown or cannot take the problem, or if the compiled
+        module of the named implementation is missing.
+    """
+    if implementation is None and algorithm is None:
+        return
+    if not all(_has_constant_shape(aval) for aval in avals):
+        return  # the shape is known only once an exported program runs; the handler checks then
+    if implementation is None:
+        implementation = "cuda" if _library.missing("cuda") is None else "interpret"
+    kernel = KERNELS[p]
+    _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
+
+
+def refuse(
+    implementation: str | None,
+    algorithm: str | None,
+    why: str,
+    error: type[Exception] = ValueError,
+) -> None:
+    """Raises `error` if a kernel was asked for; without that, XLA computes what kernels do not.
+
+    Args:
+      implementation: as resolved.
+      algorithm: as the caller gave it.
+      why: what the kernels do not take.
+      error: ValueError or TypeError.
+    """
+    if implementation in ("cuda", "interpret"):
+        raise error(f'{why}; implementation="{implementation}" cannot run this, "xla" can')
+    if algorithm is not None:
+        raise error(f"{why}; algorithm={algorithm!r} cannot run this, XLA can: leave it out")
+
+
+def _has_constant_shape(aval) -> bool:
+    return all(isinstance(size, int) for size in aval.shape)
+
+
+# Lowering
+
+
+def choose(
+    kernel: Kernel,
+    platform: str | None,
+    implementation: str | None,
+    algorithm: str | None,
+    problem: Callable[[], dict[str, Any]],
+    *,
+    partitioned: bool,
+) -> tuple[str, str]:
+    """Decides what runs on a platform.
+
+    Args:
+      kernel: the op.
+      platform: "cpu", "cuda", or None for any other.
+      implementation: as resolved; None for the fastest.
+      algorithm: as the caller gave it; naming one means ours.
+      problem: gives the problem, for the table of measurements.
+      partitioned: True if XLA will partition the program over several devices.
+
+    Returns:
+      "cuda", "interpret" or "xla", and why.
+
+    Raises:
+      ValueError: if a kernel was asked for and cannot run there.
+    """
+    reason = "named by the caller"
+    if implementation is None and algorithm is not None:
+        implementation = "interpret" if platform == "cpu" else "cuda"
+        reason = f"algorithm {algorithm!r} is ours"
+    partitioned = partitioned and kernel.rows is None
+    if implementation == "xla":
+        return "xla", reason
+    if implementation is None:
+        if platform != "cuda":
+            return "xla", f"jax_gpuops has no faster kernel for platform {platform}"
+        if partitioned:
+            return "xla", "the program spans several devices, for which the op has no rule"
+        problem_of_gpu = _library.gpu_problem()
+        if problem_of_gpu is not None:
+            _library.warn_once(problem_of_gpu)
+            return "xla", problem_of_gpu
+        return _measurements.best({"op": kernel.op, **problem()})
+    needed = {"cuda": "cuda", "interpret": "cpu"}[implementation]
+    if platform != needed:
+        raise ValueError(
+            f'{kernel.name}: implementation="{implementation}" runs on platform {needed}, but the '
+            f"computation is lowered for {platform or 'another one'}; implementation=None lets the "
+            "platform decide"
+        )
+    if partitioned:
+        raise ValueError(
+            f'{kernel.name}: implementation="{implementation}" runs on one device, but the program '
+            "spans several; call it inside jax.shard_map, or use implementation=None"
+        )
+    _library.module(implementation)  # raises if it is not installed
+    if implementation == "cuda" and (problem_of_gpu := _library.gpu_problem()) is not None:
+        raise ValueError(f'{kernel.name}: implementation="cuda": {problem_of_gpu}')
+    return implementation, reason
+
+
+def _lower(kernel, platform, ctx, *operands, implementation, algorithm, **params):
+    """Lowers to our custom call or to the reference."""
+    chosen, _ = choose(
+        kernel,
+        platform,
+        implementation,
+        algorithm,
+        lambda: kernel.problem(*ctx.avals_in, **params),
+        partitioned=_spans_devices(ctx),
+    )
+    if chosen == "xla" or any(size == 0 for aval in ctx.avals_in for size in aval.shape):
+        reference = functools.partial(kernel.reference, **params)
+        return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands)
+    operand_layouts = result_layouts = None
+    if kernel.layouts is not None:
+        operand_layouts, result_layouts = kernel.layouts(*ctx.avals_in, **params)
+    rule = jax.ffi.ffi_lowering(
+        kernel.target,
+        operand_layouts=operand_layouts,
+        result_layouts=result_layouts,
+        extra_attributes=_sharding_attributes(kernel, ctx),
+    )
+    return rule(ctx, *operands, algorithm=algorithm or "", **kernel.attributes(**params))
+
+
+def _spans_devices(ctx) -> bool:
+    """True if XLA will partition this code; inside a full shard_map it is partitioned already."""
+    axis_context = ctx.module_context.axis_context
+    mesh = getattr(axis_context, "mesh", None)
+    if mesh is not None:
+        return mesh.size > 1 and frozenset(mesh.axis_names) != axis_context.manual_axes
+    return (getattr(axis_context, "num_devices", 1) or 1) > 1
+
+
+def _sharding_attributes(kernel, ctx) -> dict[str, ir.Attribute] | None:
+    """Tells the partitioner that leading dims shard freely, by JAX's own means for LAPACK calls.
+
+    The Shardy rule propagates shardings through the call and gathers the row dims; the partitioner
+    then slices operands and results along the `num_batch_dims` leading dims. That is right only
+    because these dims are the same in all of them.
+    """
+    avals = [*ctx.avals_in, *ctx.avals_out]
+    if kernel.rows is None or not all(_has_constant_shape(aval) for aval in avals):
+        return None
+    operand_rows, result_rows = kernel.rows
+    leading = len(ctx.avals_in[0].shape) - operand_rows[0]
+    if leading == 0:
+        return None
+    names = iter(string.ascii_lowercase[8:] + string.ascii_lowercase[:8])
+    factors = {next(names): size for size in ctx.avals_in[0].shape[:leading]}
+    leading_names = list(factors)
+    row_names: dict[int, str] = {}  # row dims of one size share a factor: x and y of softmax
+
+    def dims(aval, rows: int) -> str:
+        assert aval.shape[:leading] == ctx.avals_in[0].shape[:leading]
+        result = list(leading_names)
+        for size in aval.shape[len(aval.shape) - rows :]:
+            if size not in row_names:
+                row_names[size] = next(names)
+                factors[row_names[size]] = size
+            result.append(row_names[size])
+        return "[" + ", ".join(result) + "]"
+
+    operand_dims = [dims(a, rows) for a, rows in zip(ctx.avals_in, operand_rows, strict=True)]
+    result_dims = [dims(a, result_rows) for a in ctx.avals_out]
+    sizes = ", ".join(f"{name}={size}" for name, size in factors.items())
+    replicated = ", ".join(row_names.values())
+    rule = (
+        f"#sdy.op_sharding_rule<({', '.join(operand_dims)})->({', '.join(result_dims)}) "
+        f"{{{sizes}}}{f' need_replication={{{replicated}}}' if replicated else ''}, custom>"
+    )
+    return {
+        "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(leading)}),
+        "sdy.sharding_rule": ir.Attribute.parse(rule),
+    }
+
+
+# Batching
+
+
+def _batch_rows(p, operands: Sequence[jax.Array], axes: Sequence[int | None], **params):
+    """A mapped axis becomes the first of the leading dims: more rows, same rows."""
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    moved = [
+        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
+        for x, axis in zip(operands, axes, strict=True)
+    ]
+    return p.bind(*moved, **params), 0
+
+
+# Rows: an axis of an array as the last one, without moving the data
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """An array seen as rows along some of its axes.
+
+    `apply` makes the axes the last one of the array; a custom call with `layouts` then reads it
+    where it lies, and XLA turns the transposes into bitcasts.
+
+    Attributes:
+      axes: the reduced axes, sorted.
+      ndim: the rank of the array.
+    """
+
+    axes: tuple[int, ...]
+    ndim: int
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        return tuple(d for d in range(self.ndim) if d not in self.axes)
+
+    @property
+    def inner_dims(self) -> int:
+        """How many leading dims lie inside the rows; 0 if the axes are apart, which costs a copy."""
+        adjacent = self.axes[-1] - self.axes[0] == len(self.axes) - 1
+        return self.ndim - 1 - self.axes[-1] if adjacent else 0
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        y = jnp.transpose(x, (*self.leading, *self.axes))
+        if len(self.axes) == 1:
+            return y
+        return y.reshape(*(x.shape[d] for d in self.leading), -1)
+
+    def undo(self, y: jax.Array, shape: Sequence[int]) -> jax.Array:
+        y = y.reshape(*(shape[d] for d in self.leading), *(shape[d] for d in self.axes))
+        order = (*self.leading, *self.axes)
+        return jnp.transpose(y, tuple(order.index(d) for d in range(self.ndim)))
+
+
+def row_layout(ndim: int, inner_dims: int) -> Layout:
+    """The layout of an array whose last axis lies outside `inner_dims` of its leading ones."""
+    leading = ndim - 1
+    major_to_minor = (
+        *range(leading - inner_dims),
+        leading,
+        *range(leading - inner_dims, leading),
+    )
+    return tuple(reversed(major_to_minor))
+
+
+def row_problem(shape: Sequence[int], inner_dims: int) -> dict[str, int]:
+    """The sizes that the compiled modules know a row-wise problem by."""
+    *leading, columns = shape
+    outer = inner = 1
+    for i, size in enumerate(leading):
+        if i < len(leading) - inner_dims:
+            outer *= size
+        else:
+            inner *= size
+    return {"outer": outer, "columns": columns, "inner": inner}
+
+
+# Arguments
+
+
+def check_array(name: str, x: object) -> None:
+    """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
+    if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
+        raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
+
+
+def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Returns `axis` as a sorted tuple of non-negative axes; None is all of them.
+
+    Raises:
+      TypeError: if it is not made of integers.
+      ValueError: if an axis is out of range or appears twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    result = []
+    for each in axes:
+        try:
+            value = each.__index__()
+        except AttributeError:
+            raise TypeError(f"axis must be an int, a tuple of ints or None, got {axis!r}") from None
+        if not -ndim <= value < ndim:
+            raise ValueError(f"axis {value} is out of bounds for an array of dimension {ndim}")
+        result.append(value % ndim)
+    if len(set(result)) != len(result):
+        raise ValueError(f"axis names a dimension twice: {axis!r}")
+    return tuple(sorted(result))
