@@ -31,12 +31,13 @@ if(NOT CMAKE_CUDA_COMPILER)
   if(NOT CMAKE_CUDA_COMPILER)
     if("$ENV{CUDACXX}" STREQUAL "")
       set(problem "no CUDA compiler was found")
+      set(remedy "install the nvidia-* packages that pyproject.toml lists as build requirements")
     else()
       set(problem "the CUDA compiler $ENV{CUDACXX} does not work")
+      set(remedy "set CUDACXX to an nvcc of CUDA 13, or unset it to use the one from PyPI")
     endif()
     message(${cuda_missing_severity}
-      "The CUDA kernels cannot be built because ${problem}: install the nvidia-* packages that "
-      "pyproject.toml lists, or set CUDACXX to an nvcc of CUDA 13, or build without CUDA by "
+      "The CUDA kernels cannot be built because ${problem}: ${remedy}, or build without CUDA by "
       "JAX_GPUOPS_CUDA=OFF.")
     return()
   endif()
