@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -53,20 +54,28 @@ def plan(
       TypeError: as the op itself would.
       ValueError: as the op itself would, or if there is no such op.
     """
-    import jax_gpuops
-
-    if op not in _OPS:
-        raise ValueError(f"op must be one of {', '.join(_OPS)}, got {op!r}")
+    ops = _ops()
+    if op not in ops:
+        raise ValueError(f"op must be one of {', '.join(ops)}, got {op!r}")
     shapes = shape if shape and isinstance(shape[0], Sequence) else (shape,)
     operands = [jax.ShapeDtypeStruct(tuple(each), dtype) for each in shapes]  # type: ignore[arg-type]
-    jaxpr = jax.make_jaxpr(lambda *xs: getattr(jax_gpuops, op)(*xs, **arguments))(*operands)
+    jaxpr = jax.make_jaxpr(lambda *xs: ops[op](*xs, **arguments))(*operands)
     platform = platform or {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
     for p, avals, params in _calls(jaxpr.jaxpr):
         return _plan_call(_primitive.KERNELS[p], avals, platform, **params)
     return Plan("xla", None, "the arguments ask for XLA, or are none that the kernels take")
 
 
-_OPS = ("softmax", "log_softmax", "logsumexp")
+def _ops() -> dict[str, Callable[..., Any]]:
+    """Returns the public ops by name: the functions that take `implementation` and `algorithm`."""
+    import jax_gpuops
+
+    return {
+        name: function
+        for name, function in vars(jax_gpuops).items()
+        if inspect.isfunction(function)
+        and {"implementation", "algorithm"} <= inspect.signature(function).parameters.keys()
+    }
 
 
 def _plan_call(kernel, avals, platform, *, implementation, algorithm, **params) -> Plan:

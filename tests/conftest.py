@@ -1,0 +1,26 @@
+"""What all tests share.
+
+Every test of a kernel takes the fixture `implementation`: "cuda" where JAX sees a GPU, else
+"interpret". The compiled modules must be there: with a silent fallback the suite would compare XLA
+with XLA.
+"""
+
+import jax
+import pytest
+
+from jax_gpuops import _library
+
+jax.config.update("jax_num_cpu_devices", 4)  # for the sharding tests; other programs use one
+
+HAS_GPU = jax.default_backend() == "gpu"
+
+
+def pytest_sessionstart(session):
+    for implementation in ["interpret", *(["cuda"] if HAS_GPU else [])]:
+        if (why := _library.missing(implementation)) is not None:
+            pytest.exit(f"{why}; run `pip install .`", returncode=3)
+
+
+@pytest.fixture
+def implementation():
+    return "cuda" if HAS_GPU else "interpret"
