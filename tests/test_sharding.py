@@ -1,0 +1,132 @@
+"""Sharded arrays: right values for every sharded dimension, and no communication for rows.
+
+Runs on four CPU devices through "interpret", and on GPUs where there are several.
+"""
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jax_gpuops
+
+pytestmark = pytest.mark.kernel
+
+FUNCTIONS = ("softmax", "log_softmax", "logsumexp")
+UPSTREAM = {name: getattr(jax.nn, name) for name in FUNCTIONS}
+COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
+
+
+def meshes():
+    platforms = {"interpret": jax.devices("cpu")}
+    if jax.default_backend() == "gpu" and len(jax.devices()) >= 4:
+        platforms["cuda"] = jax.devices()
+    return [
+        pytest.param(name, np.array(devices[:4]).reshape(2, 2), id=name)
+        for name, devices in platforms.items()
+    ]
+
+
+pytestmark = [pytestmark, pytest.mark.parametrize(("implementation", "devices"), meshes())]
+
+
+def mesh_of(devices, axis_type) -> Mesh:
+    return Mesh(devices, ("d", "t"), axis_types=(axis_type, axis_type))
+
+
+def collectives(function, *arguments) -> list[str]:
+    text = jax.jit(function).lower(*arguments).compile().as_text()
+    assert "jax_gpuops_" in text
+    return [name for name in COLLECTIVES if f" {name}(" in text or f" {name}-start(" in text]
+
+
+SPECS = [
+    P("d", None, None),
+    P(None, "d", None),
+    P("d", "t", None),
+    P(("d", "t"), None, None),
+    P(None, None, "d"),
+    P("t", None, "d"),
+    P(None, None, None),
+]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("axis", [-1, 1])
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_values_and_communication(name, axis, spec, axis_type, implementation, devices):
+    mesh = mesh_of(devices, axis_type)
+    host = helpers.normal((8, 4, 12), "float32")
+    x = jax.device_put(host, NamedSharding(mesh, spec))
+
+    def function(x):
+        return getattr(jax_gpuops, name)(x, axis=axis, implementation=implementation)
+
+    with jax.set_mesh(mesh):
+        y = jax.jit(function)(x)
+        np.testing.assert_allclose(y, UPSTREAM[name](host, axis=axis), rtol=1e-5, atol=1e-6)
+        if spec[axis] is None:
+            assert collectives(function, x) == []
+            kept = [s for i, s in enumerate(spec) if name != "logsumexp" or i != axis % 3]
+            assert y.sharding.is_equivalent_to(NamedSharding(mesh, P(*kept)), y.ndim)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_gradient_and_vmap(name, axis_type, implementation, devices):
+    mesh = mesh_of(devices, axis_type)
+    host = helpers.normal((4, 8, 12), "float32")
+    x = jax.device_put(host, NamedSharding(mesh, P("d", "t", None)))
+
+    def loss(function):
+        return lambda x: (function(x, axis=-1) ** 2).sum()
+
+    def ours(x, axis):
+        return getattr(jax_gpuops, name)(x, axis=axis, implementation=implementation)
+
+    with jax.set_mesh(mesh):
+        gradient = jax.jit(jax.grad(loss(ours)))(x)
+        np.testing.assert_allclose(gradient, jax.grad(loss(UPSTREAM[name]))(host), atol=1e-5)
+        mapped = jax.jit(jax.vmap(lambda x: ours(x, -1)))(x)
+        np.testing.assert_allclose(mapped, UPSTREAM[name](host, axis=-1), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("manual", [{"d", "t"}, {"d"}], ids=["full", "partial"])
+def test_shard_map(name, manual, implementation, devices):
+    mesh = mesh_of(devices, AxisType.Auto)
+    host = helpers.normal((8, 4, 12), "float32")
+    x = jax.device_put(host, NamedSharding(mesh, P("d", None, None)))
+
+    def function(x):
+        return getattr(jax_gpuops, name)(x, axis=-1, implementation=implementation)
+
+    mapped = jax.shard_map(
+        function, mesh=mesh, in_specs=P("d"), out_specs=P("d"), axis_names=manual
+    )
+    np.testing.assert_allclose(
+        jax.jit(mapped)(x), UPSTREAM[name](host, axis=-1), rtol=1e-5, atol=1e-6
+    )
+    gradient = jax.jit(jax.grad(lambda x: (mapped(x) ** 2).sum()))(x)
+    expected = jax.grad(lambda x: (UPSTREAM[name](x, axis=-1) ** 2).sum())(host)
+    np.testing.assert_allclose(gradient, expected, atol=1e-5)
+    assert collectives(mapped, x) == []
+
+
+@pytest.mark.parametrize(
+    "where_shape", [(8, 4, 12), (1, 4, 12), (8, 1, 12), (12,), (4, 1), (8, 1, 1), ()], ids=str
+)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+def test_every_mask_with_every_sharding(where_shape, spec, implementation, devices):
+    mesh = mesh_of(devices, AxisType.Auto)
+    host = helpers.normal((8, 4, 12), "float32")
+    where = np.random.default_rng(1).random(where_shape) < 0.7
+    x = jax.device_put(host, NamedSharding(mesh, spec))
+    y = jax.jit(
+        lambda x, where: jax_gpuops.softmax(x, where=where, implementation=implementation)
+    )(x, jnp.asarray(where))
+    np.testing.assert_allclose(y, jax.nn.softmax(host, where=where), rtol=1e-5, atol=1e-6)
