@@ -527,7 +527,7 @@ void test_out_of_bounds() {
                   "block (1, 0, 0), thread (16, 0, 0)"});
   check_contains(asan_report(selftest::shared_out_of_bounds<float>, 80),
                  {"heap-buffer-overflow", "WRITE of size 4", "shared_out_of_bounds",
-                  "0 bytes to the right of 256-byte region", "block (0, 0, 0), thread (63, 0, 0)"});
+                  "256-byte region", "block (0, 0, 0), thread (63, 0, 0)"});
 }
 #endif
 
