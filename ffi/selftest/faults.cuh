@@ -64,12 +64,12 @@ __global__ void __launch_bounds__(kFaultThreads) divergent_barrier(const T* x, T
   if (i < size) y[i] = storage.tile[kFaultThreads - 1 - thread];
 }
 
-// The bound lets one thread too many through.
+// The last thread also writes the element beyond its own.
 template <class T>
 __global__ void __launch_bounds__(kFaultThreads) global_out_of_bounds(const T* x, T* y, int size) {
   const int i = global_thread();
-  const T value = i < size ? x[i] : T(0);
-  if (i <= size) y[i] = value;
+  if (i < size) y[i] = x[i];
+  if (i == size - 1) y[size] = x[i];
 }
 
 // The last thread writes beyond the tile.
