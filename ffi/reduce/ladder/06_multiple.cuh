@@ -49,9 +49,9 @@ __global__ void __launch_bounds__(kMultipleThreads)
   const int threads = gridDim.x * blockDim.x;
 
   for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
-    const auto partial = block_reduce(
-        fold_row<Reducer>(x + row * rows.columns, rows.columns, thread, threads),
-        Reducer::identity(), typename Reducer::Combine{}, warps);
+    const auto partial =
+        block_reduce(fold_row<Reducer>(x + row * rows.columns, rows.columns, thread, threads),
+                     Reducer::identity(), typename Reducer::Combine{}, warps);
     if (threadIdx.x == 0) Reducer::store(y, row * gridDim.x + blockIdx.x, partial);
   }
 }
