@@ -125,10 +125,9 @@ void launch_row(const Call& call, const typename Reducer::Element* x) {
   const std::int64_t packs = divide_up(rows.columns, kPack);
   if (packs > kWarpRowPacks) return launch_block_rows<Reducer>(call, x, rows);
 
-  // A lane for every pack or two. Rows that are no whole number of packs begin at any phase and
-  // are partly read one by one, which wants more lanes.
-  const std::int64_t wanted =
-      rows.columns % kPack == 0 ? divide_up(packs, 2) : divide_up(rows.columns, 4);
+  // A lane for every pack. Rows that are no whole number of packs begin at any phase and are partly
+  // read one by one, which wants more lanes.
+  const std::int64_t wanted = rows.columns % kPack == 0 ? packs : divide_up(rows.columns, 2);
   int lanes_log2 = 0;
   while (lanes_log2 < 5 && (1 << lanes_log2) < wanted) ++lanes_log2;
   const std::int64_t rows_per_block = kRowThreads >> lanes_log2;

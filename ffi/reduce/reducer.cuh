@@ -21,6 +21,9 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+// How many packs a thread loads before it folds the first of them.
+inline constexpr int kLoads = 4;
+
 // An element and its column: what argmax and argmin combine.
 template <class A>
 struct Indexed {
