@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kColumnThreads)
     if (pack < packs) {
       const Element* const row = x + outer * rows.columns * rows.inner + inner;
       std::int64_t column = begin + depth;
-      Value value[kLoads][kPack];
+      Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
       const auto load_column = [&](int u) {
         load<kPack>(row + (column + u * depths) * rows.inner, value[u]);
       };

@@ -47,7 +47,7 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
 
   const std::int64_t packs = (columns - head) / kPack;
   std::int64_t pack = thread;
-  Value value[kLoads][kPack];
+  Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
   const auto at = [&](int i) { return pack + std::int64_t{i} * threads; };
   const auto column = [&](int i) { return head + at(i) * kPack; };
   for (; at(kLoads - 1) < packs; pack = at(kLoads)) {
