@@ -123,11 +123,11 @@ ffi::Error guarded(Body&& body) {
 
 namespace internal {
 
-template <auto kBody>
+template <auto kBody, ffi::Traits kTraits>
 struct Stages;
 
-template <class... Parameters, void (*kBody)(Queue, Parameters...)>
-struct Stages<kBody> {
+template <class... Parameters, void (*kBody)(Queue, Parameters...), ffi::Traits kTraits>
+struct Stages<kBody, kTraits> {
   template <bool kPreparing>
   static ffi::Error run(Queue queue, Parameters... parameters) {
     queue.preparing = kPreparing;
@@ -139,7 +139,7 @@ struct Stages<kBody> {
     auto* const body = &run<kStage == ffi::ExecutionStage::kInitialize>;
     static auto* handler =
         ffi::Ffi::BindTo<std::remove_const_t<decltype(body)>, kStage>(
-            body, {ffi::Traits::kCmdBufferCompatible})
+            body, {kTraits})
             .release();
     return handler->Call(frame);
   }
@@ -149,11 +149,12 @@ struct Stages<kBody> {
 
 // The FFI target `name`, whose body is `void kBody(Queue, operands..., results..., attributes)`:
 // operands are ffi::AnyBuffer, results ffi::Result<ffi::AnyBuffer>, attributes a struct registered
-// with XLA_FFI_REGISTER_STRUCT_ATTR_DECODING. The body runs in both stages: see Queue.
-template <auto kBody>
+// with XLA_FFI_REGISTER_STRUCT_ATTR_DECODING. The body runs in both stages: see Queue. A body that
+// cannot be captured into a CUDA graph, because it calls a library that allocates, has no traits.
+template <auto kBody, ffi::Traits kTraits = ffi::Traits::kCmdBufferCompatible>
 Target make_target(std::string_view name) {
   using ffi::ExecutionStage;
-  using Stages = internal::Stages<kBody>;
+  using Stages = internal::Stages<kBody, kTraits>;
   return {name,
           reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kInitialize>),
           reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kExecute>)};
