@@ -328,14 +328,10 @@ def _dot(
     result = jax.eval_shape(upstream, a, b)  # raises as JAX does
     if not _takes(a, b, result.dtype, precision, implementation, algorithm):
         return upstream(a, b)
-    (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
     return _bind(
         a,
         b,
-        dimension_numbers=(
-            (_positive(a_contract, a), _positive(b_contract, b)),
-            (_positive(a_batch, a), _positive(b_batch, b)),
-        ),
+        dimension_numbers=dimension_numbers,
         precision=precision,
         preferred_element_type=preferred_element_type,
         alpha=1.0,
@@ -343,10 +339,6 @@ def _dot(
         implementation=implementation,
         algorithm=algorithm,
     )
-
-
-def _positive(dims: Sequence[int], x: jax.Array) -> tuple[int, ...]:
-    return tuple(d % x.ndim for d in dims)
 
 
 def _bind(*operands, implementation, algorithm, **params) -> jax.Array:
