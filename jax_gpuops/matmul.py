@@ -603,9 +603,7 @@ class _Canonical:
         first_b = len(a_batch) + len(a_free)
         outer = [first_b + b_free.index(d) for d in b_outer]
         order = (*outer, *_remaining(len(sizes), outer))
-        return cls(
-            a, b, order, tuple(sizes[d] for d in order), bool(a_batch or a_outer or b_outer)
-        )
+        return cls(a, b, order, tuple(sizes[d] for d in order), bool(a_batch or a_outer or b_outer))
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -817,7 +815,9 @@ def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, *
     if c:
         size = a.shape[0] if is_a else b.shape[0]
         c = [
-            jnp.broadcast_to(jnp.expand_dims(c[0], out), (*c[0].shape[:out], size, *c[0].shape[out:]))
+            jnp.broadcast_to(
+                jnp.expand_dims(c[0], out), (*c[0].shape[:out], size, *c[0].shape[out:])
+            )
             if c_axis[0] is None
             else jnp.moveaxis(c[0], c_axis[0], out)
         ]

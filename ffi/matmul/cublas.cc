@@ -95,10 +95,14 @@ DeviceHandle& device_handle(int ordinal) {
 
 cudaDataType_t data_type(DType dtype) {
   switch (dtype) {
-    case DType::kFloat16: return CUDA_R_16F;
-    case DType::kBFloat16: return CUDA_R_16BF;
-    case DType::kFloat32: return CUDA_R_32F;
-    case DType::kFloat64: return CUDA_R_64F;
+    case DType::kFloat16:
+      return CUDA_R_16F;
+    case DType::kBFloat16:
+      return CUDA_R_16BF;
+    case DType::kFloat32:
+      return CUDA_R_32F;
+    case DType::kFloat64:
+      return CUDA_R_64F;
     default:
       throw std::invalid_argument("algorithm 'cublas' has no dtype " +
                                   std::string(info(dtype).name));
@@ -107,9 +111,12 @@ cudaDataType_t data_type(DType dtype) {
 
 CublasComputeType compute_type(DType dtype) {
   switch (dtype) {
-    case DType::kFloat32: return CublasComputeType::kFloat32Pedantic;
-    case DType::kFloat64: return CublasComputeType::kFloat64;
-    default: return CublasComputeType::kFloat32;
+    case DType::kFloat32:
+      return CublasComputeType::kFloat32Pedantic;
+    case DType::kFloat64:
+      return CublasComputeType::kFloat64;
+    default:
+      return CublasComputeType::kFloat32;
   }
 }
 
@@ -126,10 +133,10 @@ void launch_cublas(const Problem& problem, const Buffers& buffers, const Queue& 
   // cuBLAS adds to c in place.
   const std::int64_t elements = problem.batch * problem.m * problem.n;
   if (buffers.c != nullptr) {
-    check_cuda(cudaMemcpyAsync(buffers.result, buffers.c,
-                               elements * info(problem.result_dtype).bytes,
-                               cudaMemcpyDeviceToDevice, queue.stream),
-               "copying c");
+    check_cuda(
+        cudaMemcpyAsync(buffers.result, buffers.c, elements * info(problem.result_dtype).bytes,
+                        cudaMemcpyDeviceToDevice, queue.stream),
+        "copying c");
   }
   // cuBLAS reads scalars in the compute type.
   const float alpha_float = static_cast<float>(buffers.alpha);

@@ -75,8 +75,9 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
   const Operand a_data(a), b_data(b);
   const Operand c_data(c == nullptr ? a : *c);
   const Result result_data(result);
-  const Buffers buffers{a_data.data(),      b_data.data(),    c == nullptr ? nullptr : c_data.data(),
-                        result_data.data(), attributes.alpha, attributes.beta};
+  const Buffers buffers{
+      a_data.data(),      b_data.data(),    c == nullptr ? nullptr : c_data.data(),
+      result_data.data(), attributes.alpha, attributes.beta};
   if constexpr (kBackend == Backend::kCublas) {
     launch_cublas(problem, buffers, queue);
   } else {

@@ -98,7 +98,8 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
       return launch_tiled(call, sizeof(DoubleBufferedStorage<A>),
                           double_buffered_kernel<T, kDeep, kWide>,
                           double_buffered_kernel<T, kAny, kAny>);
-    case Algorithm::kCublas: throw std::logic_error("cublas is no kernel of ours");
+    case Algorithm::kCublas:
+      throw std::logic_error("cublas is no kernel of ours");
   }
 }
 

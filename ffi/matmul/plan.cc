@@ -37,8 +37,9 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
     return {Algorithm::kDoubleBuffered,
             std::to_string(tiles) + " tiles of 128 x 128 keep the GPU busy"};
   }
-  return {Algorithm::kShared, std::to_string(tiles) + " tiles of 128 x 128 would leave most of the "
-                                                      "GPU idle"};
+  return {Algorithm::kShared, std::to_string(tiles) +
+                                  " tiles of 128 x 128 would leave most of the "
+                                  "GPU idle"};
 }
 
 }  // namespace matmul
