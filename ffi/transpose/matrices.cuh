@@ -27,6 +27,15 @@ struct Matrices {
   Divisor depth_tiles;
   Divisor band_tiles;
   Divisor matrix_tiles;
+
+  __host__ __device__ std::int64_t in_offset(std::int64_t row, std::int64_t column,
+                                             std::int64_t depth) const {
+    return row * in_row_stride + column + depth * in_depth_stride;
+  }
+  __host__ __device__ std::int64_t out_offset(std::int64_t row, std::int64_t column,
+                                              std::int64_t depth) const {
+    return row + column * out_column_stride + depth * out_depth_stride;
+  }
 };
 
 // Within a matrix, tiles are counted in bands of this many rows of tiles, down the columns of a

@@ -121,19 +121,17 @@ Box box_for(const MatrixDims& dims, int log2_side) {
 
 template <class Word>
 void launch_tiled(const Call<Word>& call) {
-  constexpr int kSide = kTileSideLog2<Word>;
   MatrixDims dims(call.dims);
-  const auto run = [&](auto box) {
-    const Matrices matrices =
-        dims.matrices(call.dims, box.log2_rows, box.log2_columns, box.log2_depth);
-    launch(call.queue, {tile_count(matrices), kTiledThreads, sizeof(TileStorage<Word>)},
-           tiled_kernel<Word, decltype(box)>, call.x, call.y, matrices, box);
-  };
-  if (std::min(dims.row->size, dims.column->size) > (1 << kSide) / 2) {
-    return run(Square<kSide>{});
-  }
   dims.find_depth(call.dims);
-  run(box_for(dims, kSide));
+  Box box = box_for(dims, kTileSideLog2<Word>);
+  box.pad = kTilePad<Word>;
+  const Matrices matrices =
+      dims.matrices(call.dims, box.log2_rows, box.log2_columns, box.log2_depth);
+  for (int i = 0; i < kMaxTiledSteps; ++i) {
+    box.step[i] = box.step_of(i * kTiledThreads, matrices);
+  }
+  launch(call.queue, {tile_count(matrices), kTiledThreads, sizeof(TileStorage<Word>)},
+         tiled_kernel<Word>, call.x, call.y, matrices, box);
 }
 
 template <class Word>

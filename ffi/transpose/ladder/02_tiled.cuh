@@ -25,9 +25,46 @@ inline constexpr int kTiledThreads = 256;
 template <class Word>
 inline constexpr int kTileSideLog2 = sizeof(Word) <= 4 ? 6 : 5;
 
-// The shape of a tile, in powers of two. An index over its elements, in the order of the operand
-// or of the result, holds the coordinates as fields of bits; the first field, column or row, is the
-// lowest.
+template <class Word>
+inline constexpr int kTileElements = 1 << (2 * kTileSideLog2<Word>);
+
+// Elements a bank wide or wider are padded by one, narrower ones by a bank.
+template <class Word>
+inline constexpr int kTilePad = sizeof(Word) < 4 ? 4 / sizeof(Word) : 1;
+
+inline constexpr int kMinPadShift = 5;  // after as many elements as there are banks
+
+template <class Word>
+struct TileStorage {
+  Word element[kTileElements<Word> + (kTileElements<Word> >> kMinPadShift) * kTilePad<Word>];
+};
+
+// Coordinates within a tile.
+struct Place {
+  std::uint32_t row;
+  std::uint32_t column;
+  std::uint32_t depth;
+};
+
+// What an index over a tile stands for: on the way in, counted in the order of the operand, and on
+// the way out, counted in the order of the result.
+struct Step {
+  Place in_place;
+  Place out_place;
+  std::int64_t in_offset;
+  std::int64_t out_offset;
+  std::uint32_t in_slot;  // in shared memory
+  std::uint32_t out_slot;
+};
+
+inline constexpr int kMaxTiledSteps = kTileElements<std::uint8_t> / kTiledThreads;
+
+// The shape of a tile, in powers of two. An index over it holds the coordinates as fields of bits,
+// the lowest of which is the column in the operand, the row in the result.
+//
+// The index of a thread's i-th element is the thread's number plus i * kTiledThreads. The two share
+// no bits, so all of a Step is the sum of those of the thread and of the multiple; and the latter,
+// being the same for all threads, is computed before the launch.
 struct Box {
   int log2_rows;
   int log2_columns;
@@ -37,107 +74,91 @@ struct Box {
   int out_column_shift;
   int out_depth_shift;
   int pad_shift;  // a pad follows each run of 2^pad_shift elements
-};
+  int pad;
+  Step step[kMaxTiledSteps];
 
-// The common shape, as constants.
-template <int kLog2Side>
-struct Square {
-  static constexpr int log2_rows = kLog2Side;
-  static constexpr int log2_columns = kLog2Side;
-  static constexpr int log2_depth = 0;
-  static constexpr int in_row_shift = kLog2Side;
-  static constexpr int in_depth_shift = 2 * kLog2Side;
-  static constexpr int out_column_shift = kLog2Side;
-  static constexpr int out_depth_shift = 2 * kLog2Side;
-  static constexpr int pad_shift = kLog2Side;
-};
+  __host__ __device__ Step step_of(std::uint32_t index, const Matrices& matrices) const {
+    const Place in{field(index, in_row_shift, log2_rows), field(index, 0, log2_columns),
+                   field(index, in_depth_shift, log2_depth)};
+    const Place out{field(index, 0, log2_rows), field(index, out_column_shift, log2_columns),
+                    field(index, out_depth_shift, log2_depth)};
+    return {in, out, matrices.in_offset(in.row, in.column, in.depth),
+            matrices.out_offset(out.row, out.column, out.depth), slot(in), slot(out)};
+  }
 
-// Elements a bank wide or wider are padded by one, narrower ones by a bank.
-template <class Word>
-inline constexpr int kTilePad = sizeof(Word) < 4 ? 4 / sizeof(Word) : 1;
+ private:
+  __host__ __device__ static std::uint32_t field(std::uint32_t index, int shift, int log2_size) {
+    return index >> shift & ((1u << log2_size) - 1);
+  }
 
-inline constexpr int kMinPadShift = 5;
-
-template <class Word>
-struct TileStorage {
-  static constexpr int kElements = 1 << (2 * kTileSideLog2<Word>);
-  Word element[kElements + (kElements >> kMinPadShift) * kTilePad<Word>];
-};
-
-// Moves one tile. Where it is whole, nothing needs a check and offsets grow by constant steps.
-template <bool kWhole, class Word, class Shape>
-__device__ inline void turn_tile(const Word* __restrict__ x, Word* __restrict__ y,
-                                 const Matrices& matrices, const Tile& tile, const Shape& box) {
-  constexpr int kPerThread = TileStorage<Word>::kElements / kTiledThreads;
-  auto& storage = shared<TileStorage<Word>>();
-  const std::uint32_t first_row = tile.row << box.log2_rows;
-  const std::uint32_t first_column = tile.column << box.log2_columns;
-  const std::uint32_t first_depth = tile.depth << box.log2_depth;
-  x += tile.matrix.in + first_row * matrices.in_row_stride + first_column +
-       first_depth * matrices.in_depth_stride;
-  y += tile.matrix.out + first_column * matrices.out_column_stride + first_row +
-       first_depth * matrices.out_depth_stride;
-
-  const auto field = [](int index, int shift, int log2_size) {
-    return static_cast<std::uint32_t>(index >> shift & ((1 << log2_size) - 1));
-  };
-  const auto exists = [&](std::uint32_t row, std::uint32_t column, std::uint32_t depth) {
-    return kWhole || (row < matrices.rows - first_row && column < matrices.columns - first_column &&
-                      depth < matrices.depth - first_depth);
-  };
-  const auto slot = [&](std::uint32_t row, std::uint32_t column, std::uint32_t depth) {
+  __host__ __device__ std::uint32_t slot(const Place& place) const {
     const std::uint32_t index =
-        row + (column << box.out_column_shift) + (depth << box.out_depth_shift);
-    return index + (index >> box.pad_shift) * kTilePad<Word>;
+        place.row + (place.column << out_column_shift) + (place.depth << out_depth_shift);
+    return index + (index >> pad_shift) * pad;
+  }
+};
+
+// Moves one tile. `left` says how much of the matrix lies from the thread's places on, in the tile
+// and beyond; where kWhole, that is enough.
+template <bool kWhole, class Word>
+__device__ inline void turn_tile(const Word* __restrict__ x, Word* __restrict__ y, const Box& box,
+                                 const Step& thread, const Place& in_left,
+                                 const Place& out_left) {
+  constexpr int kSteps = kTileElements<Word> / kTiledThreads;
+  auto& storage = shared<TileStorage<Word>>();
+  const auto exists = [](const Place& place, const Place& left) {
+    return kWhole ||
+           (place.row < left.row && place.column < left.column && place.depth < left.depth);
   };
 
-  // Load all, then put all into shared memory, for the loads to be in flight together.
-  Word element[kPerThread] = {};
+  // All loads come before the first use, to be in flight together.
+  Word element[kSteps] = {};
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int index = i * kTiledThreads + threadIdx.x;
-    const std::uint32_t row = field(index, box.in_row_shift, box.log2_rows);
-    const std::uint32_t column = field(index, 0, box.log2_columns);
-    const std::uint32_t depth = field(index, box.in_depth_shift, box.log2_depth);
-    if (exists(row, column, depth)) {
-      element[i] = x[row * matrices.in_row_stride + column + depth * matrices.in_depth_stride];
-    }
+  for (int i = 0; i < kSteps; ++i) {
+    if (exists(box.step[i].in_place, in_left)) element[i] = x[box.step[i].in_offset];
   }
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int index = i * kTiledThreads + threadIdx.x;
-    const std::uint32_t row = field(index, box.in_row_shift, box.log2_rows);
-    const std::uint32_t column = field(index, 0, box.log2_columns);
-    const std::uint32_t depth = field(index, box.in_depth_shift, box.log2_depth);
-    storage.element[slot(row, column, depth)] = element[i];
+  for (int i = 0; i < kSteps; ++i) {
+    storage.element[thread.in_slot + box.step[i].in_slot] = element[i];
   }
   __syncthreads();
-
-  // Store.
 #pragma unroll
-  for (int i = 0; i < kPerThread; ++i) {
-    const int index = i * kTiledThreads + threadIdx.x;
-    const std::uint32_t row = field(index, 0, box.log2_rows);
-    const std::uint32_t column = field(index, box.out_column_shift, box.log2_columns);
-    const std::uint32_t depth = field(index, box.out_depth_shift, box.log2_depth);
-    if (exists(row, column, depth)) {
-      y[row + column * matrices.out_column_stride + depth * matrices.out_depth_stride] =
-          storage.element[slot(row, column, depth)];
-    }
+  for (int i = 0; i < kSteps; ++i) {
+    element[i] = storage.element[thread.out_slot + box.step[i].out_slot];
+  }
+#pragma unroll
+  for (int i = 0; i < kSteps; ++i) {
+    if (exists(box.step[i].out_place, out_left)) y[box.step[i].out_offset] = element[i];
   }
 }
 
-template <class Word, class Shape>
+// What is left of `size` from `place` on, 0 beyond the end.
+__device__ inline std::uint32_t left(std::uint32_t size, std::uint32_t place) {
+  return place < size ? size - place : 0;
+}
+
+template <class Word>
 __global__ void __launch_bounds__(kTiledThreads)
-    tiled_kernel(const Word* __restrict__ x, Word* __restrict__ y, Matrices matrices, Shape box) {
+    tiled_kernel(const Word* __restrict__ x, Word* __restrict__ y, Matrices matrices, Box box) {
   const Tile tile = block_tile(matrices);
-  const bool whole = (tile.row + 1) << box.log2_rows <= matrices.rows &&
-                     (tile.column + 1) << box.log2_columns <= matrices.columns &&
-                     (tile.depth + 1) << box.log2_depth <= matrices.depth;
-  if (whole) {
-    turn_tile<true>(x, y, matrices, tile, box);
+  const Place first{tile.row << box.log2_rows, tile.column << box.log2_columns,
+                    tile.depth << box.log2_depth};
+  const Place end{(tile.row + 1) << box.log2_rows, (tile.column + 1) << box.log2_columns,
+                  (tile.depth + 1) << box.log2_depth};
+  const Step thread = box.step_of(threadIdx.x, matrices);
+  x += tile.matrix.in + matrices.in_offset(first.row, first.column, first.depth) +
+       thread.in_offset;
+  y += tile.matrix.out + matrices.out_offset(first.row, first.column, first.depth) +
+       thread.out_offset;
+  const auto left_from = [&](const Place& place) -> Place {
+    return {left(matrices.rows, first.row + place.row),
+            left(matrices.columns, first.column + place.column),
+            left(matrices.depth, first.depth + place.depth)};
+  };
+  if (end.row <= matrices.rows && end.column <= matrices.columns && end.depth <= matrices.depth) {
+    turn_tile<true>(x, y, box, thread, {}, {});
   } else {
-    turn_tile<false>(x, y, matrices, tile, box);
+    turn_tile<false>(x, y, box, thread, left_from(thread.in_place), left_from(thread.out_place));
   }
 }
 
