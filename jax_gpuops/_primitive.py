@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.interpreters.mlir import ir
+from jax.sharding import AxisType
 
 from jax_gpuops import _library, _measurements
 
@@ -113,6 +114,21 @@ def refuse(
         raise error(f'{why}; implementation="{implementation}" cannot run this, "xla" can')
     if algorithm is not None:
         raise error(f"{why}; algorithm={algorithm!r} cannot run this, XLA can: leave it out")
+
+
+NEEDS_SHARD_MAP = (
+    "an operand lies on a mesh with explicit axes, over which the op has no sharding rule; call it "
+    "inside jax.shard_map"
+)
+
+
+def on_explicit_mesh(x: jax.typing.ArrayLike) -> bool:
+    """True if the type of `x` carries a sharding, as it does not inside a full `jax.shard_map`.
+
+    For ops whose kernel has `rows=None`: the upstream function knows how its result is sharded.
+    """
+    mesh = jax.typeof(x).sharding.mesh
+    return mesh.size > 1 and AxisType.Explicit in mesh.axis_types
 
 
 def _has_constant_shape(aval) -> bool:

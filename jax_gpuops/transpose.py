@@ -53,7 +53,7 @@ def transpose(
     if not _takes(a, chosen, algorithm):
         return jnp.transpose(a, permutation)
     x = jnp.asarray(a)
-    _primitive.check_problem(_transpose_p, chosen, algorithm, x.aval, permutation=permutation)
+    _primitive.check_problem(_transpose_p, chosen, algorithm, x, permutation=permutation)
     return _transpose_p.bind(
         x, permutation=permutation, implementation=chosen, algorithm=algorithm
     )
@@ -89,6 +89,9 @@ def _takes(a, implementation: str | None, algorithm: str | None) -> bool:
             f"dtype {dtype} is not among those of 1, 2, 4, 8 or 16 bytes",
             TypeError,
         )
+        return False
+    if _primitive.on_explicit_mesh(a):
+        _primitive.refuse(implementation, algorithm, _primitive.NEEDS_SHARD_MAP)
         return False
     return True
 
@@ -149,10 +152,8 @@ def _batch(operands, axes, *, permutation: Permutation, **params):
     return _transpose_p.bind(x, permutation=(mapped, *others), **params), 0
 
 
-def _transpose_rule(cotangent, x, *, permutation: Permutation, **params):
+def _transpose_rule(cotangent, _, *, permutation: Permutation, **params):
     """The cotangent goes the way back."""
-    if type(cotangent) is ad.Zero:
-        return [ad.Zero(x.aval)]
     inverse = tuple(int(axis) for axis in np.argsort(permutation))
     return [_transpose_p.bind(cotangent, permutation=inverse, **params)]
 

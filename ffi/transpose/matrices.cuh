@@ -6,19 +6,22 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-// The matrices of a movement whose minor dimension moves. Columns are neighbours in the operand,
-// rows are neighbours in the result:
+// The matrices that a movement turns. Columns are the nearest neighbours in the operand, rows in the
+// result:
 //
 //     operand   ... row ... column          result   ... column ... row
 //
-// The other dimensions are an index over matrices. One of them, `depth`, lends its steps to the
-// tiles where matrices are too small to fill them.
+// The other dimensions are an index over matrices, except one, `depth`, which belongs to the tiles:
+// a short run of words that stay together, or a dimension that lends its steps where matrices are
+// too small to fill a tile.
 struct Matrices {
   std::uint32_t rows;
   std::uint32_t columns;
   std::uint32_t depth;
   std::int64_t in_row_stride;
+  std::int64_t in_column_stride;
   std::int64_t in_depth_stride;
+  std::int64_t out_row_stride;
   std::int64_t out_column_stride;
   std::int64_t out_depth_stride;
   Walk others;
@@ -30,11 +33,11 @@ struct Matrices {
 
   __host__ __device__ std::int64_t in_offset(std::int64_t row, std::int64_t column,
                                              std::int64_t depth) const {
-    return row * in_row_stride + column + depth * in_depth_stride;
+    return row * in_row_stride + column * in_column_stride + depth * in_depth_stride;
   }
   __host__ __device__ std::int64_t out_offset(std::int64_t row, std::int64_t column,
                                               std::int64_t depth) const {
-    return row + column * out_column_stride + depth * out_depth_stride;
+    return row * out_row_stride + column * out_column_stride + depth * out_depth_stride;
   }
 };
 

@@ -30,10 +30,6 @@ void check(const Problem& problem) {
   }
 }
 
-std::string words_text(const Movement& movement) {
-  return std::to_string(movement.word_bytes) + "-byte words";
-}
-
 // True if every row of the operand and of the result starts at a multiple of the swizzled kernel's
 // vectors, as far as strides decide it.
 bool vectors_fit(const Movement& movement) {
@@ -50,6 +46,18 @@ std::int64_t Movement::words() const {
   std::int64_t words = 1;
   for (const Dim& dim : dims) words *= dim.size;
   return words;
+}
+
+TurnedDims turned_dims(const Movement& movement) {
+  const std::vector<Dim>& dims = movement.dims;
+  const Dim* const run = movement.has_runs() ? &dims.back() : nullptr;
+  const std::int64_t unit = run == nullptr ? 1 : run->size;
+  const auto with = [&](std::int64_t Dim::* stride) {
+    return &*std::find_if(dims.begin(), dims.end(), [&](const Dim& dim) {
+      return &dim != run && dim.*stride == unit;
+    });
+  };
+  return {with(&Dim::out_stride), with(&Dim::in_stride), run};
 }
 
 Movement canonicalize(const Problem& problem, int max_word_bytes) {
@@ -106,24 +114,24 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
   }
   const Movement movement = canonicalize(problem, kWidestWord);
   if (movement.words() == 0) return {Algorithm::kCopy, "there is nothing to move"};
-  if (movement.keeps_minor()) {
-    return {Algorithm::kCopy, "the minor dimension stays: its runs move in " +
-                                  words_text(movement)};
+  const std::string words = std::to_string(movement.word_bytes) + "-byte words";
+  if (movement.has_long_runs()) {
+    return {Algorithm::kCopy, "runs of neighbours stay, and move in " + words};
   }
-  const std::int64_t columns = movement.dims.back().size;
-  const std::int64_t rows =
-      std::find_if(movement.dims.begin(), movement.dims.end(), [](const Dim& dim) {
-        return dim.out_stride == 1;
-      })->size;
-  const std::string matrices = "matrices of " + std::to_string(rows) + " x " +
-                               std::to_string(columns) + " " + words_text(movement);
-  if (std::min(rows, columns) < kSwizzledExtent) {
-    return {Algorithm::kTiled, matrices + " need tiles of their own shape"};
+  const auto [row, column, run] = turned_dims(movement);
+  const std::string matrices = "matrices of " + std::to_string(row->size) + " x " +
+                               std::to_string(column->size) + " ";
+  if (run != nullptr) {
+    return {Algorithm::kTiled,
+            matrices + "runs of " + std::to_string(run->size) + " " + words + " need tiles"};
+  }
+  if (std::min(row->size, column->size) < kSwizzledExtent) {
+    return {Algorithm::kTiled, matrices + words + " need tiles of their own shape"};
   }
   if (!vectors_fit(movement)) {
-    return {Algorithm::kTiled, matrices + " have rows that vectors do not divide"};
+    return {Algorithm::kTiled, matrices + words + " have rows that vectors do not divide"};
   }
-  return {Algorithm::kSwizzled, matrices + " have rows that vectors divide"};
+  return {Algorithm::kSwizzled, matrices + words + " have rows that vectors divide"};
 }
 
 }  // namespace transpose

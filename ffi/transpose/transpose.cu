@@ -21,7 +21,7 @@ struct Call {
   const Queue& queue;
   const Word* x;
   Word* y;
-  std::vector<Dim> dims;  // canonical; may have sizes of 1 where a part was cut
+  Movement movement;  // may have dimensions of size 1 where a part was cut
 };
 
 std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
@@ -30,16 +30,16 @@ std::uint32_t tiles(std::uint32_t size, int log2_tile) {
   return static_cast<std::uint32_t>(divide_up(size, std::int64_t{1} << log2_tile));
 }
 
-int log2_up(std::uint32_t value) {
+int log2_up(std::int64_t value) {
   int log2 = 0;
-  while ((std::uint64_t{1} << log2) < value) ++log2;
+  while ((std::int64_t{1} << log2) < value) ++log2;
   return log2;
 }
 
 // All dimensions but the given ones, minor first.
-Walk walk(const std::vector<Dim>& dims, std::initializer_list<const Dim*> except) {
+Walk walk(const Movement& movement, std::initializer_list<const Dim*> except) {
   Walk walk;
-  for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
+  for (auto dim = movement.dims.rbegin(); dim != movement.dims.rend(); ++dim) {
     if (std::find(except.begin(), except.end(), &*dim) == except.end()) walk.push(*dim);
   }
   return walk;
@@ -47,51 +47,33 @@ Walk walk(const std::vector<Dim>& dims, std::initializer_list<const Dim*> except
 
 template <class Word>
 void launch_naive(const Call<Word>& call) {
-  const std::int64_t words = Movement{sizeof(Word), call.dims}.words();
+  const std::int64_t words = call.movement.words();
   launch(call.queue, {grid_extent(divide_up(words, kNaiveWordsPerBlock)), kNaiveThreads},
          naive_kernel<Word>, call.x, call.y, static_cast<std::uint32_t>(words),
-         walk(call.dims, {}));
+         walk(call.movement, {}));
 }
 
-const Dim kNoDim{1, 0, 0};
-
-// The matrices of a movement; the depth is 1 unless the tiles are to have one.
-struct MatrixDims {
-  const Dim* row;
-  const Dim* column;
-  const Dim* depth = &kNoDim;
-
-  explicit MatrixDims(const std::vector<Dim>& dims)
-      : row(&*std::find_if(dims.begin(), dims.end(),
-                           [](const Dim& dim) { return dim.out_stride == 1; })),
-        column(&dims.back()) {}
-
-  // The innermost of the other dimensions: its steps are the nearest to the matrix's own.
-  void find_depth(const std::vector<Dim>& dims) {
-    for (const Dim& dim : dims) {
-      if (&dim != row && &dim != column) depth = &dim;
-    }
-  }
-
-  Matrices matrices(const std::vector<Dim>& dims, int log2_rows, int log2_columns,
-                    int log2_depth) const {
-    Matrices result;
-    result.rows = static_cast<std::uint32_t>(row->size);
-    result.columns = static_cast<std::uint32_t>(column->size);
-    result.depth = static_cast<std::uint32_t>(depth->size);
-    result.in_row_stride = row->in_stride;
-    result.in_depth_stride = depth->in_stride;
-    result.out_column_stride = column->out_stride;
-    result.out_depth_stride = depth->out_stride;
-    result.others = walk(dims, {row, column, depth});
-    const std::uint32_t column_tiles = tiles(result.columns, log2_columns);
-    result.row_tiles = tiles(result.rows, log2_rows);
-    result.depth_tiles = Divisor(tiles(result.depth, log2_depth));
-    result.band_tiles = Divisor(kBandHeight * column_tiles);
-    result.matrix_tiles = Divisor(result.row_tiles * column_tiles);
-    return result;
-  }
-};
+// The matrices of a movement, in tiles of the given shape.
+Matrices matrices_of(const Movement& movement, const Dim& row, const Dim& column, const Dim& depth,
+                     const Bits& log2_size) {
+  Matrices result;
+  result.rows = static_cast<std::uint32_t>(row.size);
+  result.columns = static_cast<std::uint32_t>(column.size);
+  result.depth = static_cast<std::uint32_t>(depth.size);
+  result.in_row_stride = row.in_stride;
+  result.in_column_stride = column.in_stride;
+  result.in_depth_stride = depth.in_stride;
+  result.out_row_stride = row.out_stride;
+  result.out_column_stride = column.out_stride;
+  result.out_depth_stride = depth.out_stride;
+  result.others = walk(movement, {&row, &column, &depth});
+  const std::uint32_t column_tiles = tiles(result.columns, log2_size.column);
+  result.row_tiles = tiles(result.rows, log2_size.row);
+  result.depth_tiles = Divisor(tiles(result.depth, log2_size.depth));
+  result.band_tiles = Divisor(kBandHeight * column_tiles);
+  result.matrix_tiles = Divisor(result.row_tiles * column_tiles);
+  return result;
+}
 
 unsigned tile_count(const Matrices& matrices) {
   std::uint32_t count = matrices.matrix_tiles.value() * matrices.depth_tiles.value();
@@ -99,34 +81,55 @@ unsigned tile_count(const Matrices& matrices) {
   return count;
 }
 
-// As near to a square as the matrix allows; what a narrow matrix leaves of the tile goes to its long
-// side, and what a small one leaves to the depth.
-Box box_for(const MatrixDims& dims, int log2_side) {
-  const int log2_matrix_rows = log2_up(static_cast<std::uint32_t>(dims.row->size));
-  const int log2_matrix_columns = log2_up(static_cast<std::uint32_t>(dims.column->size));
+// For matrices that fill their tiles: farther away than anything, so that it is the highest field.
+const Dim kNoDepth{1, kMaxWords, kMaxWords};
+
+// The innermost of the other dimensions: its steps are the nearest to the matrix's own.
+const Dim& lent_depth(const Movement& movement, const TurnedDims& turned) {
+  const std::vector<Dim>& dims = movement.dims;
+  const auto found = std::find_if(dims.rbegin(), dims.rend(), [&](const Dim& dim) {
+    return &dim != turned.row && &dim != turned.column;
+  });
+  return found == dims.rend() ? kNoDepth : *found;
+}
+
+// The fields of an index whose lowest is the one of the smallest stride.
+Bits shifts(const Bits& log2_size, std::int64_t row, std::int64_t column, std::int64_t depth) {
+  const auto shift = [&](std::int64_t stride) {
+    return (row < stride ? log2_size.row : 0) + (column < stride ? log2_size.column : 0) +
+           (depth < stride ? log2_size.depth : 0);
+  };
+  return {shift(row), shift(column), shift(depth)};
+}
+
+// A tile of 2^log2_elements, as near to a square as the matrix allows. What a narrow matrix leaves of
+// it goes to the long side, and what a small one leaves to the depth.
+Box box_for(const TurnedDims& turned, const Dim& depth, int log2_elements) {
+  const int rows = log2_up(turned.row->size);
+  const int columns = log2_up(turned.column->size);
+  const int run = turned.run == nullptr ? 0 : log2_up(turned.run->size);
+  const int matrix = log2_elements - run;
   Box box;
-  box.log2_rows = std::min(log2_side, log2_matrix_rows);
-  box.log2_columns = std::min(2 * log2_side - box.log2_rows, log2_matrix_columns);
-  box.log2_rows = std::min(2 * log2_side - box.log2_columns, log2_matrix_rows);
-  box.log2_depth = 2 * log2_side - box.log2_rows - box.log2_columns;
-  const bool in_depth_first = dims.depth->in_stride < dims.row->in_stride;
-  box.in_row_shift = box.log2_columns + (in_depth_first ? box.log2_depth : 0);
-  box.in_depth_shift = box.log2_columns + (in_depth_first ? 0 : box.log2_rows);
-  const bool out_depth_first = dims.depth->out_stride < dims.column->out_stride;
-  box.out_column_shift = box.log2_rows + (out_depth_first ? box.log2_depth : 0);
-  box.out_depth_shift = box.log2_rows + (out_depth_first ? 0 : box.log2_columns);
-  box.pad_shift = std::max(kMinPadShift, box.out_column_shift);
+  box.log2_size.row = std::min(matrix / 2, rows);
+  box.log2_size.column = std::min(matrix - box.log2_size.row, columns);
+  box.log2_size.row = std::min(matrix - box.log2_size.column, rows);
+  box.log2_size.depth = log2_elements - box.log2_size.row - box.log2_size.column;
+  box.in_shift = shifts(box.log2_size, turned.row->in_stride, turned.column->in_stride,
+                        depth.in_stride);
+  box.out_shift = shifts(box.log2_size, turned.row->out_stride, turned.column->out_stride,
+                         depth.out_stride);
+  box.pad_shift = std::max(kMinPadShift, box.out_shift.column);
   return box;
 }
 
 template <class Word>
 void launch_tiled(const Call<Word>& call) {
-  MatrixDims dims(call.dims);
-  dims.find_depth(call.dims);
-  Box box = box_for(dims, kTileSideLog2<Word>);
+  const TurnedDims turned = turned_dims(call.movement);
+  const Dim& depth = turned.run == nullptr ? lent_depth(call.movement, turned) : *turned.run;
+  Box box = box_for(turned, depth, 2 * kTileSideLog2<Word>);
   box.pad = kTilePad<Word>;
   const Matrices matrices =
-      dims.matrices(call.dims, box.log2_rows, box.log2_columns, box.log2_depth);
+      matrices_of(call.movement, *turned.row, *turned.column, depth, box.log2_size);
   for (int i = 0; i < kMaxTiledSteps; ++i) {
     box.step[i] = box.step_of(i * kTiledThreads, matrices);
   }
@@ -138,7 +141,9 @@ template <class Word>
 void launch_swizzled(const Call<Word>& call) {
   using Storage = SwizzledTile<Word>;
   const int log2_side = log2_up(Storage::kSide);
-  const Matrices matrices = MatrixDims(call.dims).matrices(call.dims, log2_side, log2_side, 0);
+  const TurnedDims turned = turned_dims(call.movement);
+  const Matrices matrices =
+      matrices_of(call.movement, *turned.row, *turned.column, kNoDepth, {log2_side, log2_side, 0});
   launch(call.queue, {tile_count(matrices), kSwizzledThreads, sizeof(Storage)},
          swizzled_kernel<Word>, call.x, call.y, matrices);
 }
@@ -147,22 +152,22 @@ void launch_swizzled(const Call<Word>& call) {
 // that a part's words are neighbours in the operand.
 template <class Word>
 void launch_parts(Algorithm algorithm, Call<Word> call) {
-  const Movement movement{sizeof(Word), call.dims};
+  const Movement& movement = call.movement;
   if (movement.words() > kMaxWords) {
-    const auto outermost = std::find_if(call.dims.begin(), call.dims.end(),
-                                        [](const Dim& dim) { return dim.size > 1; });
-    const std::int64_t half = outermost->size / 2;
-    outermost->size -= half;
+    std::vector<Dim>& dims = call.movement.dims;
+    Dim& outermost =
+        *std::find_if(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size > 1; });
+    const std::int64_t half = outermost.size / 2;
+    outermost.size -= half;
     launch_parts(algorithm, call);
-    call.x += outermost->size * outermost->in_stride;
-    call.y += outermost->size * outermost->out_stride;
-    outermost->size = half;
+    call.x += outermost.size * outermost.in_stride;
+    call.y += outermost.size * outermost.out_stride;
+    outermost.size = half;
     return launch_parts(algorithm, call);
   }
-  if (movement.keeps_minor() || algorithm == Algorithm::kNaive || algorithm == Algorithm::kCopy) {
-    return launch_naive(call);
-  }
-  if (algorithm == Algorithm::kTiled) return launch_tiled(call);
+  const bool turns = algorithm == Algorithm::kTiled || algorithm == Algorithm::kSwizzled;
+  if (!turns || movement.has_long_runs()) return launch_naive(call);
+  if (algorithm == Algorithm::kTiled || movement.has_runs()) return launch_tiled(call);
   launch_swizzled(call);
 }
 
@@ -180,7 +185,7 @@ void launch(const Plan& plan, const Problem& problem, const void* x, void* y, co
     dispatch_power_of_two<1, kWidestWord>(movement.word_bytes, [&](auto bytes) {
       using Word = typename WordOf<bytes>::type;
       launch_parts<Word>(plan.algorithm, {queue, static_cast<const Word*>(x),
-                                          static_cast<Word*>(y), movement.dims});
+                                          static_cast<Word*>(y), movement});
     });
   };
   const int element = problem.element_bytes;

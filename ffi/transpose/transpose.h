@@ -30,10 +30,10 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"naive", "A thread an element: reads are coalesced, writes as scattered as they fall.",
      kReductionAndTranspose, "none"},
     {"tiled", "A block turns a tile in shared memory, padded so that columns hit all banks.",
-     kReductionAndTranspose, "none; where the minor dimension stays, nothing turns: as copy"},
+     kReductionAndTranspose, "none; what moves in long runs is not turned: as copy"},
     {"swizzled", "Threads turn small blocks in registers; shared memory moves only 16-byte chunks.",
      "Notes on transpose kernels for Hopper: vector accesses and an XOR swizzle",
-     "none; where the minor dimension stays, nothing turns: as copy"},
+     "none; what moves in long runs is not turned: as copy, in short ones: as tiled"},
     {"copy", "Runs of neighbours that stay neighbours move in words of up to 16 bytes.",
      "The vectorised copy of CUDA practice",
      "none; where the minor dimension moves, a word is one element: as naive"},
@@ -65,15 +65,30 @@ struct Dim {
 
 // A problem in canonical form: what moves are words; dimensions of size 1 are gone, and so are
 // borders between dimensions that stay neighbours. In the order of the operand, minor last; the
-// strides are in words. Either the last dimension has out_stride 1, and the words are the widest
-// that divide its runs, or the words are the elements.
+// strides are in words. Either the words are the elements, or they are the widest that divide the
+// runs of neighbours that stay neighbours; a run of several words is the last dimension.
 struct Movement {
   int word_bytes;
   std::vector<Dim> dims;
 
-  bool keeps_minor() const { return dims.empty() || dims.back().out_stride == 1; }
   std::int64_t words() const;
+  bool has_runs() const { return dims.empty() || dims.back().out_stride == 1; }
+  // Runs as long as what memory moves at a time need no turning to be read and written well.
+  bool has_long_runs() const {
+    return dims.size() <= 1 || (has_runs() && dims.back().size * word_bytes >= 64);
+  }
 };
+
+// The dimensions that a movement turns: columns are the nearest neighbours in the operand, rows in
+// the result, a short run being taken as one. `run` is null if there is none.
+struct TurnedDims {
+  const Dim* row;
+  const Dim* column;
+  const Dim* run;
+};
+
+// The movement must not have long runs.
+TurnedDims turned_dims(const Movement& movement);
 
 inline constexpr int kWidestWord = 16;
 

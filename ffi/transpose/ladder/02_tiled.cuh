@@ -10,7 +10,8 @@
 //
 // A warp that writes one element to each of 32 columns hits 32 banks; without the pad, one bank.
 //
-// Matrices narrower than a tile take a tile of as many elements in another shape: Box.
+// Matrices narrower than a tile, and short runs of elements that stay together, take a tile of as
+// many elements in another shape: Box.
 #pragma once
 
 #include "core/shared.h"
@@ -59,41 +60,47 @@ struct Step {
 
 inline constexpr int kMaxTiledSteps = kTileElements<std::uint8_t> / kTiledThreads;
 
-// The shape of a tile, in powers of two. An index over it holds the coordinates as fields of bits,
-// the lowest of which is the column in the operand, the row in the result.
+// One number of bits for each coordinate.
+struct Bits {
+  int row;
+  int column;
+  int depth;
+};
+
+// The shape of a tile, in powers of two. An index over it holds the coordinates as fields of bits, in
+// the order of their strides.
 //
 // The index of a thread's i-th element is the thread's number plus i * kTiledThreads. The two share
 // no bits, so all of a Step is the sum of those of the thread and of the multiple; and the latter,
 // being the same for all threads, is computed before the launch.
 struct Box {
-  int log2_rows;
-  int log2_columns;
-  int log2_depth;
-  int in_row_shift;
-  int in_depth_shift;
-  int out_column_shift;
-  int out_depth_shift;
+  Bits log2_size;
+  Bits in_shift;
+  Bits out_shift;
   int pad_shift;  // a pad follows each run of 2^pad_shift elements
   int pad;
   Step step[kMaxTiledSteps];
 
   __host__ __device__ Step step_of(std::uint32_t index, const Matrices& matrices) const {
-    const Place in{field(index, in_row_shift, log2_rows), field(index, 0, log2_columns),
-                   field(index, in_depth_shift, log2_depth)};
-    const Place out{field(index, 0, log2_rows), field(index, out_column_shift, log2_columns),
-                    field(index, out_depth_shift, log2_depth)};
+    const Place in = place(index, in_shift);
+    const Place out = place(index, out_shift);
     return {in, out, matrices.in_offset(in.row, in.column, in.depth),
             matrices.out_offset(out.row, out.column, out.depth), slot(in), slot(out)};
   }
 
  private:
-  __host__ __device__ static std::uint32_t field(std::uint32_t index, int shift, int log2_size) {
-    return index >> shift & ((1u << log2_size) - 1);
+  __host__ __device__ Place place(std::uint32_t index, const Bits& shift) const {
+    const auto field = [index](int shift, int log2_size) {
+      return index >> shift & ((1u << log2_size) - 1);
+    };
+    return {field(shift.row, log2_size.row), field(shift.column, log2_size.column),
+            field(shift.depth, log2_size.depth)};
   }
 
   __host__ __device__ std::uint32_t slot(const Place& place) const {
-    const std::uint32_t index =
-        place.row + (place.column << out_column_shift) + (place.depth << out_depth_shift);
+    const std::uint32_t index = (place.row << out_shift.row) +
+                                (place.column << out_shift.column) +
+                                (place.depth << out_shift.depth);
     return index + (index >> pad_shift) * pad;
   }
 };
@@ -141,10 +148,10 @@ template <class Word>
 __global__ void __launch_bounds__(kTiledThreads)
     tiled_kernel(const Word* __restrict__ x, Word* __restrict__ y, Matrices matrices, Box box) {
   const Tile tile = block_tile(matrices);
-  const Place first{tile.row << box.log2_rows, tile.column << box.log2_columns,
-                    tile.depth << box.log2_depth};
-  const Place end{(tile.row + 1) << box.log2_rows, (tile.column + 1) << box.log2_columns,
-                  (tile.depth + 1) << box.log2_depth};
+  const Place first{tile.row << box.log2_size.row, tile.column << box.log2_size.column,
+                    tile.depth << box.log2_size.depth};
+  const Place end{(tile.row + 1) << box.log2_size.row, (tile.column + 1) << box.log2_size.column,
+                  (tile.depth + 1) << box.log2_size.depth};
   const Step thread = box.step_of(threadIdx.x, matrices);
   x += tile.matrix.in + matrices.in_offset(first.row, first.column, first.depth) +
        thread.in_offset;
