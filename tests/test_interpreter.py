@@ -10,8 +10,9 @@ import helpers
 import jax
 import numpy as np
 import pytest
-
 from jax_gpuops_ffi import _interpret
+
+import jax_gpuops  # noqa: F401  registers the targets
 
 SANITIZED = _interpret.build_info()["sanitized"]
 

@@ -1,10 +1,9 @@
-#include "selftest/selftest.h"
-
 #include <stdexcept>
 #include <string>
 
 #include "core/launch.h"
 #include "selftest/faults.cuh"
+#include "selftest/selftest.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace selftest {

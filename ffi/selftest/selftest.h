@@ -1,5 +1,5 @@
-// Kernels with planted faults, callable like any op, for the tests of what must catch them: the host
-// executor, AddressSanitizer and compute-sanitizer.
+// Kernels with planted faults, callable like any op, for the tests of what must catch them: the
+// host executor, AddressSanitizer and compute-sanitizer.
 #pragma once
 
 #include <string_view>
