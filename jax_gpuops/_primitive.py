@@ -116,21 +116,6 @@ def refuse(
         raise error(f"{why}; algorithm={algorithm!r} cannot run this, XLA can: leave it out")
 
 
-NEEDS_SHARD_MAP = (
-    "an operand lies on a mesh with explicit axes, over which the op has no sharding rule; call it "
-    "inside jax.shard_map"
-)
-
-
-def on_explicit_mesh(x: jax.typing.ArrayLike) -> bool:
-    """True if the type of `x` carries a sharding, as it does not inside a full `jax.shard_map`.
-
-    For ops whose kernel has `rows=None`: the upstream function knows how its result is sharded.
-    """
-    mesh = jax.typeof(x).sharding.mesh
-    return mesh.size > 1 and AxisType.Explicit in mesh.axis_types
-
-
 def _has_constant_shape(aval) -> bool:
     return all(isinstance(size, int) for size in aval.shape)
 
@@ -358,6 +343,12 @@ def check_array(name: str, x: object) -> None:
     """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
     if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
+
+
+def is_explicitly_sharded(x: jax.typing.ArrayLike) -> bool:
+    """True if the sharding of `x` is part of its type: under a mesh with explicit axes."""
+    mesh = jax.typeof(x).sharding.mesh
+    return not mesh.empty and AxisType.Explicit in mesh.axis_types
 
 
 def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:

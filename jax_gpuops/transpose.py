@@ -90,8 +90,13 @@ def _takes(a, implementation: str | None, algorithm: str | None) -> bool:
             TypeError,
         )
         return False
-    if _primitive.on_explicit_mesh(a):
-        _primitive.refuse(implementation, algorithm, _primitive.NEEDS_SHARD_MAP)
+    if _primitive.is_explicitly_sharded(a):
+        _primitive.refuse(
+            implementation,
+            algorithm,
+            "transpose kernels run within one device and have no rule for explicit sharding: call "
+            "them inside jax.shard_map",
+        )
         return False
     return True
 
