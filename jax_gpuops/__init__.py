@@ -12,3 +12,4 @@ from jax_gpuops.softmax import log_softmax as log_softmax
 from jax_gpuops.softmax import logsumexp as logsumexp
 from jax_gpuops.softmax import softmax as softmax
 from jax_gpuops.status import status as status
+from jax_gpuops.transpose import transpose as transpose

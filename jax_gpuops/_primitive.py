@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.interpreters.mlir import ir
+from jax.sharding import AxisType
 
 from jax_gpuops import _library, _measurements
 
@@ -342,6 +343,12 @@ def check_array(name: str, x: object) -> None:
     """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
     if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
+
+
+def is_explicitly_sharded(x: jax.typing.ArrayLike) -> bool:
+    """True if the sharding of `x` is part of its type: under a mesh with explicit axes."""
+    mesh = jax.typeof(x).sharding.mesh
+    return not mesh.empty and AxisType.Explicit in mesh.axis_types
 
 
 def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
