@@ -67,7 +67,7 @@ struct Op {
   std::vector<Target> targets;
   // Throws std::invalid_argument where the named algorithm cannot take the problem.
   PlanInfo (*plan)(const Arguments& problem, const Device& device);
-  // Elements of workspace that one row of the problem needs at most, in the op's own element type.
+  // Bytes of workspace that one row of the problem needs at most, whatever the number of rows.
   std::int64_t (*workspace)(const Arguments& problem);
 };
 
