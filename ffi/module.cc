@@ -66,6 +66,8 @@ Arguments to_arguments(const nb::dict& problem) {
     const auto name = nb::cast<std::string>(key);
     if (nb::isinstance<nb::str>(value)) {
       arguments.set(name, nb::cast<std::string>(value));
+    } else if (nb::isinstance<nb::sequence>(value)) {
+      arguments.set(name, nb::cast<std::vector<std::int64_t>>(value));
     } else {
       arguments.set(name, nb::cast<std::int64_t>(value));
     }
@@ -96,6 +98,11 @@ nb::dict build_info() {
   info["ffi_api_version"] = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
 #ifdef JAX_GPUOPS_INTERPRET
   info["platform"] = "cpu";
+#ifdef __SANITIZE_ADDRESS__
+  info["sanitized"] = true;
+#else
+  info["sanitized"] = false;
+#endif
 #else
   info["platform"] = "CUDA";
   info["cuda_version"] = nb::make_tuple(CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);
@@ -133,7 +140,7 @@ NB_MODULE(JAX_GPUOPS_MODULE, m) {
         "What would run: a dict with algorithm and reason. ValueError if the algorithm that the "
         "problem names cannot take it.");
   m.def("workspace", &ours::workspace, nb::arg("op"), nb::arg("problem"),
-        "Elements of workspace that one row of the problem needs at most.");
+        "Bytes of workspace that one row of the problem needs at most.");
   m.def("build_info", &ours::build_info, "Versions and architectures this module was built with.");
 #ifndef JAX_GPUOPS_INTERPRET
   m.def("driver_version", &ours::driver_version,

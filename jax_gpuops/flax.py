@@ -82,11 +82,8 @@ def attention_fn(
             f"query, key and value of shapes {query.shape}, {key.shape} and {value.shape} do not "
             "match in batch, length, depth or heads"
         )
-    is_dropping = not deterministic and dropout_rate > 0
     if not 0 <= dropout_rate < 1:
         raise ValueError(f"dropout_rate must be at least 0 and less than 1, got {dropout_rate}")
-    if is_dropping and dropout_rng is None:
-        raise ValueError("dropout_rng is needed for a dropout_rate above 0, but is None")
 
     # Query heads in groups: (..., length, key heads, group, depth).
     grouped = query.reshape(*query.shape[:-2], key_heads, heads // key_heads, depth)
@@ -113,7 +110,9 @@ def attention_fn(
     weights = softmax(scores).astype(dtype)
     if module is not None:
         _sow(module, weights)
-    if is_dropping:
+    if not deterministic and dropout_rate > 0:
+        if dropout_rng is None:
+            raise ValueError("dropout_rng is needed for a dropout_rate above 0, but is None")
         dropped = (1,) * (weights.ndim - 2) if broadcast_dropout else weights.shape[:-2]
         keep = jax.random.bernoulli(dropout_rng, 1 - dropout_rate, (*dropped, *weights.shape[-2:]))
         weights = weights * (keep.astype(dtype) / jnp.asarray(1 - dropout_rate, dtype))

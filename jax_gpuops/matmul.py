@@ -342,9 +342,9 @@ def _dot(
 
 
 def _bind(*operands, implementation, algorithm, **params) -> jax.Array:
-    operands = _primitive.vary_alike(*operands)
-    _primitive.check_problem(_gemm_p, implementation, algorithm, *operands, **params)
-    return _gemm_p.bind(*operands, implementation=implementation, algorithm=algorithm, **params)
+    alike = _primitive.vary_alike(*operands)
+    _primitive.check_problem(_gemm_p, implementation, algorithm, *alike, **params)
+    return _gemm_p.bind(*alike, implementation=implementation, algorithm=algorithm, **params)
 
 
 @functools.partial(jax.jit, static_argnames=_STATIC, inline=True)
@@ -546,8 +546,9 @@ class _Matrices:
 
         plain, transposed = (*batch, *rows, *cols), (*batch, *cols, *rows)
         transpose = not is_in_place(plain) and is_in_place(transposed)
-        groups = (cols, rows) if transpose else (rows, cols)
-        groups = (batch, *groups) if is_batched else groups
+        groups = [cols, rows] if transpose else [rows, cols]
+        if is_batched:
+            groups.insert(0, batch)
         sizes = tuple(math.prod(shape[d] for d in group) for group in groups)
         return cls(transposed if transpose else plain, sizes, transpose)
 

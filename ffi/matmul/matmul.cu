@@ -3,6 +3,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "core/integer.h"
 #include "core/launch.h"
 #include "matmul/gemm.cuh"
 #include "matmul/ladder/01_naive.cuh"
@@ -26,8 +27,6 @@ struct Call {
   std::int64_t batch;
   Gemm<T> gemm;
 };
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // `rows_first`: a step along the rows is a step of one element in memory.
 template <class T>

@@ -2,6 +2,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "core/integer.h"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -13,8 +14,6 @@ constexpr std::int64_t kLeastTiledExtent = 64;
 // Below about 100^3 multiplications the barriers of a tiled kernel cost more than it saves.
 constexpr double kLeastSharedWork = 1 << 20;
 constexpr std::int64_t kTile = 128;
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace
 

@@ -1,14 +1,14 @@
 // Instantiates the softmax kernels and launches them.
 
-#include "softmax/softmax.h"
-
 #include <algorithm>
 
+#include "core/integer.h"
 #include "core/launch.h"
 #include "softmax/block.cuh"
 #include "softmax/ladder/01_baseline.cuh"
 #include "softmax/ladder/02_one_warp_rows.cuh"
 #include "softmax/rows.cuh"
+#include "softmax/softmax.h"
 #include "softmax/warp.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -22,14 +22,6 @@ struct Call {
   T* y;
   Rows rows;
 };
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-int power_of_two_from(std::int64_t value) {
-  int power = 1;
-  while (power < value) power *= 2;
-  return power;
-}
 
 template <class T>
 void launch_baseline(const Call<T>& call) {
@@ -73,8 +65,7 @@ void launch_warp(const Call<T>& call) {
   constexpr int kPack = kWidestPack<T>;
   const bool packed = call.rows.inner == 1 && call.rows.columns % kPack == 0;
   // Addresses are not known while preparing, so both kernels a call may need are loaded then.
-  if (call.queue.preparing ||
-      !(packed && is_aligned<kPack>(call.x) && is_aligned<kPack>(call.y))) {
+  if (call.queue.preparing || !(packed && is_aligned<kPack>(call.x) && is_aligned<kPack>(call.y))) {
     launch_warp_packs<T, kFunction, 1>(call);
     if (!call.queue.preparing) return;
   }
@@ -106,23 +97,34 @@ void launch_block_uncached(const Call<T>& call) {
 template <class T>
 void launch_ladder(Algorithm algorithm, const Call<T>& call) {
   switch (algorithm) {
-    case Algorithm::kBaseline: return launch_baseline(call);
-    case Algorithm::kOneWarpOneRow: return launch_one_warp<T, 1, 1>(call);
-    case Algorithm::kOneWarpTwoRows: return launch_one_warp<T, 2, 1>(call);
-    case Algorithm::kOneWarpFourRows: return launch_one_warp<T, 4, 1>(call);
-    case Algorithm::kOneWarpOneRowFloat4: return launch_one_warp<T, 1, 4>(call);
-    case Algorithm::kOneWarpTwoRowsFloat4: return launch_one_warp<T, 2, 4>(call);
-    default: return launch_one_warp<T, 4, 4>(call);
+    case Algorithm::kBaseline:
+      return launch_baseline(call);
+    case Algorithm::kOneWarpOneRow:
+      return launch_one_warp<T, 1, 1>(call);
+    case Algorithm::kOneWarpTwoRows:
+      return launch_one_warp<T, 2, 1>(call);
+    case Algorithm::kOneWarpFourRows:
+      return launch_one_warp<T, 4, 1>(call);
+    case Algorithm::kOneWarpOneRowFloat4:
+      return launch_one_warp<T, 1, 4>(call);
+    case Algorithm::kOneWarpTwoRowsFloat4:
+      return launch_one_warp<T, 2, 4>(call);
+    default:
+      return launch_one_warp<T, 4, 4>(call);
   }
 }
 
 template <class T, Function kFunction>
 void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
   switch (algorithm) {
-    case Algorithm::kWarp: return launch_warp<T, kFunction>(call);
-    case Algorithm::kBlockShared: return launch_block_shared<T, kFunction>(call);
-    case Algorithm::kBlockUncached: return launch_block_uncached<T, kFunction>(call);
-    default: return launch_ladder(algorithm, call);
+    case Algorithm::kWarp:
+      return launch_warp<T, kFunction>(call);
+    case Algorithm::kBlockShared:
+      return launch_block_shared<T, kFunction>(call);
+    case Algorithm::kBlockUncached:
+      return launch_block_uncached<T, kFunction>(call);
+    default:
+      return launch_ladder(algorithm, call);
   }
 }
 
