@@ -35,6 +35,7 @@ class Classifier(nnx.Module):
     """One attention block over the rows of an image, then a linear layer over their features."""
 
     def __init__(self, *, is_ours: bool, rngs: nnx.Rngs, features: int = 32):
+        """Makes the layers; `is_ours` makes them multiply and normalize by jax_gpuops."""
         linear = {"dot_general": jax_gpuops.dot_general} if is_ours else {}
         attention = {"attention_fn": attention_fn} if is_ours else {}
         self.embed = nnx.Linear(SIDE, features, rngs=rngs, **linear)
@@ -97,7 +98,7 @@ def train(
     images, test_images, labels, test_labels = load()
     model = Classifier(is_ours=is_ours, rngs=nnx.Rngs(seed))
     steps = epochs * (len(images) // BATCH)
-    schedule = optax.cosine_decay_schedule(4e-3, steps)
+    schedule = optax.cosine_decay_schedule(1e-2, steps)
     optimizer = nnx.Optimizer(model, optax.adam(schedule), wrt=nnx.Param)
     random = np.random.default_rng(seed)
     name = f"jax_gpuops ({implementation})" if is_ours else "stock Flax"

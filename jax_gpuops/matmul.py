@@ -720,7 +720,7 @@ def _jvp(primals, tangents, *, alpha, beta, **params):
     if type(b_dot) is not ad.Zero:
         terms.append(_gemm_p.bind(a, b_dot, alpha=alpha, beta=0.0, **params))
     terms += [beta * t for t in c_dot if type(t) is not ad.Zero]
-    return y, functools.reduce(jnp.add, terms) if terms else ad.Zero.from_primal_value(y)
+    return y, functools.reduce(jnp.add, terms)
 
 
 def _transpose(
