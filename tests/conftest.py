@@ -21,6 +21,6 @@ def pytest_sessionstart(session):
             pytest.exit(f"{why}; run `pip install .`", returncode=3)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def implementation():
     return "cuda" if HAS_GPU else "interpret"

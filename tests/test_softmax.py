@@ -54,12 +54,14 @@ def assert_accurate(name, actual, x, axis=-1, *, fast=False):
     assert actual.shape == expected.shape
     np.testing.assert_array_equal(np.isnan(actual), np.isnan(expected))
     finite = np.isfinite(expected)
-    np.testing.assert_array_equal(actual[~finite], expected[~finite].astype(actual.dtype))
+    infinite = np.isinf(expected)
+    np.testing.assert_array_equal(actual[infinite], expected[infinite].astype(actual.dtype))
     if actual.dtype.itemsize == 2:
         assert np.all(helpers.ulp_error(actual, expected)[finite] <= 1)
         return
     epsilon = np.finfo(actual.dtype).eps
-    error = np.abs(helpers.exact(actual) - expected)
+    with np.errstate(invalid="ignore"):
+        error = np.abs(helpers.exact(actual) - expected)
     if name == "softmax":
         with np.errstate(invalid="ignore"):
             distance = helpers.exact(x).max(axis, keepdims=True) - helpers.exact(x)
@@ -149,9 +151,10 @@ def test_another_axis_costs_no_copy(implementation):
         return jax_gpuops.softmax(x, axis=1, implementation=implementation)
 
     text = jax.jit(function).lower(jnp.zeros((4, 128, 64))).compile().as_text()
-    assert "jax_gpuops_softmax_v1" in text
-    assert " copy(" not in text
-    assert " transpose(" not in text
+    assert "operand_layout_constraints={f32[4,64,128]{1,2,0}}" in text
+    if implementation == "cuda":  # XLA:CPU copies all the same
+        assert " copy(" not in text
+        assert " transpose(" not in text
 
 
 @pytest.mark.parametrize("offset", range(1, 4))

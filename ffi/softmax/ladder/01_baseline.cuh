@@ -22,10 +22,11 @@ struct BaselineStorage {
 // Combines one value of each thread; every thread gets the result.
 template <class A, class Combine>
 __device__ A tree_reduce(A value, Combine combine, A* tree) {
-  tree[threadIdx.x] = value;
+  const int thread = threadIdx.x;
+  tree[thread] = value;
   __syncthreads();
   for (int half = kBaselineThreads / 2; half > 0; half /= 2) {
-    if (threadIdx.x < half) tree[threadIdx.x] = combine(tree[threadIdx.x], tree[threadIdx.x + half]);
+    if (thread < half) tree[thread] = combine(tree[thread], tree[thread + half]);
     __syncthreads();
   }
   const A result = tree[0];

@@ -1,0 +1,196 @@
+// The CUDA language for the host compiler: what a kernel source uses of it, in terms of simt.h.
+//
+// Shared memory is not among it: see core/shared.h.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <vector_functions.h>
+#include <vector_types.h>
+
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "simt/simt.h"
+
+#define __launch_bounds__(...)
+
+// The CUDA headers make it vanish, and each thread would silently get an array of its own.
+#undef __shared__
+#define __shared__ _Pragma("GCC error \"shared memory comes from core/shared.h\"")
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace simt {
+
+// ---- Helpers, which kernels do not see ----
+
+// A segment is an aligned group of `width` lanes, the last of which is `last`. The source lanes are
+// those that the PTX ISA gives for shfl.sync; it takes deltas modulo 32, and a lane whose source
+// is not in range keeps its own value.
+struct Segment {
+  int lane;
+  int first;
+  int last;
+};
+
+inline Segment segment(int width) {
+  if (width <= 0 || width > kWarpSize || (width & (width - 1)) != 0) {
+    fail("a shuffle has width " + std::to_string(width) + ", which is no power of 2 up to 32");
+  }
+  const int own = lane();
+  return {own, own & -width, own | (width - 1)};
+}
+
+template <class T>
+T shuffle(const char* function, Site site, unsigned mask, int source_lane, T value) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16,
+                "lanes exchange bytes, at most 16");
+  warp_shuffle(function, site, mask, source_lane, &value, sizeof(T));
+  return value;
+}
+
+template <class T>
+inline constexpr bool kIsAtomicInteger =
+    std::is_same_v<T, int> || std::is_same_v<T, unsigned> || std::is_same_v<T, unsigned long long>;
+
+template <class T>
+using NotDeduced = std::common_type_t<T>;
+
+namespace cuda {
+
+// ---- Built-in variables ----
+
+inline thread_local uint3 threadIdx{};
+inline thread_local uint3 blockIdx{};
+inline thread_local dim3 blockDim{};
+inline thread_local dim3 gridDim{};
+inline constexpr int warpSize = kWarpSize;
+
+// ---- Barriers and fences ----
+
+inline void __syncthreads(Site site = Site::here()) { block_barrier("__syncthreads", site, true); }
+
+inline int __syncthreads_count(int predicate, Site site = Site::here()) {
+  return block_barrier("__syncthreads_count", site, predicate != 0);
+}
+
+inline int __syncthreads_or(int predicate, Site site = Site::here()) {
+  return block_barrier("__syncthreads_or", site, predicate != 0) != 0;
+}
+
+inline int __syncthreads_and(int predicate, Site site = Site::here()) {
+  return block_barrier("__syncthreads_and", site, predicate == 0) == 0;
+}
+
+inline void __syncwarp(unsigned mask = 0xffffffff, Site site = Site::here()) {
+  warp_barrier("__syncwarp", site, mask);
+}
+
+inline void __threadfence_block() {}
+inline void __threadfence() {}
+
+// ---- Votes ----
+
+inline unsigned __activemask() { return live_lanes(); }
+
+inline unsigned __ballot_sync(unsigned mask, int predicate, Site site = Site::here()) {
+  return warp_vote("__ballot_sync", site, mask, predicate != 0);
+}
+
+inline int __any_sync(unsigned mask, int predicate, Site site = Site::here()) {
+  return warp_vote("__any_sync", site, mask, predicate != 0) != 0;
+}
+
+inline int __all_sync(unsigned mask, int predicate, Site site = Site::here()) {
+  return warp_vote("__all_sync", site, mask, predicate == 0) == 0;
+}
+
+// ---- Shuffles ----
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int source_lane, int width = warpSize,
+              Site site = Site::here()) {
+  const int source = segment(width).first + (source_lane & (width - 1));
+  return shuffle("__shfl_sync", site, mask, source, value);
+}
+
+template <class T>
+T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
+                 Site site = Site::here()) {
+  const Segment s = segment(width);
+  const int source = s.lane - static_cast<int>(delta % warpSize);
+  return shuffle("__shfl_up_sync", site, mask, source >= s.first ? source : s.lane, value);
+}
+
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = warpSize,
+                   Site site = Site::here()) {
+  const Segment s = segment(width);
+  const int source = s.lane + static_cast<int>(delta % warpSize);
+  return shuffle("__shfl_down_sync", site, mask, source <= s.last ? source : s.lane, value);
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize,
+                  Site site = Site::here()) {
+  const Segment s = segment(width);
+  const int source = s.lane ^ (lane_mask & (warpSize - 1));
+  return shuffle("__shfl_xor_sync", site, mask, source <= s.last ? source : s.lane, value);
+}
+
+// ---- Atomics ----
+
+// Threads are not interrupted, so these are plain reads and writes. CUDA overloads them for certain
+// types only and converts the operand to the type in memory.
+
+template <class T>
+T atomicExch(T* address, NotDeduced<T> value) {
+  static_assert(kIsAtomicInteger<T> || std::is_same_v<T, float>);
+  return std::exchange(*address, value);
+}
+
+template <class T>
+T atomicCAS(T* address, NotDeduced<T> expected, NotDeduced<T> value) {
+  static_assert(kIsAtomicInteger<T>);
+  return std::exchange(*address, *address == expected ? value : *address);
+}
+
+template <class T>
+T atomicAdd(T* address, NotDeduced<T> value) {
+  static_assert(kIsAtomicInteger<T> || std::is_same_v<T, float>);
+  if constexpr (std::is_same_v<T, int>) {  // overflow wraps
+    const unsigned sum = static_cast<unsigned>(*address) + static_cast<unsigned>(value);
+    return std::exchange(*address, static_cast<int>(sum));
+  } else {
+    return std::exchange(*address, *address + value);
+  }
+}
+
+template <class T>
+T atomicMax(T* address, NotDeduced<T> value) {
+  static_assert(kIsAtomicInteger<T>);
+  return std::exchange(*address, *address < value ? value : *address);
+}
+
+template <class T>
+T atomicMin(T* address, NotDeduced<T> value) {
+  static_assert(kIsAtomicInteger<T>);
+  return std::exchange(*address, value < *address ? value : *address);
+}
+
+inline unsigned atomicInc(unsigned* address, unsigned limit) {
+  return std::exchange(*address, *address >= limit ? 0 : *address + 1);
+}
+
+template <class T>
+T __ldg(const T* address) {
+  return *address;
+}
+
+}  // namespace cuda
+}  // namespace simt
+}  // namespace JAX_GPUOPS_NAMESPACE
+
+// At global scope, as in CUDA.
+using namespace JAX_GPUOPS_NAMESPACE::simt::cuda;  // NOLINT(google-build-using-namespace)
