@@ -96,6 +96,8 @@ def _gpu() -> Iterator[Problem]:
     for dtype, sizes in _SQUARES.items():
         for n in sizes:
             yield ops.make("matmul", (n, n, n), dtype, series="M = N = K", size=n)
+    yield ops.make("matmul", (4096, 4096, 4096), "float16")
+    yield ops.make("matmul", (4096, 4096, 4096), "float64")
     yield ops.make("matmul", (4096, 4096, 4096), "float32", precision="default")
     yield ops.make("matmul", (4097, 4095, 4099), "bfloat16")
     yield ops.make("matmul", (1, 4096, 4096), "bfloat16")
@@ -119,8 +121,6 @@ _TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
 _SQUARES = {
     "float32": (256, 512, 1024, 2048, 4096, 8192),
     "bfloat16": (256, 512, 1024, 2048, 4096, 8192, 16384),
-    "float16": (4096,),
-    "float64": (1024, 4096),
 }
 
 

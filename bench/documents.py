@@ -51,15 +51,15 @@ _SGEMM_TIMES_US = {
         102.60, 101.98, 103.18, 195.35, 377.94, 755.58, 1216.69, 2756.11, 4880.28, 10711.36,
         17921.70, 39934.05, 71396.94, 159932.42, 285672.38,
     ),
-    "tiled": (
+    "block_tiled": (
         317.27, 317.20, 315.32, 318.14, 320.07, 344.19, 347.92, 689.83, 1365.52, 2731.15,
         4459.64, 9506.08, 16452.71, 35974.34, 63063.73,
     ),
-    "conflict_free": (
+    "bank_conflict_free": (
         299.18, 298.28, 295.30, 298.48, 299.45, 324.67, 324.94, 482.24, 946.36, 1880.96,
         3190.50, 6589.40, 11161.94, 24667.05, 43874.68,
     ),
-    "double_buffer": (
+    "double_buffered": (
         242.40, 240.48, 241.14, 241.45, 242.37, 245.40, 246.31, 457.80, 899.70, 1782.89,
         3100.57, 6198.87, 10450.51, 22858.37, 40448.23,
     ),
@@ -98,7 +98,7 @@ LADDERS: dict[str, Ladder] = {
     ),
     "reduce": Ladder(
         op="sum",
-        source='"Matrix Reduction" (six steps after Mark Harris, Optimizing Parallel Reduction)',
+        source="Notes on CUDA matrix reduction and transpose",
         device="a GPU that the document does not name",
         steps=("naive", "stride", "sequential", "first_add", "unroll", "multiple"),
         times_us={(_SUM_SIZE,): tuple(4 * _SUM_SIZE / rate / 1e3 for rate in _SUM_GB_PER_S)},
@@ -106,7 +106,7 @@ LADDERS: dict[str, Ladder] = {
     ),
     "transpose": Ladder(
         op="transpose",
-        source='"Transpose" (after Mark Harris, An Efficient Matrix Transpose in CUDA C/C++)',
+        source="Notes on CUDA matrix reduction and transpose",
         device="a GPU that the document does not name",
         steps=("naive", "tiled"),
         times_us={(16384, 16384): (63849.0, 6769.0)},
@@ -114,7 +114,7 @@ LADDERS: dict[str, Ladder] = {
     ),
     "matmul": Ladder(
         op="matmul",
-        source="CUDA general matrix multiplication, from beginner to expert (SGEMM, K = 1024)",
+        source="CUDA general matrix multiplication: from entry to mastery",
         device="Tesla V100-PCIE-32GB",
         steps=tuple(_SGEMM_TIMES_US),
         times_us={

@@ -7,7 +7,6 @@ import math
 import pathlib
 from collections.abc import Iterable, Sequence
 
-import matplotlib.pyplot as plt
 from matplotlib import ticker
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -15,8 +14,8 @@ from matplotlib.figure import Figure
 from bench import ops, report
 from bench.results import XLA, Result, Run
 
-# Okabe and Ito's colours, which people with colour vision deficiencies can tell apart, with wine for
-# yellow, which is faint on white; markers tell the lines apart without any colour.
+# Okabe and Ito's colours, which people with colour vision deficiencies can tell apart, but wine for
+# their yellow, which is faint on white. Markers tell the lines apart without any colour.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255")
 _MARKERS = "osD^vP*X"
 _XLA_STYLE = {"color": "black", "linestyle": "--", "marker": "x", "label": "XLA"}
@@ -53,17 +52,14 @@ def draw(run: Run, folder: pathlib.Path) -> list[pathlib.Path]:
         figure.text(0.5, 0.005, report.environment_text(run), ha="center", fontsize=7, color="gray")
         paths.append(folder / f"{name}.png")
         figure.savefig(paths[-1], dpi=150)
-        plt.close(figure)
     return paths
 
 
 def _draw_lines(op: str, series: str, results: Sequence[Result]) -> Figure:
     """Rate over size, a panel for each dtype: our algorithms, XLA and the ceiling."""
     panels = _grouped(results, lambda each: each.problem.dtype)
-    figure, grid = plt.subplots(
-        1, len(panels), figsize=(2 + 5 * len(panels), 5), squeeze=False, layout="constrained"
-    )
-    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
+    figure = _figure(2 + 5 * len(panels), 5)
+    grid = figure.subplots(1, len(panels), squeeze=False)
     for axes, (dtype, points) in zip(grid[0], panels, strict=True):
         styles = zip(itertools.cycle(_COLORS), itertools.cycle(_MARKERS), strict=False)
         if series == "ladder":
@@ -89,8 +85,8 @@ def _draw_lines(op: str, series: str, results: Sequence[Result]) -> Figure:
 
 def _draw_dots(results: Sequence[Result]) -> Figure:
     """Every problem is a line with two dots: ours and XLA, as parts of the ceiling."""
-    figure, axes = plt.subplots(figsize=(9, 1.6 + 0.2 * len(results)), layout="constrained")
-    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
+    figure = _figure(9, 1.6 + 0.2 * len(results))
+    axes = figure.subplots()
     rows = range(len(results))
     axes.scatter(
         [each.rate / each.ceiling for each in results],
@@ -125,14 +121,8 @@ def _draw_bars(results: Sequence[Result]) -> Figure:
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     bars = max(len(each) for _, each in panels)
-    figure, grid = plt.subplots(
-        rows,
-        columns,
-        squeeze=False,
-        layout="constrained",
-        figsize=(1.5 + 5 * columns, 0.8 + rows * (0.9 + 0.26 * bars)),
-    )
-    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
+    figure = _figure(1.5 + 5 * columns, 0.8 + rows * (0.9 + 0.26 * bars))
+    grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (title, points) in zip(grid.flat, panels, strict=False):
@@ -165,6 +155,13 @@ def _speedup_text(result: Result) -> str:
 def _ceiling_us(result: Result) -> float:
     """The time of the problem at the ceiling's rate."""
     return result.time_us * result.rate / result.ceiling
+
+
+def _figure(width: float, height: float) -> Figure:
+    """Returns a figure with room for a line below."""
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
+    return figure
 
 
 def _label_plainly(axis: Axis, form: str) -> None:

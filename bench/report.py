@@ -103,7 +103,7 @@ def refusals(results: Iterable[Result]) -> list[str]:
 def ladder_text(family: str) -> str:
     """Returns what the document of a ladder is."""
     ladder = documents.LADDERS[family]
-    return f'"document" is what {ladder.source}, claims, on {ladder.device}'
+    return f'The column "document" is from: {ladder.source}; measured on {ladder.device}.'
 
 
 def verdict(run: Run, *, timed: bool) -> Text:

@@ -36,7 +36,7 @@ class Result:
       status: RIGHT; WRONG, if an error exceeds its bound; REFUSED, if the algorithm does not take
         the problem; FAILED, if the call raised.
       message: why, unless it is right.
-      error: the error against the float64 reference, in the terms of the op.
+      error: the error against the float64 reference, in the terms of the op; None if not finite.
       excess: the largest error over its bound; at most 1 if the result is right.
       xla_error: the error of XLA on the same data.
       bytes: what must be moved: operands read once, results written once.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -89,18 +90,19 @@ class Runner:
             try:
                 if result.algorithm != XLA:
                     _check_custom_call(function, operands)
-                result.error, result.excess = judge(function(*operands))
+                error, excess = judge(function(*operands))
             except Exception as error:  # the other algorithms may work
                 result.status, result.message = FAILED, _first_line(error)
                 continue
-            result.xla_error = xla_error
+            result.error, result.excess = _finite(error), _finite(excess)
+            result.xla_error = _finite(xla_error)
             result.bytes, result.operations = _work(problem, operands, function)
             result.warm = sum(each.nbytes for each in operands) < WARM_BYTES
-            if result.excess <= 1:
+            if excess <= 1:
                 right.append((result, function))
             else:
                 result.status = WRONG
-                result.message = f"the error is {result.excess:.3g} times what it may be"
+                result.message = f"the error is {excess:.3g} times what it may be"
         if self._timed and right:
             self._time(*zip(*right, strict=True), upstream, operands)
 
@@ -232,7 +234,10 @@ def _judge(problem: Problem, operands) -> Callable[[jax.Array], tuple[float, flo
 
         @jax.jit
         def errors(y, reference, *operands):
-            return error(problem, y, reference, operands)
+            value, excess = error(problem, y, reference, operands)
+            # Not left to the maxima in `error`: XLA's on CPU lose NaN in long arrays.
+            lost = jnp.any(jnp.isnan(y) != jnp.isnan(reference)) if rounds else False
+            return value, jnp.where(lost, jnp.inf, excess)
 
     def judge(y) -> tuple[float, float]:
         if y.shape != reference.shape:
@@ -280,6 +285,11 @@ def _matmul_rate(problem: Problem, measure_functions) -> float:
         function = _jit(ops.OPS[problem.op].upstream, problem)
         (timing,) = measure_functions([function], _operands(problem))
     return ops.floating_point_operations(problem) / measure.times_us([timing])[0] / 1e6
+
+
+def _finite(number: float) -> float | None:
+    """JSON has neither NaN nor infinity."""
+    return number if math.isfinite(number) else None
 
 
 def _first_line(error: Exception) -> str:
