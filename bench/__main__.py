@@ -203,7 +203,7 @@ def _add_case_arguments(command: argparse.ArgumentParser, op: ops.Op) -> None:
         "--dtype",
         type=_dtype,
         default="float32",
-        help=f"of the operands: a name, or {', '.join(cases.SHORT)}; float32 by default",
+        help=f"of the operands: a name, or {', '.join(ops.SHORT_DTYPES)}; float32 by default",
     )
     command.add_argument(
         "--algorithm",
@@ -225,7 +225,7 @@ def _shape(text: str) -> Shape:
 
 
 def _dtype(text: str) -> str:
-    return jnp.dtype(cases.SHORT.get(text, text)).name
+    return jnp.dtype(ops.SHORT_DTYPES.get(text, text)).name
 
 
 def _axes(text: str) -> Any:

@@ -7,13 +7,6 @@ from collections.abc import Iterator, Sequence
 from bench import documents, ops
 from bench.problem import Problem, Shape
 
-SHORT = {
-    "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
-    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
-    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
-}  # fmt: skip
-"""Short names of dtypes."""
-
 
 def main(*, gpu: bool, quick: bool = False) -> list[Problem]:
     """Returns the problems of the main table, grouped by family.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, Literal
@@ -14,6 +15,13 @@ import numpy as np
 import jax_gpuops
 from bench import check
 from bench.problem import Problem, Shape
+
+SHORT_DTYPES = {
+    "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
+    "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
+    "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+}  # fmt: skip
+"""Short names of dtypes, for the command line and the tables."""
 
 FAMILIES = ("softmax", "reduce", "transpose", "matmul")
 
@@ -93,23 +101,21 @@ def _contract_last_with_first(problem: Problem) -> dict[str, Any]:
     return {"dimension_numbers": (((last,), (last - 1,)), (batch, batch))}
 
 
-_SOFTMAX = {"family": "softmax", "limit": "copy", "options": {"axis": -1}}
-_REDUCE = {"family": "reduce", "limit": "read", "options": {"axis": None}}
-_MATMUL = {"family": "matmul", "limit": "matmul", "error": check.matmul}
+_softmax = functools.partial(Op, family="softmax", limit="copy", options={"axis": -1})
+_reduce = functools.partial(Op, family="reduce", limit="read", options={"axis": None})
+_matmul = functools.partial(Op, family="matmul", limit="matmul", error=check.matmul)
 
 OPS: dict[str, Op] = {
-    "softmax": Op(upstream=jax.nn.softmax, error=check.softmax, **_SOFTMAX),
-    "log_softmax": Op(upstream=jax.nn.log_softmax, error=check.logarithm, **_SOFTMAX),
-    "logsumexp": Op(
-        upstream=jax.nn.logsumexp, error=check.logarithm, **{**_SOFTMAX, "limit": "read"}
-    ),
-    "sum": Op(upstream=jnp.sum, error=check.total, **_REDUCE),
-    "mean": Op(upstream=jnp.mean, error=check.total, **_REDUCE),
-    "prod": Op(upstream=jnp.prod, error=check.product, draw=near_one, **_REDUCE),
-    "max": Op(upstream=jnp.max, error=check.exact, **_REDUCE),
-    "min": Op(upstream=jnp.min, error=check.exact, **_REDUCE),
-    "argmax": Op(upstream=jnp.argmax, error=check.exact, **_REDUCE),
-    "argmin": Op(upstream=jnp.argmin, error=check.exact, **_REDUCE),
+    "softmax": _softmax(upstream=jax.nn.softmax, error=check.softmax),
+    "log_softmax": _softmax(upstream=jax.nn.log_softmax, error=check.logarithm),
+    "logsumexp": _softmax(upstream=jax.nn.logsumexp, error=check.logarithm, limit="read"),
+    "sum": _reduce(upstream=jnp.sum, error=check.total),
+    "mean": _reduce(upstream=jnp.mean, error=check.total),
+    "prod": _reduce(upstream=jnp.prod, error=check.product, draw=near_one),
+    "max": _reduce(upstream=jnp.max, error=check.exact),
+    "min": _reduce(upstream=jnp.min, error=check.exact),
+    "argmax": _reduce(upstream=jnp.argmax, error=check.exact),
+    "argmin": _reduce(upstream=jnp.argmin, error=check.exact),
     "transpose": Op(
         family="transpose",
         upstream=jnp.transpose,
@@ -117,21 +123,17 @@ OPS: dict[str, Op] = {
         limit="copy",
         options={"axes": None},
     ),
-    "matmul": Op(
-        upstream=jnp.matmul, options={"precision": None}, operands=two_matrices, **_MATMUL
-    ),
-    "dot_general": Op(
+    "matmul": _matmul(upstream=jnp.matmul, options={"precision": None}, operands=two_matrices),
+    "dot_general": _matmul(
         upstream=jax.lax.dot_general,
         options={"precision": None},
         operands=two_matrices,
         fixed=_contract_last_with_first,
-        **_MATMUL,
     ),
-    "gemm": Op(
+    "gemm": _matmul(
         upstream=_gemm,
         options={"alpha": 1.5, "beta": 0.5},
         operands=three_matrices,
-        **_MATMUL,
     ),
 }
 

@@ -33,8 +33,9 @@ class Problem:
         return "x".join(map(str, self.shape))
 
     def options_text(self) -> str:
-        """Returns the options in a short form, such as "axis=0"."""
-        return " ".join(f"{k}={str(v).replace(' ', '')}" for k, v in self.options.items())
+        """Returns the options that are set, in a short form such as "axis=0"."""
+        options = {k: str(v).replace(" ", "") for k, v in self.options.items() if v is not None}
+        return " ".join(v if k == "precision" else f"{k}={v}" for k, v in options.items())
 
     def __str__(self) -> str:
         """Returns the problem on one line."""

@@ -12,7 +12,9 @@ from rich.text import Text
 from bench import documents, ops
 from bench.results import FAILED, REFUSED, RIGHT, WRONG, Result, Run
 
-_WIDTH = 160  # of tables that go to a file or a pipe
+_WIDTH = 150  # of tables that go to a file or a pipe
+
+_DTYPE_NAMES = {name: short for short, name in ops.SHORT_DTYPES.items()}
 
 LEGEND = """\
 time us  median time of the kernels of one call, from CUPTI
@@ -59,10 +61,12 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
     """
     family = results[0].family
     unit = ops.OPS[results[0].problem.op].unit
-    result = Table(title=family, title_justify="left", title_style="bold", box=box.SIMPLE)
-    for name in ("op", "shape", "dtype", "options"):
-        result.add_column(name, no_wrap=name != "options")
-    result.add_column("algorithm", no_wrap=True)
+    title = f"{family} ladder, {results[0].problem.dtype}" if ladder else family
+    result = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    # A ladder has one dtype and no options.
+    problem_columns = ["op", "shape"] if ladder else ["op", "shape", "dtype", "options"]
+    for name in [*problem_columns, "algorithm"]:
+        result.add_column(name, no_wrap=True)
     numbers = ["error", "XLA error"]
     if timed:
         numbers = ["k", "time us", "loop us", "XLA us", unit, "ceiling", "x XLA", *numbers]
@@ -79,7 +83,8 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
         same = each.problem == previous
         if previous is not None and ladder and not same:
             result.add_section()
-        cells = ["", "", "", ""] if same else _problem_cells(each)
+        cells = [] if same else _problem_cells(each)[: len(problem_columns)]
+        cells += [""] * (len(problem_columns) - len(cells))
         previous = each.problem
         cells.append(_algorithm_cell(each))
         if timed:
@@ -135,7 +140,8 @@ def _is_bad(result: Result) -> bool:
 
 def _problem_cells(result: Result) -> list[str]:
     problem = result.problem
-    return [problem.op, problem.shape_text(), problem.dtype, problem.options_text()]
+    dtype = _DTYPE_NAMES.get(problem.dtype, problem.dtype)
+    return [problem.op, problem.shape_text(), dtype, problem.options_text()]
 
 
 def _algorithm_cell(result: Result) -> str:

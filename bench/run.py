@@ -73,9 +73,9 @@ class Runner:
             try:
                 if taken:
                     self._solve(problem, taken)
-            except Exception as error:  # what is left of a long run is worth having
+            except Exception as failure:  # what is left of a long run is worth having
                 for each in taken:
-                    each.status, each.message = FAILED, _first_line(error)
+                    each.status, each.message = FAILED, _first_line(failure)
         return results
 
     def _solve(self, problem: Problem, results: Sequence[Result]) -> None:
@@ -91,8 +91,8 @@ class Runner:
                 if result.algorithm != XLA:
                     _check_custom_call(function, operands)
                 error, excess = judge(function(*operands))
-            except Exception as error:  # the other algorithms may work
-                result.status, result.message = FAILED, _first_line(error)
+            except Exception as failure:  # the other algorithms may work
+                result.status, result.message = FAILED, _first_line(failure)
                 continue
             result.error, result.excess = _finite(error), _finite(excess)
             result.xla_error = _finite(xla_error)
