@@ -12,7 +12,7 @@ from rich.text import Text
 from bench import documents, ops
 from bench.results import FAILED, REFUSED, RIGHT, WRONG, Result, Run
 
-_WIDTH = 150  # of tables that go to a file or a pipe
+_WIDTH = 170  # of tables that go to a file or a pipe
 
 _DTYPE_NAMES = {name: short for short, name in ops.SHORT_DTYPES.items()}
 
@@ -59,17 +59,24 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
       timed: True for the columns on speed.
       ladder: True for the columns on the speed-up over the first step.
     """
-    family = results[0].family
-    unit = ops.OPS[results[0].problem.op].unit
-    title = f"{family} ladder, {results[0].problem.dtype}" if ladder else family
+    first = results[0].problem
+    title = f"{first.op} ladder, {first.dtype}" if ladder else results[0].family
     result = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
-    # A ladder has one dtype and no options.
-    problem_columns = ["op", "shape"] if ladder else ["op", "shape", "dtype", "options"]
+    problem_columns = ["shape"] if ladder else ["op", "shape", "dtype", "options"]
     for name in [*problem_columns, "algorithm"]:
         result.add_column(name, no_wrap=True)
     numbers = ["error", "XLA error"]
     if timed:
-        numbers = ["k", "time us", "loop us", "XLA us", unit, "ceiling", "x XLA", *numbers]
+        numbers = [
+            "k",
+            "time us",
+            "loop us",
+            "XLA us",
+            ops.OPS[first.op].unit,
+            "ceiling",
+            "x XLA",
+            *numbers,
+        ]
     if timed and ladder:
         numbers += ["speed-up", "document"]
     for name in numbers:
@@ -83,8 +90,7 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
         same = each.problem == previous
         if previous is not None and ladder and not same:
             result.add_section()
-        cells = [] if same else _problem_cells(each)[: len(problem_columns)]
-        cells += [""] * (len(problem_columns) - len(cells))
+        cells = ["" if same else _problem_cell(each, name) for name in problem_columns]
         previous = each.problem
         cells.append(_algorithm_cell(each))
         if timed:
@@ -138,10 +144,14 @@ def _is_bad(result: Result) -> bool:
     return result.status in (WRONG, FAILED)
 
 
-def _problem_cells(result: Result) -> list[str]:
+def _problem_cell(result: Result, column: str) -> str:
     problem = result.problem
-    dtype = _DTYPE_NAMES.get(problem.dtype, problem.dtype)
-    return [problem.op, problem.shape_text(), dtype, problem.options_text()]
+    return {
+        "op": problem.op,
+        "shape": problem.shape_text(),
+        "dtype": _DTYPE_NAMES.get(problem.dtype, problem.dtype),
+        "options": problem.options_text(),
+    }[column]
 
 
 def _algorithm_cell(result: Result) -> str:
