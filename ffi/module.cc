@@ -96,6 +96,11 @@ nb::dict build_info() {
   info["ffi_api_version"] = nb::make_tuple(XLA_FFI_API_MAJOR, XLA_FFI_API_MINOR);
 #ifdef JAX_GPUOPS_INTERPRET
   info["platform"] = "cpu";
+#ifdef __SANITIZE_ADDRESS__
+  info["sanitized"] = true;
+#else
+  info["sanitized"] = false;
+#endif
 #else
   info["platform"] = "CUDA";
   info["cuda_version"] = nb::make_tuple(CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10);

@@ -1,8 +1,8 @@
 """How an op becomes a JAX primitive: abstract evaluation, lowering, batching, sharding.
 
-An op describes itself by a `Kernel`; `primitive(kernel)` makes the JAX primitive. Its parameters are
-those of the op's jnp reference plus `implementation` and `algorithm`. Wherever our kernel does not
-run, the reference is lowered in its place, so one jaxpr serves every platform.
+An op describes itself by a `Kernel`; `primitive(kernel)` makes the JAX primitive. Its parameters
+are those of the op's jnp reference plus `implementation` and `algorithm`. Wherever our kernel does
+not run, the reference is lowered in its place, so one jaxpr serves every platform.
 """
 
 from __future__ import annotations
@@ -296,7 +296,7 @@ class Rows:
 
     @property
     def inner_dims(self) -> int:
-        """How many leading dims lie inside the rows; 0 if the axes are apart, which costs a copy."""
+        """How many leading dims lie inside the rows; 0 for axes that are apart: a copy."""
         adjacent = self.axes[-1] - self.axes[0] == len(self.axes) - 1
         return self.ndim - 1 - self.axes[-1] if adjacent else 0
 
@@ -340,7 +340,7 @@ def row_problem(shape: Sequence[int], inner_dims: int) -> dict[str, int]:
 
 def check_array(name: str, x: object) -> None:
     """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
-    if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
+    if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
 
 

@@ -153,7 +153,9 @@ def _takes(x, axes: tuple[int, ...], implementation: str | None, algorithm: str 
     return len(axes) > 0
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames=("axes", "implementation", "algorithm"))
+@functools.partial(
+    jax.jit, static_argnums=0, static_argnames=("axes", "implementation", "algorithm")
+)
 def _apply(p, x, where, *, axes, implementation, algorithm):
     """Runs primitive `p` over `axes`, under jit so that the moves around it cost nothing.
 
@@ -170,9 +172,7 @@ def _apply(p, x, where, *, axes, implementation, algorithm):
     moved = rows.apply(x)
     inner_dims = rows.inner_dims
     _primitive.check_problem(p, implementation, algorithm, moved, inner_dims=inner_dims)
-    y = p.bind(
-        moved, inner_dims=inner_dims, implementation=implementation, algorithm=algorithm
-    )
+    y = p.bind(moved, inner_dims=inner_dims, implementation=implementation, algorithm=algorithm)
     if p is _logsumexp_p:
         return y
     y = rows.undo(y, x.shape)
@@ -262,9 +262,7 @@ def _define_jvp(p: Primitive, tangent_rule) -> None:
     def jvp(primals, tangents, **params):
         (x,), (t,) = primals, tangents
         y = p.bind(x, **params)
-        if type(t) is ad.Zero:
-            return y, ad.Zero.from_primal_value(y)
-        return y, tangent_rule(x, y, t)
+        return y, tangent_rule(x, y, ad.instantiate_zeros(t))
 
     ad.primitive_jvps[p] = jvp
 

@@ -22,7 +22,10 @@ def status() -> str:
     for implementation in ("cuda", "interpret"):
         why = _library.missing(implementation)
         if why is not None:
-            lines += [f"  {implementation:<10} missing: {why}", f"    fix: {_INSTALL[implementation]}"]
+            lines += [
+                f"  {implementation:<10} missing: {why}",
+                f"    fix: {_INSTALL[implementation]}",
+            ]
             continue
         info = _library.module(implementation).build_info()
         text = f"FFI API {'.'.join(map(str, info['ffi_api_version']))}"

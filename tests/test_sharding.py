@@ -126,7 +126,7 @@ def test_every_mask_with_every_sharding(where_shape, spec, implementation, devic
     host = helpers.normal((8, 4, 12), "float32")
     where = np.random.default_rng(1).random(where_shape) < 0.7
     x = jax.device_put(host, NamedSharding(mesh, spec))
-    y = jax.jit(
-        lambda x, where: jax_gpuops.softmax(x, where=where, implementation=implementation)
-    )(x, jnp.asarray(where))
+    y = jax.jit(lambda x, where: jax_gpuops.softmax(x, where=where, implementation=implementation))(
+        x, jnp.asarray(where)
+    )
     np.testing.assert_allclose(y, jax.nn.softmax(host, where=where), rtol=1e-5, atol=1e-6)

@@ -337,7 +337,9 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
             "'fast' is unknown; known are baseline",
         ),
         (
-            lambda x, i: jax_gpuops.softmax(jnp.zeros((2, 4000)), implementation=i, algorithm="warp"),
+            lambda x, i: jax_gpuops.softmax(
+                jnp.zeros((2, 4000)), implementation=i, algorithm="warp"
+            ),
             ValueError,
             "'warp' takes rows of at most 2048 float32 elements, not 4000",
         ),
@@ -347,8 +349,9 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
             "'baseline' computes softmax only",
         ),
         (
-            lambda x, i: jax_gpuops.softmax(jnp.zeros((1, 60000)), implementation=i,
-                                            algorithm="block_shared"),
+            lambda x, i: jax_gpuops.softmax(
+                jnp.zeros((1, 60000)), implementation=i, algorithm="block_shared"
+            ),
             ValueError,
             "cannot hold rows of 60000 float32 elements",
         ),

@@ -24,8 +24,7 @@ Device read_device(int ordinal) {
   device.compute_capability = 10 * attribute(cudaDevAttrComputeCapabilityMajor, ordinal) +
                               attribute(cudaDevAttrComputeCapabilityMinor, ordinal);
   device.multiprocessors = attribute(cudaDevAttrMultiProcessorCount, ordinal);
-  device.threads_per_multiprocessor =
-      attribute(cudaDevAttrMaxThreadsPerMultiProcessor, ordinal);
+  device.threads_per_multiprocessor = attribute(cudaDevAttrMaxThreadsPerMultiProcessor, ordinal);
   device.shared_bytes_per_block =
       static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal));
   return device;

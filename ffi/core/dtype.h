@@ -1,4 +1,5 @@
-// Element types: the names that kernels, plans and Python share, and the step from a run-time type to a template argument.
+// Element types: the names that kernels, plans and Python share, and the step from a run-time type
+// to a template argument.
 #pragma once
 
 #include <cstddef>

@@ -27,20 +27,34 @@ namespace ffi = ::xla::ffi;
 // The dtype of a buffer; throws for one that no kernel handles.
 inline DType dtype_of(const ffi::AnyBuffer& buffer) {
   switch (buffer.element_type()) {
-    case ffi::PRED: return DType::kBool;
-    case ffi::S8: return DType::kInt8;
-    case ffi::S16: return DType::kInt16;
-    case ffi::S32: return DType::kInt32;
-    case ffi::S64: return DType::kInt64;
-    case ffi::U8: return DType::kUInt8;
-    case ffi::U16: return DType::kUInt16;
-    case ffi::U32: return DType::kUInt32;
-    case ffi::U64: return DType::kUInt64;
-    case ffi::F16: return DType::kFloat16;
-    case ffi::BF16: return DType::kBFloat16;
-    case ffi::F32: return DType::kFloat32;
-    case ffi::F64: return DType::kFloat64;
-    default: throw std::invalid_argument("a buffer has an element type no kernel handles");
+    case ffi::PRED:
+      return DType::kBool;
+    case ffi::S8:
+      return DType::kInt8;
+    case ffi::S16:
+      return DType::kInt16;
+    case ffi::S32:
+      return DType::kInt32;
+    case ffi::S64:
+      return DType::kInt64;
+    case ffi::U8:
+      return DType::kUInt8;
+    case ffi::U16:
+      return DType::kUInt16;
+    case ffi::U32:
+      return DType::kUInt32;
+    case ffi::U64:
+      return DType::kUInt64;
+    case ffi::F16:
+      return DType::kFloat16;
+    case ffi::BF16:
+      return DType::kBFloat16;
+    case ffi::F32:
+      return DType::kFloat32;
+    case ffi::F64:
+      return DType::kFloat64;
+    default:
+      throw std::invalid_argument("a buffer has an element type no kernel handles");
   }
 }
 
@@ -137,10 +151,9 @@ struct Stages<kBody> {
   template <ffi::ExecutionStage kStage>
   static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
     auto* const body = &run<kStage == ffi::ExecutionStage::kInitialize>;
-    static auto* handler =
-        ffi::Ffi::BindTo<std::remove_const_t<decltype(body)>, kStage>(
-            body, {ffi::Traits::kCmdBufferCompatible})
-            .release();
+    static auto* handler = ffi::Ffi::BindTo<std::remove_const_t<decltype(body)>, kStage>(
+                               body, {ffi::Traits::kCmdBufferCompatible})
+                               .release();
     return handler->Call(frame);
   }
 };
@@ -154,8 +167,7 @@ template <auto kBody>
 Target make_target(std::string_view name) {
   using ffi::ExecutionStage;
   using Stages = internal::Stages<kBody>;
-  return {name,
-          reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kInitialize>),
+  return {name, reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kInitialize>),
           reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kExecute>)};
 }
 
@@ -178,8 +190,7 @@ struct CtxDecoding<JAX_GPUOPS_NAMESPACE::Queue> {
     Type queue;
     std::int32_t ordinal = 0;
 #ifndef JAX_GPUOPS_INTERPRET
-    const auto stream =
-        CtxDecoding<PlatformStream<cudaStream_t>>::Decode(api, context, diagnostic);
+    const auto stream = CtxDecoding<PlatformStream<cudaStream_t>>::Decode(api, context, diagnostic);
     const auto device = CtxDecoding<DeviceOrdinal>::Decode(api, context, diagnostic);
     if (!stream || !device) return std::nullopt;
     queue.stream = *stream;

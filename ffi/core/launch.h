@@ -91,9 +91,8 @@ int resident_blocks(const Queue& queue, void (*kernel)(Parameters...), int threa
   if (found != answers.end()) return found->second;
   int blocks = 0;
   load_kernel(queue, kernel);
-  check_cuda(
-      cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
-      "asking for a kernel's occupancy");
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
+             "asking for a kernel's occupancy");
   return answers[key] = std::max(1, blocks);
 #endif
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <math.h>  // NOLINT: unlike <cmath>, declares the float overloads globally
+
 #include <limits>
 #include <type_traits>
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <new>
 
 #ifdef JAX_GPUOPS_ASAN
@@ -15,6 +16,7 @@
 // they belong to the launch. A new stack holds what the switch pops (see new_stack_pointer).
 #if defined(__x86_64__)
 
+// Jumps to the return address: the processor would predict that a ret goes back to the caller.
 asm(R"(
     .text
     .hidden jax_gpuops_switch_stack
@@ -35,7 +37,8 @@ jax_gpuops_switch_stack:
     popq %r12
     popq %rbx
     popq %rbp
-    ret
+    popq %rcx
+    jmp *%rcx
     .size jax_gpuops_switch_stack, . - jax_gpuops_switch_stack
 )");
 
@@ -104,9 +107,6 @@ constexpr std::size_t kStackBytes = 256 * 1024;  // redzones and unoptimized fra
 constexpr std::size_t kStackBytes = 64 * 1024;
 #endif
 
-constexpr std::size_t kColors = 16;
-constexpr std::size_t kColorBytes = 256;
-
 thread_local Fiber* running = nullptr;
 
 // Fills the top of a new stack so that switching to it calls `function`.
@@ -119,7 +119,7 @@ void* new_stack_pointer(void* top, void (*function)()) {
 #else
   word -= 20;
   for (int i = 0; i < 20; ++i) word[i] = 0;
-  word[0] = reinterpret_cast<std::uintptr_t>(function);                 // x19
+  word[0] = reinterpret_cast<std::uintptr_t>(function);                  // x19
   word[11] = reinterpret_cast<std::uintptr_t>(&jax_gpuops_start_stack);  // x30
 #endif
   return word;
@@ -127,7 +127,7 @@ void* new_stack_pointer(void* top, void (*function)()) {
 
 }  // namespace
 
-Fiber::Fiber(std::size_t color) {
+Fiber::Fiber() {
   const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   memory_bytes_ = page + (kStackBytes + page - 1) / page * page;
   memory_ = mmap(nullptr, memory_bytes_, PROT_NONE,
@@ -139,11 +139,16 @@ Fiber::Fiber(std::size_t color) {
     munmap(memory_, memory_bytes_);
     throw std::bad_alloc();
   }
-  char* const top = static_cast<char*>(stack_) + stack_bytes_ - color % kColors * kColorBytes;
-  stack_pointer_ = new_stack_pointer(top, &Fiber::main);
+  stack_pointer_ = new_stack_pointer(static_cast<char*>(stack_) + stack_bytes_, &Fiber::main);
 }
 
-Fiber::~Fiber() { munmap(memory_, memory_bytes_); }
+Fiber::~Fiber() {
+#ifdef JAX_GPUOPS_ASAN
+  task_ = nullptr;
+  resume();  // only the fiber itself can free its fake stack
+#endif
+  munmap(memory_, memory_bytes_);
+}
 
 void Fiber::resume() {
   running = this;
@@ -157,18 +162,17 @@ void Fiber::resume() {
   running = nullptr;
 }
 
-void Fiber::suspend() { running->leave(/*returned=*/false); }
+void Fiber::suspend() { running->leave(/*last=*/false); }
 
-void Fiber::leave([[maybe_unused]] bool returned) {
+void Fiber::leave([[maybe_unused]] bool last) {
 #ifdef JAX_GPUOPS_ASAN
-  // A task that has returned needs its fake stack no more: null frees it.
-  __sanitizer_start_switch_fiber(returned ? nullptr : &fake_stack_, resumer_stack_,
+  // Null frees the fake stack.
+  __sanitizer_start_switch_fiber(last ? nullptr : &fake_stack_, resumer_stack_,
                                  resumer_stack_bytes_);
 #endif
   jax_gpuops_switch_stack(&stack_pointer_, resumer_stack_pointer_);
 #ifdef JAX_GPUOPS_ASAN
-  __sanitizer_finish_switch_fiber(returned ? nullptr : fake_stack_, &resumer_stack_,
-                                  &resumer_stack_bytes_);
+  __sanitizer_finish_switch_fiber(fake_stack_, &resumer_stack_, &resumer_stack_bytes_);
 #endif
 }
 
@@ -177,10 +181,12 @@ void Fiber::main() {
 #ifdef JAX_GPUOPS_ASAN
   __sanitizer_finish_switch_fiber(nullptr, &self->resumer_stack_, &self->resumer_stack_bytes_);
 #endif
-  for (;;) {
+  while (self->task_ != nullptr) {
     self->task_(self->argument_);
-    self->leave(/*returned=*/true);
+    self->leave(/*last=*/false);
   }
+  self->leave(/*last=*/true);
+  std::abort();  // resumed after its end
 }
 
 }  // namespace simt

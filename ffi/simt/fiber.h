@@ -22,9 +22,7 @@ class Fiber {
  public:
   using Task = void (*)(void* argument);
 
-  // `color` varies where the stack starts, modulo the page size; stacks that all start alike
-  // compete for the same few cache lines.
-  explicit Fiber(std::size_t color);
+  Fiber();
   ~Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
@@ -44,7 +42,7 @@ class Fiber {
 
  private:
   [[noreturn]] static void main();
-  void leave(bool returned);
+  void leave(bool last);
 
   void* memory_;  // a guard page, then the stack
   std::size_t memory_bytes_;

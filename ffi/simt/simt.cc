@@ -144,8 +144,8 @@ bool match(const Call& a, const Call& b) {
 }
 
 std::string to_string(const Call& call) {
-  std::string text = std::string(call.function) + "() at " + call.site.file + ":" +
-                     std::to_string(call.site.line);
+  std::string text =
+      std::string(call.function) + "() at " + call.site.file + ":" + std::to_string(call.site.line);
   if (call.scope != Scope::kBlock) text += " with mask " + hexadecimal(call.mask);
   return text;
 }
@@ -168,7 +168,7 @@ struct Cancelled {};
 // The stacks of this host thread, kept because mapping them costs more than most launches.
 Fiber& pooled_fiber(std::size_t index) {
   thread_local std::deque<Fiber> fibers;
-  while (fibers.size() <= index) fibers.emplace_back(/*color=*/fibers.size());
+  while (fibers.size() <= index) fibers.emplace_back();
   return fibers[index];
 }
 
@@ -470,8 +470,7 @@ std::string Launch::describe_deadlock() const {
     }
   }
   std::string text = "block " + to_string(blockIdx) + ": divergent " +
-                     (in_block_call_ > 0 ? "barrier" : "warp collective") +
-                     ", no thread can go on";
+                     (in_block_call_ > 0 ? "barrier" : "warp collective") + ", no thread can go on";
   for (const Group& group : groups) {
     const bool exited = group.first->state == Thread::State::kExited;
     text += std::string(group.first == groups[0].first ? ": " : "; ") + "thread " +
@@ -534,8 +533,7 @@ void warp_barrier(const char* function, Site site, unsigned mask) {
 
 unsigned warp_vote(const char* function, Site site, unsigned mask, bool predicate) {
   Launch& launch = active_launch();
-  return launch.wait(
-      {function, site, Scope::kLanes, mask, predicate, launch.lane(), nullptr, 0});
+  return launch.wait({function, site, Scope::kLanes, mask, predicate, launch.lane(), nullptr, 0});
 }
 
 void warp_shuffle(const char* function, Site site, unsigned mask, int source_lane, void* value,

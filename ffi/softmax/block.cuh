@@ -140,8 +140,8 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
       load<kWidth>(source + column * rows.inner, value);
       running.add(value);
     });
-    const A largest = block_reduce(running.largest, -infinity<A>(),
-                                   [](A a, A b) { return fmax(a, b); }, scratch.warps);
+    const A largest = block_reduce(
+        running.largest, -infinity<A>(), [](A a, A b) { return fmax(a, b); }, scratch.warps);
     running.raise(largest);
     const A sum = block_reduce(running.sum.value(), A(0), Add{}, scratch.warps);
     const A base = shift<kFunction>(largest);

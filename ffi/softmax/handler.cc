@@ -29,9 +29,9 @@ template <Function kFunction>
 void run(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, Attributes attributes) {
   const auto dims = x.dimensions();
   require(dims.size() >= 1, "x must have at least one dimension");
-  require(attributes.inner_dims >= 0 &&
-              attributes.inner_dims < static_cast<std::int64_t>(dims.size()),
-          "inner_dims must be less than the rank of x");
+  require(
+      attributes.inner_dims >= 0 && attributes.inner_dims < static_cast<std::int64_t>(dims.size()),
+      "inner_dims must be less than the rank of x");
   require(y->element_type() == x.element_type(), "x and the result must have one dtype");
   const std::size_t last = dims.size() - 1;
   const std::size_t first_inner = last - static_cast<std::size_t>(attributes.inner_dims);

@@ -58,8 +58,9 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   if (fits_shared(problem, device)) {
     return {Algorithm::kBlockShared, columns_text(problem) + " fit shared memory"};
   }
-  return {Algorithm::kBlockUncached, columns_text(problem) + " fit neither registers nor shared "
-                                                             "memory"};
+  return {Algorithm::kBlockUncached, columns_text(problem) +
+                                         " fit neither registers nor shared "
+                                         "memory"};
 }
 
 }  // namespace softmax

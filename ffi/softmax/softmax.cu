@@ -1,7 +1,5 @@
 // Instantiates the softmax kernels and launches them.
 
-#include "softmax/softmax.h"
-
 #include <algorithm>
 
 #include "core/launch.h"
@@ -9,6 +7,7 @@
 #include "softmax/ladder/01_baseline.cuh"
 #include "softmax/ladder/02_one_warp_rows.cuh"
 #include "softmax/rows.cuh"
+#include "softmax/softmax.h"
 #include "softmax/warp.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -73,8 +72,7 @@ void launch_warp(const Call<T>& call) {
   constexpr int kPack = kWidestPack<T>;
   const bool packed = call.rows.inner == 1 && call.rows.columns % kPack == 0;
   // Addresses are not known while preparing, so both kernels a call may need are loaded then.
-  if (call.queue.preparing ||
-      !(packed && is_aligned<kPack>(call.x) && is_aligned<kPack>(call.y))) {
+  if (call.queue.preparing || !(packed && is_aligned<kPack>(call.x) && is_aligned<kPack>(call.y))) {
     launch_warp_packs<T, kFunction, 1>(call);
     if (!call.queue.preparing) return;
   }
@@ -106,23 +104,34 @@ void launch_block_uncached(const Call<T>& call) {
 template <class T>
 void launch_ladder(Algorithm algorithm, const Call<T>& call) {
   switch (algorithm) {
-    case Algorithm::kBaseline: return launch_baseline(call);
-    case Algorithm::kOneWarpOneRow: return launch_one_warp<T, 1, 1>(call);
-    case Algorithm::kOneWarpTwoRows: return launch_one_warp<T, 2, 1>(call);
-    case Algorithm::kOneWarpFourRows: return launch_one_warp<T, 4, 1>(call);
-    case Algorithm::kOneWarpOneRowFloat4: return launch_one_warp<T, 1, 4>(call);
-    case Algorithm::kOneWarpTwoRowsFloat4: return launch_one_warp<T, 2, 4>(call);
-    default: return launch_one_warp<T, 4, 4>(call);
+    case Algorithm::kBaseline:
+      return launch_baseline(call);
+    case Algorithm::kOneWarpOneRow:
+      return launch_one_warp<T, 1, 1>(call);
+    case Algorithm::kOneWarpTwoRows:
+      return launch_one_warp<T, 2, 1>(call);
+    case Algorithm::kOneWarpFourRows:
+      return launch_one_warp<T, 4, 1>(call);
+    case Algorithm::kOneWarpOneRowFloat4:
+      return launch_one_warp<T, 1, 4>(call);
+    case Algorithm::kOneWarpTwoRowsFloat4:
+      return launch_one_warp<T, 2, 4>(call);
+    default:
+      return launch_one_warp<T, 4, 4>(call);
   }
 }
 
 template <class T, Function kFunction>
 void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
   switch (algorithm) {
-    case Algorithm::kWarp: return launch_warp<T, kFunction>(call);
-    case Algorithm::kBlockShared: return launch_block_shared<T, kFunction>(call);
-    case Algorithm::kBlockUncached: return launch_block_uncached<T, kFunction>(call);
-    default: return launch_ladder(algorithm, call);
+    case Algorithm::kWarp:
+      return launch_warp<T, kFunction>(call);
+    case Algorithm::kBlockShared:
+      return launch_block_shared<T, kFunction>(call);
+    case Algorithm::kBlockUncached:
+      return launch_block_uncached<T, kFunction>(call);
+    default:
+      return launch_ladder(algorithm, call);
   }
 }
 

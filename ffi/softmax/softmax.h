@@ -62,8 +62,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      kOptimisation, "softmax only"},
     {"warp", "Groups of up to 32 lanes hold a row in registers: one read and one write.",
      kWarpAndBlock, "rows of at most 2048 elements, 1024 for float64"},
-    {"block_shared", "A block holds a row in shared memory: one read and one write.",
-     kWarpAndBlock, "rows that fit the shared memory of one block, 227 KiB on Hopper"},
+    {"block_shared", "A block holds a row in shared memory: one read and one write.", kWarpAndBlock,
+     "rows that fit the shared memory of one block, 227 KiB on Hopper"},
     {"block_uncached", "A block reads its row twice, with a running maximum and sum: any length.",
      kWarpAndBlock, "none"},
 };

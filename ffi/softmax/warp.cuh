@@ -56,8 +56,8 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
 #pragma unroll
       for (int i = 0; i < kPack; ++i) largest = fmax(largest, value[p][i]);
     }
-    const A base = shift<kFunction>(
-        group_reduce<kLanes>(largest, [](A a, A b) { return fmax(a, b); }));
+    const A base =
+        shift<kFunction>(group_reduce<kLanes>(largest, [](A a, A b) { return fmax(a, b); }));
     A sum = 0;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -82,8 +82,8 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
         if (has_row && column < rows.columns) {
 #pragma unroll
           for (int i = 0; i < kPack; ++i) {
-            value[p][i] = kFunction == Function::kSoftmax ? value[p][i] * parameter
-                                                          : value[p][i] - parameter;
+            value[p][i] =
+                kFunction == Function::kSoftmax ? value[p][i] * parameter : value[p][i] - parameter;
           }
           if constexpr (kPack == 1) {
             y[begin + column * rows.inner] = narrow<T>(value[p][0]);
