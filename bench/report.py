@@ -67,16 +67,8 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
         result.add_column(name, no_wrap=True)
     numbers = ["error", "XLA error"]
     if timed:
-        numbers = [
-            "k",
-            "time us",
-            "loop us",
-            "XLA us",
-            ops.OPS[first.op].unit,
-            "ceiling",
-            "x XLA",
-            *numbers,
-        ]
+        speeds = ["k", "time us", "loop us", "XLA us", ops.OPS[first.op].unit, "ceiling", "x XLA"]
+        numbers = [*speeds, *numbers]
     if timed and ladder:
         numbers += ["speed-up", "document"]
     for name in numbers:
@@ -103,12 +95,16 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
 
 
 def refusals(results: Iterable[Result]) -> list[str]:
-    """Returns which algorithms were not run, and why, one line for each problem and reason."""
-    return [
-        f"{each.problem}: {each.algorithm} does not take it: {each.message}"
-        for each in results
-        if each.status == REFUSED
-    ]
+    """Returns which algorithms did not take some problem, one line for each."""
+    refused: dict[str, list[Result]] = {}
+    for each in results:
+        if each.status == REFUSED:
+            refused.setdefault(each.algorithm, []).append(each)
+    lines = []
+    for first, *others in refused.values():
+        more = f" (and {len(others)} more)" if others else ""
+        lines.append(f"Not run: {first.algorithm} on {first.problem}{more}: {first.message}")
+    return lines
 
 
 def ladder_text(family: str) -> str:
