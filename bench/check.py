@@ -98,7 +98,7 @@ def matmul(problem: Problem, y, reference, operands) -> Errors:
     """
     k = operands[0].shape[-1]
     rounding = _computed_epsilon(y.dtype)
-    if y.dtype == jnp.float32 and problem.options.get("precision") not in ("highest", "float32"):
+    if y.dtype == jnp.float32 and problem.options.get("precision", "highest") != "highest":
         rounding = 2.0**-10
     bound = _epsilon(y.dtype) + (1 + k**0.5 / 2) * _computed_epsilon(y.dtype) + rounding
     difference = y.astype(jnp.float64) - reference

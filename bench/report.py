@@ -19,7 +19,8 @@ _DTYPE_NAMES = {name: short for short, name in ops.SHORT_DTYPES.items()}
 LEGEND = """\
 time us  median time of the kernels of one call, from CUPTI
 loop us  time of one call in a long loop of calls; for small problems that is Python and the launch
-rate     the bytes (operands read once, results written once) or operations of the op over its time
+GB/s     the bytes of the op (operands read once, results written once) over its time, in 1e9
+TFLOP/s  the additions and multiplications of a matrix product over its time, in 1e12
 ceiling  the rate as a part of what this GPU did in this run: for softmax and transpose copying
          2 GiB, for reductions and logsumexp summing 2 GiB, for products XLA's best one of that
          dtype and precision

@@ -16,7 +16,7 @@ import numpy as np
 import jax_gpuops
 from bench import documents, measure, ops
 from bench.problem import Problem, Variant
-from bench.results import FAILED, REFUSED, WRONG, XLA, Result
+from bench.results import FAILED, REFUSED, RIGHT, WRONG, XLA, Result
 
 WARM_BYTES = 60_000_000
 """Operands below this size stay in an H200's L2 cache from one call to the next."""
@@ -26,7 +26,7 @@ _CEILING_MATRIX = 8192
 
 
 def has_gpu() -> bool:
-    """True if JAX's default device is a GPU that can run our kernels."""
+    """True if JAX's default device is a GPU."""
     return jax.default_backend() == "gpu"
 
 
@@ -75,7 +75,8 @@ class Runner:
                     self._solve(problem, taken)
             except Exception as failure:  # what is left of a long run is worth having
                 for each in taken:
-                    each.status, each.message = FAILED, _first_line(failure)
+                    if each.status == RIGHT:
+                        each.status, each.message = FAILED, _first_line(failure)
         return results
 
     def _solve(self, problem: Problem, results: Sequence[Result]) -> None:
@@ -229,8 +230,11 @@ def _judge(problem: Problem, operands) -> Callable[[jax.Array], tuple[float, flo
     error = op.error if rounds else ops.check.exact
     wide = jnp.promote_types(dtype, jnp.float64) if rounds else dtype
 
+    def compute_reference(*operands):
+        return op.upstream(*[x.astype(wide) for x in operands], **ops.keywords(problem))
+
     with jax.enable_x64(True):
-        reference = _jit(op.upstream, problem)(*[x.astype(wide) for x in operands])
+        reference = jax.jit(compute_reference)(*operands)
 
         @jax.jit
         def errors(y, reference, *operands):
