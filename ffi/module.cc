@@ -66,6 +66,8 @@ Arguments to_arguments(const nb::dict& problem) {
     const auto name = nb::cast<std::string>(key);
     if (nb::isinstance<nb::str>(value)) {
       arguments.set(name, nb::cast<std::string>(value));
+    } else if (nb::isinstance<nb::sequence>(value)) {
+      arguments.set(name, nb::cast<std::vector<std::int64_t>>(value));
     } else {
       arguments.set(name, nb::cast<std::int64_t>(value));
     }
@@ -138,7 +140,7 @@ NB_MODULE(JAX_GPUOPS_MODULE, m) {
         "What would run: a dict with algorithm and reason. ValueError if the algorithm that the "
         "problem names cannot take it.");
   m.def("workspace", &ours::workspace, nb::arg("op"), nb::arg("problem"),
-        "Elements of workspace that one row of the problem needs at most.");
+        "Bytes of workspace that one row of the problem needs at most.");
   m.def("build_info", &ours::build_info, "Versions and architectures this module was built with.");
 #ifndef JAX_GPUOPS_INTERPRET
   m.def("driver_version", &ours::driver_version,

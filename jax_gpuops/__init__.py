@@ -8,7 +8,15 @@ from jax_gpuops._library import Algorithm as Algorithm
 from jax_gpuops._library import algorithms as algorithms
 from jax_gpuops._plan import Plan as Plan
 from jax_gpuops._plan import plan as plan
+from jax_gpuops.reduce import argmax as argmax
+from jax_gpuops.reduce import argmin as argmin
+from jax_gpuops.reduce import max as max
+from jax_gpuops.reduce import mean as mean
+from jax_gpuops.reduce import min as min
+from jax_gpuops.reduce import prod as prod
+from jax_gpuops.reduce import sum as sum
 from jax_gpuops.softmax import log_softmax as log_softmax
 from jax_gpuops.softmax import logsumexp as logsumexp
 from jax_gpuops.softmax import softmax as softmax
 from jax_gpuops.status import status as status
+from jax_gpuops.transpose import transpose as transpose

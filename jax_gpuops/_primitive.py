@@ -15,9 +15,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.interpreters.mlir import ir
+from jax.sharding import AxisType
 
 from jax_gpuops import _library, _measurements
 
@@ -41,6 +43,11 @@ class Kernel:
       rows: how many trailing dims of each operand, and of the result, belong to a row. The dims
         before them are the same in all, and sharding them needs no communication. None if the op
         has no such dims: it then runs within one device only.
+      gathers: False if XLA reduces a sharded row without collecting it on one device, as our
+        custom call must. None then leaves programs that span several devices to XLA.
+      workspace: maps the compiled module, operand avals, `algorithm` and parameters to the bytes of
+        workspace that each index of the leading dims needs at most; requires `rows`. The custom
+        call has it as its last result, which nobody sees: handlers must not allocate.
     """
 
     name: str
@@ -52,6 +59,8 @@ class Kernel:
     attributes: Callable[..., dict[str, Any]] = lambda **_: {}
     layouts: Callable[..., tuple[list[Layout], list[Layout]]] | None = None
     rows: tuple[tuple[int, ...], int] | None = None
+    gathers: bool = True
+    workspace: Callable[..., int] | None = None
 
 
 KERNELS: dict[Primitive, Kernel] = {}
@@ -151,14 +160,16 @@ def choose(
     if implementation is None and algorithm is not None:
         implementation = "interpret" if platform == "cpu" else "cuda"
         reason = f"algorithm {algorithm!r} is ours"
-    partitioned = partitioned and kernel.rows is None
+    without_rule = partitioned and kernel.rows is None
     if implementation == "xla":
         return "xla", reason
     if implementation is None:
         if platform != "cuda":
             return "xla", f"jax_gpuops has no faster kernel for platform {platform}"
-        if partitioned:
+        if without_rule:
             return "xla", "the program spans several devices, for which the op has no rule"
+        if partitioned and not kernel.gathers:
+            return "xla", "the program spans several devices, and the rows may be sharded"
         problem_of_gpu = _library.gpu_problem()
         if problem_of_gpu is not None:
             _library.warn_once(problem_of_gpu)
@@ -171,7 +182,7 @@ def choose(
             f"computation is lowered for {platform or 'another one'}; implementation=None lets the "
             "platform decide"
         )
-    if partitioned:
+    if without_rule:
         raise ValueError(
             f'{kernel.name}: implementation="{implementation}" runs on one device, but the program '
             "spans several; call it inside jax.shard_map, or use implementation=None"
@@ -198,13 +209,30 @@ def _lower(kernel, platform, ctx, *operands, implementation, algorithm, **params
     operand_layouts = result_layouts = None
     if kernel.layouts is not None:
         operand_layouts, result_layouts = kernel.layouts(*ctx.avals_in, **params)
+    if kernel.workspace is not None:
+        module = _library.module(chosen)
+        size = kernel.workspace(module, *ctx.avals_in, algorithm=algorithm, **params)
+        workspace = _workspace_aval(kernel, ctx.avals_in[0], size)
+        ctx = ctx.replace(avals_out=[*ctx.avals_out, workspace])
+        if result_layouts is not None:
+            result_layouts = [*result_layouts, tuple(reversed(range(workspace.ndim)))]
     rule = jax.ffi.ffi_lowering(
         kernel.target,
         operand_layouts=operand_layouts,
         result_layouts=result_layouts,
         extra_attributes=_sharding_attributes(kernel, ctx),
     )
-    return rule(ctx, *operands, algorithm=algorithm or "", **kernel.attributes(**params))
+    results = rule(ctx, *operands, algorithm=algorithm or "", **kernel.attributes(**params))
+    return results if kernel.workspace is None else results[:-1]
+
+
+def _workspace_aval(kernel, x, size: int):
+    """The leading dims of `x`, then bytes: a shard of the problem gets its share of them."""
+    leading = x.ndim - kernel.rows[0][0]
+    sharding = x.sharding.update(spec=(*x.sharding.spec[:leading], None))
+    return x.update(
+        shape=(*x.shape[:leading], size), dtype=np.dtype("uint8"), sharding=sharding, weak_type=False
+    )
 
 
 def _spans_devices(ctx) -> bool:
@@ -246,7 +274,8 @@ def _sharding_attributes(kernel, ctx) -> dict[str, ir.Attribute] | None:
         return "[" + ", ".join(result) + "]"
 
     operand_dims = [dims(a, rows) for a, rows in zip(ctx.avals_in, operand_rows, strict=True)]
-    result_dims = [dims(a, result_rows) for a in ctx.avals_out]
+    results_rows = (result_rows,) if kernel.workspace is None else (result_rows, 1)
+    result_dims = [dims(a, rows) for a, rows in zip(ctx.avals_out, results_rows, strict=True)]
     sizes = ", ".join(f"{name}={size}" for name, size in factors.items())
     replicated = ", ".join(row_names.values())
     rule = (
@@ -257,6 +286,16 @@ def _sharding_attributes(kernel, ctx) -> dict[str, ir.Attribute] | None:
         "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(leading)}),
         "sdy.sharding_rule": ir.Attribute.parse(rule),
     }
+
+
+def explicitly_sharded(x: jax.Array, axes: Sequence[int]) -> bool:
+    """True if the type of `x` says that one of these axes is divided among devices.
+
+    In an explicit-sharding mesh a custom call cannot take such an axis apart, while XLA's own
+    operations can. Inside a full `jax.shard_map` every array is whole.
+    """
+    spec = jax.typeof(x).sharding.spec
+    return any(axis < len(spec) and spec[axis] is not None for axis in axes)
 
 
 # Batching
@@ -342,6 +381,12 @@ def check_array(name: str, x: object) -> None:
     """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
     if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
+
+
+def is_explicitly_sharded(x: jax.typing.ArrayLike) -> bool:
+    """True if the sharding of `x` is part of its type: under a mesh with explicit axes."""
+    mesh = jax.typeof(x).sharding.mesh
+    return not mesh.empty and AxisType.Explicit in mesh.axis_types
 
 
 def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:

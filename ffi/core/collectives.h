@@ -38,6 +38,13 @@ struct Minimum {
   }
 };
 
+// The value of the lane whose number differs in the bits of `distance`. Overload it for a struct,
+// which must be exchanged member by member, in the struct's namespace.
+template <class T>
+__device__ inline T shuffle_xor(T value, int distance) {
+  return __shfl_xor_sync(kFullWarp, value, distance);
+}
+
 // Combines the values of each aligned group of kLanes lanes; every lane gets the result. The whole
 // warp must call it. The xor pattern adds in the same order in every lane, so all lanes agree to
 // the bit.
@@ -47,7 +54,16 @@ __device__ inline T group_reduce(T value, Combine combine) {
                 "groups are aligned powers of two, or the xor pattern would leave them");
 #pragma unroll
   for (int distance = kLanes / 2; distance > 0; distance /= 2) {
-    value = combine(value, __shfl_xor_sync(kFullWarp, value, distance));
+    value = combine(value, shuffle_xor(value, distance));
+  }
+  return value;
+}
+
+// The same for a number of lanes known at run time.
+template <class T, class Combine>
+__device__ inline T group_reduce(T value, Combine combine, int lanes) {
+  for (int distance = lanes / 2; distance > 0; distance /= 2) {
+    value = combine(value, shuffle_xor(value, distance));
   }
   return value;
 }

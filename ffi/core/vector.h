@@ -82,20 +82,22 @@ using Width = std::integral_constant<int, kSize>;
 //
 //     row ->  h h h | P P P P | P P P P | ... | P P P P | t t
 //
-// Calls visit(column, Width<w>{}), w being 1 or kSize; each column is visited by one thread.
+// Calls visit(column, Width<w>{}), w being 1 or kSize; each column is visited by one thread, and
+// each thread visits its columns in ascending order.
 template <int kSize, class T, class Visit>
 __device__ inline void visit_packed(const T* row, std::int64_t columns, int thread, int threads,
                                     Visit&& visit) {
   std::int64_t head = elements_to_alignment<kSize>(row);
   if (head > columns) head = columns;
-  if (thread < head) visit(std::int64_t{thread}, Width<1>{});
+  for (std::int64_t column = thread; column < head; column += threads) visit(column, Width<1>{});
   const std::int64_t packs = (columns - head) / kSize;
 #pragma unroll 4
   for (std::int64_t pack = thread; pack < packs; pack += threads) {
     visit(head + pack * kSize, Width<kSize>{});
   }
-  const std::int64_t tail = head + packs * kSize + thread;
-  if (tail < columns) visit(tail, Width<1>{});
+  for (std::int64_t column = head + packs * kSize + thread; column < columns; column += threads) {
+    visit(column, Width<1>{});
+  }
 }
 
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "core/integer.h"
 #include "core/launch.h"
 #include "softmax/block.cuh"
 #include "softmax/ladder/01_baseline.cuh"
@@ -21,14 +22,6 @@ struct Call {
   T* y;
   Rows rows;
 };
-
-std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-int power_of_two_from(std::int64_t value) {
-  int power = 1;
-  while (power < value) power *= 2;
-  return power;
-}
 
 template <class T>
 void launch_baseline(const Call<T>& call) {

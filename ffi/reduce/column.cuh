@@ -1,0 +1,121 @@
+// Algorithm `column`: the elements of a row lie `inner` apart.
+//
+// The lanes of a warp take neighbouring rows, whose elements of one column are neighbours in
+// memory, kPack rows a lane; the threads of a block that have the same lane number share the
+// columns of these rows, and combine in shared memory at the end.
+//
+//                 lane 0    lane 1    lane 2   ...
+//     column 0:   depth 0   depth 0   depth 0
+//     column 1:   depth 1   depth 1   depth 1
+//     ...
+//     column d:   depth 0   depth 0   depth 0        d = threads / lanes
+//
+// Where there are fewer rows than keep the GPU busy, blocks with different blockIdx.y take parts of
+// the columns and leave partials, again `inner` apart, for a second launch.
+#pragma once
+
+#include "core/shared.h"
+#include "reduce/reducer.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+inline constexpr int kColumnThreads = 256;
+
+struct StridedRows {
+  std::int64_t outer;
+  std::int64_t columns;
+  std::int64_t inner;
+  int lanes;  // a power of two
+};
+
+template <class Reducer, int kPack>
+struct ColumnStorage {
+  typename Reducer::Partial upper[kPack][kColumnThreads / 2];
+};
+
+template <class Reducer, int kPack>
+__global__ void __launch_bounds__(kColumnThreads)
+    column_kernel(const typename Reducer::Element* __restrict__ x, Target y, StridedRows rows) {
+  using Element = typename Reducer::Element;
+  using Value = Accumulator<Element>;
+  constexpr int kUnroll = 4;  // columns loaded at a time: memory must have many requests in flight
+  auto& upper = shared<ColumnStorage<Reducer, kPack>>().upper;
+  const typename Reducer::Combine combine;
+  const int lane = threadIdx.x % rows.lanes;
+  const int depth = threadIdx.x / rows.lanes;
+  const int depths = kColumnThreads / rows.lanes;
+
+  const std::int64_t packs_per_outer = rows.inner / kPack;
+  const std::int64_t packs = rows.outer * packs_per_outer;
+  const std::int64_t part = (rows.columns + gridDim.y - 1) / gridDim.y;
+  const std::int64_t begin = blockIdx.y * part;
+  const std::int64_t end = begin + part < rows.columns ? begin + part : rows.columns;
+
+  // The loop's bounds are those of the block, so that all threads reach every barrier.
+  for (std::int64_t first = std::int64_t{blockIdx.x} * rows.lanes; first < packs;
+       first += std::int64_t{gridDim.x} * rows.lanes) {
+    const std::int64_t pack = first + lane;
+    const std::int64_t outer = pack / packs_per_outer;
+    const std::int64_t inner = pack % packs_per_outer * kPack;
+
+    // Fold the thread's columns.
+    typename Reducer::Fold fold[kPack];
+    if (pack < packs) {
+      const Element* const row = x + outer * rows.columns * rows.inner + inner;
+      std::int64_t column = begin + depth;
+      for (; column + (kUnroll - 1) * depths < end; column += kUnroll * depths) {
+        Value value[kUnroll][kPack];
+#pragma unroll
+        for (int u = 0; u < kUnroll; ++u) {
+          load<kPack>(row + (column + u * depths) * rows.inner, value[u]);
+        }
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          Value of_row[kUnroll];
+#pragma unroll
+          for (int u = 0; u < kUnroll; ++u) of_row[u] = value[u][i];
+          fold[i].add(of_row, column, depths);
+        }
+      }
+      for (; column < end; column += depths) {
+        Value value[kPack];
+        load<kPack>(row + column * rows.inner, value);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          const Value of_row[1] = {value[i]};
+          fold[i].add(of_row, column, depths);
+        }
+      }
+    }
+
+    // Combine over the depths: the upper half hands its partials to the lower, and again.
+    typename Reducer::Partial partial[kPack];
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) partial[i] = fold[i].value();
+    for (int half = depths / 2; half > 0; half /= 2) {
+      const int slot = static_cast<int>(threadIdx.x) - half * rows.lanes;
+      if (depth >= half && depth < 2 * half) {
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) upper[i][slot] = partial[i];
+      }
+      __syncthreads();
+      if (depth < half) {
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          partial[i] = combine(partial[i], upper[i][threadIdx.x]);
+        }
+      }
+      __syncthreads();
+    }
+
+    if (depth == 0 && pack < packs) {
+      const std::int64_t result = (outer * gridDim.y + blockIdx.y) * rows.inner + inner;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) Reducer::store(y, result + i, partial[i]);
+    }
+  }
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,36 @@
+// Ladder, step 2: `stride`, interleaved addressing by neighbouring threads.
+//
+// The same tree as `naive`, but the threads that work are the first ones: thread t takes index
+// 2 * stride * t. Whole warps fall idle, and no modulo is needed. In exchange, the lanes of a warp
+// access shared memory at a stride of a power of two, which falls into few banks.
+//
+//     stride 2:   thread 0: 0<-2    thread 1: 4<-6    thread 2: 8<-10 ...
+#pragma once
+
+#include "reduce/ladder/tree.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+template <class Reducer>
+__global__ void __launch_bounds__(kLadderThreads)
+    stride_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows) {
+  const auto tree = shared<TreeStorage<Reducer>>().tree;
+  const typename Reducer::Combine combine;
+  const unsigned thread = threadIdx.x;
+
+  for_each_tile<Reducer, kLadderThreads>(
+      x, y, rows, [&](const typename Reducer::Element* tile, std::int64_t columns) {
+        tree[thread] = element_or_identity<Reducer>(tile, columns, thread);
+        __syncthreads();
+        for (unsigned stride = 1; stride < blockDim.x; stride *= 2) {
+          const unsigned index = 2 * stride * thread;
+          if (index < blockDim.x) tree[index] = combine(tree[index], tree[index + stride]);
+          __syncthreads();
+        }
+        return tree[0];
+      });
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,43 @@
+// Ladder, step 4: `first_add`, the first level of the tree while loading.
+//
+// In `sequential` half of the threads do nothing after their load. Here a tile is two elements for
+// each thread, combined on the way to shared memory: half the blocks, and every thread has worked.
+#pragma once
+
+#include "reduce/ladder/tree.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+// The two elements of a tile that fall to the calling thread, combined.
+template <class Reducer>
+__device__ inline typename Reducer::Partial first_level(const typename Reducer::Element* tile,
+                                                        std::int64_t columns) {
+  const int thread = threadIdx.x;
+  return typename Reducer::Combine{}(
+      element_or_identity<Reducer>(tile, columns, thread),
+      element_or_identity<Reducer>(tile, columns, thread + kLadderThreads));
+}
+
+template <class Reducer>
+__global__ void __launch_bounds__(kLadderThreads)
+    first_add_kernel(const typename Reducer::Element* __restrict__ x, Target y,
+                     ContiguousRows rows) {
+  const auto tree = shared<TreeStorage<Reducer>>().tree;
+  const typename Reducer::Combine combine;
+  const unsigned thread = threadIdx.x;
+
+  for_each_tile<Reducer, 2 * kLadderThreads>(
+      x, y, rows, [&](const typename Reducer::Element* tile, std::int64_t columns) {
+        tree[thread] = first_level<Reducer>(tile, columns);
+        __syncthreads();
+        for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+          if (thread < half) tree[thread] = combine(tree[thread], tree[thread + half]);
+          __syncthreads();
+        }
+        return tree[0];
+      });
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,60 @@
+// Ladder, step 6: `multiple`, many elements per thread.
+//
+// A row is walked by as many blocks as the GPU holds at a time, in packs of 16 bytes; each thread
+// folds its packs in registers before the block combines them once. The cost of the tree is then
+// spread over thousands of elements, and the kernel runs at the speed of memory. The partials of
+// the blocks are a row for the next launch: the same kernel with one block a row.
+//
+//     row ->  | pack: block 0, thread 0 | block 0, thread 1 | ... | block 1, thread 0 | ...
+//             | block 0, thread 0 again | ...
+#pragma once
+
+#include "core/shared.h"
+#include "reduce/ladder/tree.cuh"
+#include "reduce/reducer.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+inline constexpr int kMultipleThreads = 512;
+
+template <class Reducer>
+struct MultipleStorage {
+  typename Reducer::Partial warps[kMaxWarpsPerBlock];
+};
+
+// Folds the columns of a row that fall to thread `thread` of `threads`.
+template <class Reducer>
+__device__ inline typename Reducer::Partial fold_row(const typename Reducer::Element* row,
+                                                     std::int64_t columns, int thread,
+                                                     int threads) {
+  constexpr int kPack = kWidestPack<typename Reducer::Element>;
+  typename Reducer::Fold fold;
+  visit_packed<kPack>(row, columns, thread, threads, [&](std::int64_t column, auto width) {
+    constexpr int kWidth = width;
+    Accumulator<typename Reducer::Element> value[kWidth];
+    load<kWidth>(row + column, value);
+    fold.add(value, column, 1);
+  });
+  return fold.value();
+}
+
+// blockIdx.x counts the blocks of a row, and blockIdx.y rows.
+template <class Reducer>
+__global__ void __launch_bounds__(kMultipleThreads)
+    multiple_kernel(const typename Reducer::Element* __restrict__ x, Target y,
+                    ContiguousRows rows) {
+  const auto warps = shared<MultipleStorage<Reducer>>().warps;
+  const int thread = blockIdx.x * blockDim.x + threadIdx.x;
+  const int threads = gridDim.x * blockDim.x;
+
+  for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
+    const auto partial = block_reduce(
+        fold_row<Reducer>(x + row * rows.columns, rows.columns, thread, threads),
+        Reducer::identity(), typename Reducer::Combine{}, warps);
+    if (threadIdx.x == 0) Reducer::store(y, row * gridDim.x + blockIdx.x, partial);
+  }
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

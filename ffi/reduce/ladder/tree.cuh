@@ -1,0 +1,48 @@
+// What the ladder's steps before `multiple` have in common: a block takes one tile of a row, an
+// element or two for each thread, and leaves one partial. They differ in how the tile becomes one.
+//
+//     row ->  | tile 0: block 0 | tile 1: block 1 | ... | tile n - 1, shorter |
+#pragma once
+
+#include "core/shared.h"
+#include "reduce/reducer.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+// An array of `count` neighbouring rows of `columns` neighbouring elements.
+struct ContiguousRows {
+  std::int64_t count;
+  std::int64_t columns;
+};
+
+template <class Reducer>
+struct TreeStorage {
+  typename Reducer::Partial tree[kLadderThreads];
+};
+
+// Calls reduce_tile(tile, columns), which returns the tile's partial in thread 0, for each tile of
+// each row: blockIdx.x counts tiles and blockIdx.y rows.
+template <class Reducer, int kTileColumns, class ReduceTile>
+__device__ inline void for_each_tile(const typename Reducer::Element* x, const Target& y,
+                                     ContiguousRows rows, ReduceTile&& reduce_tile) {
+  const std::int64_t tiles = (rows.columns + kTileColumns - 1) / kTileColumns;
+  for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
+    for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+      const std::int64_t first = tile * kTileColumns;
+      const auto partial = reduce_tile(x + row * rows.columns + first, rows.columns - first);
+      if (threadIdx.x == 0) Reducer::store(y, row * tiles + tile, partial);
+      __syncthreads();  // the next tile overwrites what this one's tree still reads
+    }
+  }
+}
+
+// The element of a tile that may end before `column`.
+template <class Reducer>
+__device__ inline typename Reducer::Partial element_or_identity(
+    const typename Reducer::Element* tile, std::int64_t columns, int column) {
+  return column < columns ? Reducer::lift(tile[column]) : Reducer::identity();
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

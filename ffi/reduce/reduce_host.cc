@@ -1,0 +1,1 @@
+#include "reduce/reduce.cu"

@@ -1,0 +1,236 @@
+// What all reduction kernels share: what is combined, how a thread folds many elements, and where
+// results go. A kernel is written once against a Reducer and knows no function.
+//
+//     elements (T) --Fold--> a thread's Partial --Combine--> a block's Partial --store--> result
+//
+// Partials that blocks leave in the workspace are elements of a next launch, whose reducer is the
+// one for T = Partial.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "core/collectives.h"
+#include "core/cuda.h"
+#include "core/dtype.h"
+#include "core/numeric.h"
+#include "core/vector.h"
+#include "reduce/reduce.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+// An element and its column: what argmax and argmin combine.
+template <class A>
+struct Indexed {
+  A value;
+  std::int64_t index;
+};
+
+template <class A>
+__device__ inline Indexed<A> shuffle_xor(Indexed<A> value, int distance) {
+  return {__shfl_xor_sync(kFullWarp, value.value, distance),
+          __shfl_xor_sync(kFullWarp, value.index, distance)};
+}
+
+// Where a launch writes: the results, or partials for the next launch. The dtype of a result is
+// known at run time only; there is one result for a whole row, so the choice costs nothing and
+// spares a kernel for each dtype.
+struct Target {
+  void* data;
+  DType dtype;
+  bool partials;
+};
+
+// Stores the low bits of an integer: sums and products modulo 2^64 are right modulo less.
+template <class A>
+__device__ inline void store_result(const Target& target, std::int64_t index, A value) {
+  if constexpr (std::is_same_v<A, float>) {
+    switch (target.dtype) {
+      case DType::kFloat16: static_cast<__half*>(target.data)[index] = narrow<__half>(value); break;
+      case DType::kBFloat16:
+        static_cast<__nv_bfloat16*>(target.data)[index] = narrow<__nv_bfloat16>(value);
+        break;
+      default: static_cast<float*>(target.data)[index] = value; break;
+    }
+  } else if constexpr (std::is_same_v<A, double>) {
+    static_cast<double*>(target.data)[index] = value;
+  } else {
+    switch (target.dtype) {
+      case DType::kInt8:
+      case DType::kUInt8:
+        static_cast<std::uint8_t*>(target.data)[index] = static_cast<std::uint8_t>(value);
+        break;
+      case DType::kInt16:
+      case DType::kUInt16:
+        static_cast<std::uint16_t*>(target.data)[index] = static_cast<std::uint16_t>(value);
+        break;
+      case DType::kInt32:
+      case DType::kUInt32:
+        static_cast<std::uint32_t*>(target.data)[index] = static_cast<std::uint32_t>(value);
+        break;
+      default:
+        static_cast<std::uint64_t*>(target.data)[index] = static_cast<std::uint64_t>(value);
+        break;
+    }
+  }
+}
+
+// Combines `terms` in pairs: a sum's error then grows with the logarithm of their number.
+template <class Combine, int kCount, class A>
+__device__ inline A tree(A (&terms)[kCount]) {
+  static_assert((kCount & (kCount - 1)) == 0, "a tree of halves needs a power of two");
+#pragma unroll
+  for (int half = kCount / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) terms[i] = Combine{}(terms[i], terms[i + half]);
+  }
+  return terms[0];
+}
+
+// sum, prod, max and min of elements of T, computed in A.
+template <Function kFunction, class T, class A>
+struct ValueReducer {
+  using Element = T;
+  using Partial = A;
+  using Combine = std::conditional_t<
+      kFunction == Function::kSum, Add,
+      std::conditional_t<kFunction == Function::kProd, Multiply,
+                         std::conditional_t<kFunction == Function::kMax, Maximum, Minimum>>>;
+  static constexpr bool kFloat = std::is_floating_point_v<A>;
+
+  __device__ static A identity() {
+    using Limits = std::numeric_limits<A>;
+    if constexpr (kFunction == Function::kSum) {
+      return 0;
+    } else if constexpr (kFunction == Function::kProd) {
+      return 1;
+    } else if constexpr (kFunction == Function::kMax) {
+      return kFloat ? -Limits::infinity() : Limits::lowest();
+    } else {
+      return kFloat ? Limits::infinity() : Limits::max();
+    }
+  }
+
+  __device__ static A lift(T value) { return static_cast<A>(widen(value)); }
+
+  __device__ static void store(const Target& target, std::int64_t index, A value) {
+    if (target.partials) {
+      static_cast<A*>(target.data)[index] = value;
+    } else {
+      store_result(target, index, value);
+    }
+  }
+
+  // What one thread makes of its elements. Sums of floats are compensated, once for every call of
+  // add(): the error stays that of the trees, however many elements a thread folds.
+  class Fold {
+   public:
+    // Elements of `count` columns: first, first + step, ...
+    template <int kCount>
+    __device__ void add(const Accumulator<T> (&value)[kCount], std::int64_t, std::int64_t) {
+      Term terms[kCount];
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) terms[i] = static_cast<Term>(value[i]);
+      state_.add(static_cast<A>(tree<Combine>(terms)));
+    }
+
+    __device__ A value() const { return state_.value(); }
+
+   private:
+    struct Plain {
+      A partial = identity();
+
+      __device__ void add(A term) { partial = Combine{}(partial, term); }
+      __device__ A value() const { return partial; }
+    };
+
+    static constexpr bool kSum = kFunction == Function::kSum;
+    // A few small integers cannot overflow 32 bits, in which a GPU adds twice as fast as in 64.
+    static constexpr bool kSmall = kSum && std::is_integral_v<T> && sizeof(T) <= 2;
+    using Term = std::conditional_t<kSmall, std::int32_t, A>;
+
+    std::conditional_t<kSum && kFloat, CompensatedSum<A>, Plain> state_;
+  };
+};
+
+// Whether a beats b for argmax (argmin), for values alone: NaN beats all that is not NaN.
+template <Function kFunction, class A>
+__device__ inline bool beats(A a, A b) {
+  const bool better = kFunction == Function::kArgMax ? a > b : a < b;
+  return better || (a != a && b == b);
+}
+
+// argmax and argmin of elements of T, computed in A, or of the Indexed<A> of an earlier launch.
+template <Function kFunction, class T, class A>
+struct ArgReducer {
+  using Element = T;
+  using Partial = Indexed<A>;
+
+  struct Combine {
+    // The better value; of equal ones that of the smaller column.
+    __device__ Partial operator()(Partial a, Partial b) const {
+      if (beats<kFunction>(a.value, b.value)) return a;
+      if (beats<kFunction>(b.value, a.value)) return b;
+      return a.index < b.index ? a : b;
+    }
+  };
+
+  // Loses against every element, even one of the same value.
+  __device__ static Partial identity() {
+    return {ValueReducer<kFunction == Function::kArgMax ? Function::kMax : Function::kMin, A,
+                         A>::identity(),
+            std::numeric_limits<std::int64_t>::max()};
+  }
+
+  __device__ static void store(const Target& target, std::int64_t index, Partial value) {
+    if (target.partials) {
+      static_cast<Partial*>(target.data)[index] = value;
+    } else {
+      store_result(target, index, value.index);
+    }
+  }
+
+  class Fold {
+   public:
+    // Elements of `count` columns: first, first + step, ..., all beyond those of earlier calls.
+    // Only where their best beats the one so far is its column looked for, so an element costs
+    // little more than for max.
+    template <int kCount>
+    __device__ void add(const Accumulator<T> (&value)[kCount], std::int64_t first,
+                        std::int64_t step) {
+      if constexpr (std::is_same_v<T, Partial>) {
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) best_ = Combine{}(best_, value[i]);
+      } else {
+        using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
+        A terms[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) terms[i] = static_cast<A>(value[i]);
+        const A best = tree<Best>(terms);
+        if (beats<kFunction>(best, best_.value) || best_.index == identity().index) {
+          int position = 0;
+#pragma unroll
+          for (int i = kCount - 1; i >= 0; --i) {
+            const A term = static_cast<A>(value[i]);
+            if (term == best || term != term) position = i;
+          }
+          best_ = {best, first + position * step};
+        }
+      }
+    }
+
+    __device__ Partial value() const { return best_; }
+
+   private:
+    Partial best_ = identity();
+  };
+};
+
+template <Function kFunction, class T, class A>
+using Reducer = std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A>,
+                                   ValueReducer<kFunction, T, A>>;
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

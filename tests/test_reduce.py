@@ -1,0 +1,525 @@
+"""sum, prod, max, min, mean, argmax and argmin against extended precision and against JAX."""
+
+import inspect
+
+import helpers
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import jax_gpuops
+
+pytestmark = pytest.mark.kernel
+
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = (*helpers.FLOATS, *INTEGERS)
+FOLDS = ("sum", "prod", "max", "min")
+ARGS = ("argmax", "argmin")
+FUNCTIONS = (*FOLDS, "mean", *ARGS)
+ALGORITHMS = [a.name for a in jax_gpuops.algorithms("reduce")]
+STEPS = ALGORITHMS[:5]  # of the ladder, before its last
+PRODUCTION = ALGORITHMS[5:]
+
+
+def ours(name, x, axis=None, **keywords):
+    return getattr(jax_gpuops, name)(x, axis, **keywords)
+
+
+def upstream(name, x, axis=None, **keywords):
+    return getattr(jnp, name)(x, axis, **keywords)
+
+
+def data(shape, dtype: str, seed: int = 0) -> np.ndarray:
+    """Numbers on both sides of 0, or of all sizes where the dtype has no sign."""
+    dtype = helpers.np_dtype(dtype)
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        rng = np.random.default_rng(seed)
+        return rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    return helpers.normal(shape, dtype.name, seed)
+
+
+def assert_right(name, actual, x, axis=-1):
+    """Checks a result of the default dtype for `x` against the contract for its function."""
+    actual = np.asarray(actual)
+    expected = np.asarray(upstream(name, jnp.asarray(x), axis))
+    assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
+    if expected.dtype.kind in "iu" or name in ("max", "min"):
+        np.testing.assert_array_equal(actual, expected)
+        return
+    x = helpers.exact(x)
+    count = np.prod(np.take(x.shape, axis)) if axis is not None else x.size
+    computed = np.float64 if actual.dtype == np.float64 else np.float32
+    epsilon = np.finfo(computed).eps
+    if name == "prod":
+        exact = x.prod(axis)
+        bound = 2 * count * epsilon * np.abs(exact) + np.finfo(computed).tiny
+    else:
+        exact, magnitude = x.sum(axis), np.abs(x).sum(axis)
+        bound = 2 * max(np.log2(count), 1) * epsilon * magnitude
+        if name == "mean":
+            exact, bound = exact / count, bound / count + epsilon * np.abs(exact / count)
+    if actual.dtype.itemsize == 2:
+        bound = bound + np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.longdouble)
+    assert np.all(np.abs(helpers.exact(actual) - exact) <= bound)
+
+
+# Values
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("algorithm", PRODUCTION)
+def test_every_production_algorithm(name, algorithm, dtype, implementation):
+    with helpers.x64(dtype):
+        for shape in [(3, 1), (5, 31), (2, 257), (1, 1030), (1, 40000)]:
+            x = data(shape, dtype)
+            y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
+            assert_right(name, y, x)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("algorithm", STEPS)
+def test_every_step_of_the_ladder(algorithm, name, dtype, implementation):
+    """Rows around the size of a block's tile, one to three levels of partials."""
+    shapes = [(3, 1), (2, 255), (2, 513), (1, 1030)]
+    if dtype in ("float32", "bfloat16", "int8") and name == "sum":
+        shapes.append((2, 66000))
+    with helpers.x64(dtype):
+        for shape in shapes:
+            x = data(shape, dtype)
+            y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
+            assert_right(name, y, x)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int32"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    "shape",
+    [(1, 2, 3), (2, 3, 1), (2, 600, 3), (1, 9, 256), (3, 5, 260), (1, 3000, 33), (2, 1100, 64)],
+    ids=str,
+)
+def test_rows_whose_elements_lie_apart(name, shape, dtype, implementation):
+    """Few and many columns, inner sizes with and without packs, one block and several per row."""
+    with helpers.x64(dtype):
+        x = data(shape, dtype)
+        y = ours(name, x, 1, implementation=implementation, algorithm="column")
+        assert_right(name, y, x, 1)
+
+
+@hypothesis.given(
+    draw=st.data(),
+    shape=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    dtype=st.sampled_from(DTYPES),
+    name=st.sampled_from(FUNCTIONS),
+    special=st.sampled_from([None, "inf", "-inf", "nan", "two nans", "all -inf", "ties"]),
+)
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_any_shape_axis_and_value(draw, shape, dtype, name, special, implementation):
+    axes = st.integers(-len(shape), len(shape) - 1)
+    axis = draw.draw(st.one_of(st.none(), axes))
+    if name not in ARGS and draw.draw(st.booleans()):
+        axis = tuple({a % len(shape): a for a in draw.draw(st.lists(axes, max_size=3))}.values())
+    x = data(shape, dtype, seed=draw.draw(st.integers(0, 99)))
+    at = st.integers(0, x.size - 1)
+    if special == "ties":
+        x[...] = x.flat[0]
+    elif dtype in helpers.FLOATS and special is not None:
+        if special == "all -inf":
+            x[...] = -np.inf
+        else:
+            for _ in range(2 if special == "two nans" else 1):
+                x.flat[draw.draw(at)] = float("nan" if special == "two nans" else special)
+    with helpers.x64(dtype):
+        y = np.asarray(ours(name, x, axis, implementation=implementation))
+        expected = np.asarray(upstream(name, jnp.asarray(x), axis))
+    assert (y.dtype, y.shape) == (expected.dtype, expected.shape)
+    if name in ARGS:  # JAX too promises the first of equal ones, and of several NaN
+        reference = np.argmax if name == "argmax" else np.argmin
+        np.testing.assert_array_equal(y, reference(x.astype(np.longdouble), axis))
+    elif y.dtype.kind in "iu":
+        np.testing.assert_array_equal(y, expected)
+    else:
+        tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4}.get(y.dtype.name, 1e-8)
+        np.testing.assert_allclose(
+            helpers.exact(y), helpers.exact(expected), rtol=tolerance, atol=tolerance
+        )
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "min", "argmax", "argmin"])
+@pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_infinities_and_nan_wherever_they_are(name, special, algorithm, implementation):
+    if name in ARGS and algorithm in STEPS:
+        pytest.skip("the early steps compute no argmax")
+    for at in (0, 3, 255, 256, 998, 1000):
+        x = helpers.normal((2, 1001), "float32")
+        x[1, at] = special
+        y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
+        expected = upstream(name, x, -1)
+        np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ARGS)
+@pytest.mark.parametrize("algorithm", PRODUCTION)
+@pytest.mark.parametrize("value", [0.0, np.nan, -np.inf, np.inf])
+def test_the_first_of_equal_ones(name, algorithm, value, implementation):
+    x = np.full((3, 30000), value, np.float32)
+    assert np.all(ours(name, x, -1, implementation=implementation, algorithm=algorithm) == 0)
+    x[1, :20001] = -1 if name == "argmax" else 1
+    if not np.isnan(value) and value == 0:
+        y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
+        np.testing.assert_array_equal(y, [0, 20001, 0])
+
+
+@pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
+def test_long_sums_stay_accurate(algorithm, implementation):
+    """Equal terms of 0.1, whose rounding errors all have one sign."""
+    x = np.full(1 << 18, 0.1, np.float32)
+    exact = helpers.exact(x).sum()
+    y = ours("sum", x, implementation=implementation, algorithm=algorithm)
+    assert abs(helpers.exact(y) - exact) <= 2 * 18 * np.finfo(np.float32).eps * exact
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_a_thread_may_fold_more_terms_than_a_float_can_count(axis, implementation):
+    """2^24 + 1 is no float32: a plain accumulator of ones stops there."""
+    shape = (1 << 25, 1) if axis == 0 else (1, 1 << 25)
+    x = jnp.ones(shape, jnp.bfloat16)
+    y = ours("sum", x, axis, dtype=jnp.float32, implementation=implementation)
+    assert float(y[0]) == 1 << 25
+
+
+def test_subnormal_sums_are_kept(implementation):
+    x = np.full((1, 8), 1e-40, np.float32)
+    y = np.asarray(ours("sum", x, -1, implementation=implementation))
+    np.testing.assert_allclose(y, [8e-40], rtol=1e-4)
+
+
+@pytest.mark.parametrize("offset", range(1, 17))
+@pytest.mark.parametrize("algorithm", ["multiple", "row", "column"])
+def test_rows_that_start_at_any_phase(algorithm, offset, implementation):
+    """Row r of an array with n columns starts n * r elements after an aligned address."""
+    for dtype in ("int8", "bfloat16"):
+        for columns in (offset, 64 + offset):
+            x = data((17, columns), dtype)
+            for name in ("sum", "argmin"):
+                y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
+                assert_right(name, y, x)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_repeats_are_bit_identical(algorithm, implementation):
+    x = helpers.normal((3, 33333), "float32", scale=5)
+    runs = [
+        np.asarray(ours("sum", x, -1, implementation=implementation, algorithm=algorithm))
+        for _ in range(3)
+    ]
+    np.testing.assert_array_equal(runs[0].view(np.int32), runs[1].view(np.int32))
+    np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
+
+
+@pytest.mark.parametrize("name", ["sum", "argmax"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_order_of_threads(name, algorithm, implementation):
+    """A missing barrier gives other numbers under some order of the threads."""
+    if implementation != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    if name in ARGS and algorithm in STEPS:
+        pytest.skip("the early steps compute no argmax")
+    from jax_gpuops_ffi import _interpret
+
+    x = helpers.normal((2, 300, 20) if algorithm == "column" else (3, 9000), "float32")
+    results = []
+    try:
+        for seed in range(5):
+            _interpret.set_schedule_seed(seed)
+            y = ours(name, x, 1, implementation=implementation, algorithm=algorithm)
+            results.append(np.asarray(y))
+    finally:
+        _interpret.set_schedule_seed(0)
+    assert_right(name, results[0], x, 1)
+    for result in results[1:]:
+        np.testing.assert_array_equal(results[0], result)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signature_is_upstream_s_and_two_more(name):
+    mine = list(inspect.signature(getattr(jax_gpuops, name)).parameters.values())
+    theirs = list(inspect.signature(getattr(jnp, name)).parameters.values())
+    assert [(p.name, p.default, p.kind) for p in mine[:-2]] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
+    assert [p.name for p in mine[-2:]] == ["implementation", "algorithm"]
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in mine[-2:])
+
+
+@pytest.mark.parametrize("name", ["sum", "prod", "mean"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "int32", "uint16"])
+@pytest.mark.parametrize("result", [None, "float16", "bfloat16", "float32", "int16", "uint32"])
+def test_dtype(name, dtype, result, implementation):
+    if name == "mean" and result in ("int16", "uint32"):
+        pytest.skip("an integer quotient of a rounded sum")
+    x = (data((4, 6), dtype) % 7 if dtype in INTEGERS else data((4, 6), dtype)).astype(dtype)
+    y = ours(name, x, 0, dtype=result, implementation=implementation)
+    expected = upstream(name, jnp.asarray(x), 0, dtype=result)
+    assert y.dtype == expected.dtype
+    tolerance = 3e-2 if y.dtype.itemsize == 2 else 1e-5
+    np.testing.assert_allclose(
+        np.asarray(y, np.float64), np.asarray(expected, np.float64), rtol=tolerance, atol=tolerance
+    )
+
+
+@pytest.mark.parametrize("name", ["sum", "prod"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("promote", [False, True])
+def test_promote_integers(name, dtype, promote, implementation):
+    with jax.enable_x64(True):
+        x = data((3, 50), dtype)
+        y = ours(name, x, -1, promote_integers=promote, implementation=implementation)
+        expected = upstream(name, jnp.asarray(x), -1, promote_integers=promote)
+        assert y.dtype == expected.dtype
+        np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
+def test_initial_where_and_keepdims(name, dtype, implementation):
+    x = data((4, 40), dtype)
+    where = np.random.default_rng(1).random((4, 40)) < 0.2
+    where[2] = False
+    for axis in (0, 1, None):
+        for keepdims in (False, True):
+            keywords = {"initial": 3, "where": where, "keepdims": keepdims}
+            y = ours(name, x, axis, **keywords, implementation=implementation)
+            expected = upstream(name, jnp.asarray(x), axis, **keywords)
+            assert (y.dtype, y.shape) == (expected.dtype, expected.shape)
+            np.testing.assert_allclose(
+                np.asarray(y, np.float64), np.asarray(expected, np.float64), rtol=2e-2, atol=1e-5
+            )
+
+
+@pytest.mark.parametrize("where", [None, np.arange(40) % 3 == 0, np.arange(4)[:, None] != 2])
+def test_mean_counts_what_where_includes(where, implementation):
+    x = helpers.normal((4, 40), "float32")
+    y = ours("mean", x, -1, where=where, implementation=implementation)
+    np.testing.assert_allclose(y, upstream("mean", x, -1, where=where), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 4)], ids=str)
+def test_empty_arrays_as_in_jax(name, shape, implementation):
+    x = jnp.zeros(shape)
+    for axis in range(len(shape)):
+        try:
+            expected = upstream(name, x, axis)
+        except ValueError as error:
+            with pytest.raises(ValueError, match=str(error)):
+                ours(name, x, axis, implementation=implementation)
+            continue
+        y = ours(name, x, axis, implementation=implementation)
+        np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_types_are_upstream_s(name, implementation):
+    """Weak types too: they decide what later arithmetic promotes to."""
+    for x in (jnp.full((2, 3), 1.0), jnp.full((2, 3), 1), jnp.zeros((2, 3), jnp.bfloat16)):
+        for axis in (0, 1, None):
+            actual = jax.typeof(ours(name, x, axis, implementation=implementation))
+            expected = jax.typeof(upstream(name, x, axis))
+            assert actual == expected
+            assert actual.weak_type == expected.weak_type
+
+
+def test_what_kernels_do_not_take_goes_to_xla(implementation):
+    bools, complexes = jnp.ones((2, 3), bool), jnp.ones((2, 3), jnp.complex64)
+    for x in (bools, complexes):
+        np.testing.assert_array_equal(jax_gpuops.sum(x), jnp.sum(x))
+    with pytest.raises(TypeError, match="dtype bool is not among float16, bfloat16, float32"):
+        jax_gpuops.max(bools, implementation=implementation)
+    with pytest.raises(TypeError, match="dtype complex64 is not among"):
+        jax_gpuops.sum(complexes, algorithm="row")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x, i: jax_gpuops.sum(x, 2, implementation=i), ValueError, "axis 2 is out of"),
+        (lambda x, i: jax_gpuops.sum(x, (0, 0), implementation=i), ValueError, "duplicate value"),
+        (lambda x, i: jax_gpuops.argmax(x, (0, 1), implementation=i), TypeError, "tuple"),
+        (lambda x, i: jax_gpuops.sum([1.0], implementation=i), TypeError, "a must be an array"),
+        (lambda x, i: jax_gpuops.sum(x, out=x, implementation=i), NotImplementedError, "'out'"),
+        (
+            lambda x, i: jax_gpuops.max(x, where=x > 0, implementation=i),
+            ValueError,
+            "one has to specify 'initial'",
+        ),
+        (
+            lambda x, i: jax_gpuops.sum(x, where=x, implementation=i),
+            ValueError,
+            "where must be None or a boolean array",
+        ),
+        (
+            lambda x, i: jax_gpuops.sum(x, initial=x, implementation=i),
+            ValueError,
+            "initial value must be a scalar",
+        ),
+        (
+            lambda x, i: jax_gpuops.sum(x, implementation=i, algorithm="fast"),
+            ValueError,
+            "'fast' is unknown; known are naive",
+        ),
+        (
+            lambda x, i: jax_gpuops.argmax(x, 1, implementation=i, algorithm="naive"),
+            ValueError,
+            "'naive' computes sum, prod, max and min",
+        ),
+        (
+            lambda x, i: jax_gpuops.sum(x, 0, implementation=i, algorithm="row"),
+            ValueError,
+            "here they lie 3 elements apart; 'column' takes these",
+        ),
+        (lambda x, i: jax_gpuops.sum(x, implementation="gpu"), ValueError, "got 'gpu'"),
+        (
+            lambda x, i: jax_gpuops.sum(x, implementation="xla", algorithm="row"),
+            ValueError,
+            "implementation is 'xla'",
+        ),
+    ],
+)
+def test_bad_input_is_named_at_trace_time(call, error, text, implementation):
+    with pytest.raises(error, match=text):
+        jax.jit(lambda x: call(x, implementation)).trace(jnp.zeros((2, 3)))
+
+
+# Transformations
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_custom_call_is_in_the_program(name, implementation):
+    for shape, axis in [((4, 8), -1), ((4, 8), 0), ((100000,), None)]:
+        calls = helpers.custom_calls(
+            lambda x, axis=axis: ours(name, x, axis, implementation=implementation),
+            jnp.zeros(shape),
+        )
+        target = "sum" if name == "mean" else name
+        assert any(call.startswith(f"jax_gpuops_{target}_v1") for call in calls)
+
+
+def test_another_axis_costs_no_copy(implementation):
+    def function(x):
+        return jax_gpuops.sum(x, axis=1, implementation=implementation)
+
+    text = jax.jit(function).lower(jnp.zeros((4, 128, 64))).compile().as_text()
+    assert "operand_layout_constraints={f32[4,64,128]{1,2,0}}" in text
+    if implementation == "cuda":  # XLA:CPU copies all the same
+        assert " copy(" not in text
+        assert " transpose(" not in text
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("in_axis", [0, 1, 2])
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_vmap(name, in_axis, axis, implementation):
+    x = helpers.normal((4, 6, 8), "float32")
+    y = jax.vmap(lambda x: ours(name, x, axis, implementation=implementation), in_axis)(x)
+    expected = jax.vmap(lambda x: upstream(name, x, axis), in_axis)(x)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [*FOLDS, "mean"])
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_derivatives_of_any_order(name, axis, implementation):
+    x = helpers.normal((3, 5), "float32")
+    check_grads(
+        lambda x: ours(name, x, axis, implementation=implementation),
+        (x,),
+        order=2,
+        modes=["fwd", "rev"],
+        atol=2e-2,
+        rtol=2e-2,
+        eps=1e-2,
+    )
+
+
+@pytest.mark.parametrize("name", [*FOLDS, "mean"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_gradient_as_in_jax(name, dtype, implementation):
+    """Ties too: max and min spread the gradient over equal elements."""
+    x = helpers.normal((5, 33), dtype)
+    x[:, 3] = x[:, 8] = x.max(-1)
+    x[:, 5] = x[:, 9] = x.min(-1)
+    cotangent = helpers.normal((5,), dtype, seed=1)
+    y, pullback = jax.vjp(lambda x: ours(name, x, -1, implementation=implementation), x)
+    _, expected = jax.vjp(lambda x: upstream(name, x, -1), jnp.asarray(x))
+    (gradient,) = pullback(jnp.asarray(cotangent))
+    assert gradient.dtype == y.dtype == x.dtype
+    np.testing.assert_allclose(
+        np.asarray(gradient, np.float32),
+        np.asarray(expected(jnp.asarray(cotangent))[0], np.float32),
+        rtol=1e-2 if dtype == "bfloat16" else 1e-5,
+        atol=1e-6,
+    )
+
+
+def test_sum_is_linear(implementation):
+    x = jnp.zeros((2, 3, 4))
+    for axis in (0, 1, 2, None, (1, 2)):
+        transposed = jax.linear_transpose(
+            lambda x, axis=axis: jax_gpuops.sum(x, axis, implementation=implementation), x
+        )
+        expected = jax.linear_transpose(lambda x, axis=axis: jnp.sum(x, axis), x)
+        cotangent = helpers.normal(jnp.sum(x, axis).shape, "float32")
+        np.testing.assert_array_equal(transposed(cotangent)[0], expected(cotangent)[0])
+
+
+@pytest.mark.parametrize("name", ARGS)
+def test_indices_have_no_tangent(name, implementation):
+    x = helpers.normal((3, 5), "float32")
+    y, tangent = jax.jvp(lambda x: ours(name, x, -1, implementation=implementation), (x,), (x,))
+    assert tangent.dtype == jax.dtypes.float0
+    gradient = jax.grad(
+        lambda x: jnp.take_along_axis(
+            x, ours(name, x, -1, keepdims=True, implementation=implementation), -1
+        ).sum()
+    )(x)
+    np.testing.assert_array_equal(gradient, np.arange(5) == np.asarray(y)[:, None])
+
+
+@pytest.mark.parametrize("name", ["sum", "argmax"])
+def test_export_with_symbolic_shapes(name, implementation):
+    platform = {"interpret": "cpu"}.get(implementation, implementation)
+    rows, columns = jax.export.symbolic_shape("r, c")
+    exported = jax.export.export(
+        jax.jit(lambda x: ours(name, x, -1, implementation=implementation)),
+        platforms=[platform],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(jax.ShapeDtypeStruct((rows, columns), jnp.float32))
+    again = jax.export.deserialize(exported.serialize())
+    for shape in [(3, 7), (1, 40000)]:
+        x = helpers.normal(shape, "float32")
+        np.testing.assert_allclose(again.call(x), upstream(name, x, -1), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "axis", "algorithm"),
+    [
+        ("sum", (4, 8), -1, "row"),
+        ("sum", (4, 8), 0, "column"),
+        ("sum", (1 << 20,), None, "multiple"),
+        ("argmax", (1 << 20,), None, "multiple"),
+        ("mean", (100000, 8), 1, "row"),
+    ],
+)
+def test_plan(name, shape, axis, algorithm, implementation):
+    plan = jax_gpuops.plan(name, shape, "float32", axis=axis, implementation=implementation)
+    assert plan.algorithm == algorithm
