@@ -385,7 +385,7 @@ assert not xla_bridge.backends_are_initialized()
 
 
 def test_import_is_fast():
-    """At most 0.1 s beyond that of jax. The least of several runs: other programs only add to it."""
+    """At most 0.1 s beyond that of jax; the least of several runs, as other programs only add."""
     code = """
 import time
 import jax, jax.numpy, jax.export, jax.ffi
