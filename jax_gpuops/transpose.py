@@ -54,9 +54,7 @@ def transpose(
         return jnp.transpose(a, permutation)
     x = jnp.asarray(a)
     _primitive.check_problem(_transpose_p, chosen, algorithm, x, permutation=permutation)
-    return _transpose_p.bind(
-        x, permutation=permutation, implementation=chosen, algorithm=algorithm
-    )
+    return _transpose_p.bind(x, permutation=permutation, implementation=chosen, algorithm=algorithm)
 
 
 def _canonical_permutation(axes: Sequence[int] | None, ndim: int) -> Permutation:

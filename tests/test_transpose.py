@@ -34,7 +34,7 @@ def numbered(shape, dtype: str) -> np.ndarray:
     """Elements of random bits, so that one in a wrong place is noticed."""
     dtype = helpers.np_dtype(dtype)
     count = int(np.prod(shape, dtype=np.int64))
-    if dtype == bool:
+    if dtype.kind == "b":
         return np.random.default_rng(0).random(shape) < 0.5
     data = np.random.default_rng(0).bytes(count * dtype.itemsize)
     return np.frombuffer(data, dtype).reshape(shape)
@@ -43,7 +43,7 @@ def numbered(shape, dtype: str) -> np.ndarray:
 def bits(x) -> np.ndarray:
     """The bytes of each element: NaNs of equal bits are equal."""
     x = np.ascontiguousarray(x)
-    return x.reshape(x.shape + (1,)).view(np.uint8)
+    return x.reshape((*x.shape, 1)).view(np.uint8)
 
 
 def assert_transposes(x, axes, **kwargs):

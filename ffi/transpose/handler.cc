@@ -35,7 +35,8 @@ int element_bytes(ffi::DataType type) {
     case ffi::U4:
     case ffi::F4E2M1FN:
       throw std::invalid_argument("transpose kernels take no elements smaller than a byte");
-    default: return static_cast<int>(ffi::ByteWidth(type));
+    default:
+      return static_cast<int>(ffi::ByteWidth(type));
   }
 }
 

@@ -6,8 +6,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-// The matrices that a movement turns. Columns are the nearest neighbours in the operand, rows in the
-// result:
+// The matrices that a movement turns. Columns are the nearest neighbours in the operand, rows in
+// the result:
 //
 //     operand   ... row ... column          result   ... column ... row
 //

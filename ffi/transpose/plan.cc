@@ -53,9 +53,8 @@ TurnedDims turned_dims(const Movement& movement) {
   const Dim* const run = movement.has_runs() ? &dims.back() : nullptr;
   const std::int64_t unit = run == nullptr ? 1 : run->size;
   const auto with = [&](std::int64_t Dim::* stride) {
-    return &*std::find_if(dims.begin(), dims.end(), [&](const Dim& dim) {
-      return &dim != run && dim.*stride == unit;
-    });
+    return &*std::find_if(dims.begin(), dims.end(),
+                          [&](const Dim& dim) { return &dim != run && dim.*stride == unit; });
   };
   return {with(&Dim::out_stride), with(&Dim::in_stride), run};
 }
@@ -119,8 +118,8 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
     return {Algorithm::kCopy, "runs of neighbours stay, and move in " + words};
   }
   const auto [row, column, run] = turned_dims(movement);
-  const std::string matrices = "matrices of " + std::to_string(row->size) + " x " +
-                               std::to_string(column->size) + " ";
+  const std::string matrices =
+      "matrices of " + std::to_string(row->size) + " x " + std::to_string(column->size) + " ";
   if (run != nullptr) {
     return {Algorithm::kTiled,
             matrices + "runs of " + std::to_string(run->size) + " " + words + " need tiles"};

@@ -1,7 +1,5 @@
 // Instantiates the transpose kernels and launches them.
 
-#include "transpose/transpose.h"
-
 #include <algorithm>
 #include <stdexcept>
 
@@ -11,6 +9,7 @@
 #include "transpose/ladder/02_tiled.cuh"
 #include "transpose/matrices.cuh"
 #include "transpose/swizzled.cuh"
+#include "transpose/transpose.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
@@ -102,8 +101,8 @@ Bits shifts(const Bits& log2_size, std::int64_t row, std::int64_t column, std::i
   return {shift(row), shift(column), shift(depth)};
 }
 
-// A tile of 2^log2_elements, as near to a square as the matrix allows. What a narrow matrix leaves of
-// it goes to the long side, and what a small one leaves to the depth.
+// A tile of 2^log2_elements, as near to a square as the matrix allows. What a narrow matrix leaves
+// of it goes to the long side, and what a small one leaves to the depth.
 Box box_for(const TurnedDims& turned, const Dim& depth, int log2_elements) {
   const int rows = log2_up(turned.row->size);
   const int columns = log2_up(turned.column->size);
@@ -114,10 +113,10 @@ Box box_for(const TurnedDims& turned, const Dim& depth, int log2_elements) {
   box.log2_size.column = std::min(matrix - box.log2_size.row, columns);
   box.log2_size.row = std::min(matrix - box.log2_size.column, rows);
   box.log2_size.depth = log2_elements - box.log2_size.row - box.log2_size.column;
-  box.in_shift = shifts(box.log2_size, turned.row->in_stride, turned.column->in_stride,
-                        depth.in_stride);
-  box.out_shift = shifts(box.log2_size, turned.row->out_stride, turned.column->out_stride,
-                         depth.out_stride);
+  box.in_shift =
+      shifts(box.log2_size, turned.row->in_stride, turned.column->in_stride, depth.in_stride);
+  box.out_shift =
+      shifts(box.log2_size, turned.row->out_stride, turned.column->out_stride, depth.out_stride);
   box.pad_shift = std::max(kMinPadShift, box.out_shift.column);
   return box;
 }
@@ -184,8 +183,8 @@ void launch(const Plan& plan, const Problem& problem, const void* x, void* y, co
     }
     dispatch_power_of_two<1, kWidestWord>(movement.word_bytes, [&](auto bytes) {
       using Word = typename WordOf<bytes>::type;
-      launch_parts<Word>(plan.algorithm, {queue, static_cast<const Word*>(x),
-                                          static_cast<Word*>(y), movement});
+      launch_parts<Word>(plan.algorithm,
+                         {queue, static_cast<const Word*>(x), static_cast<Word*>(y), movement});
     });
   };
   const int element = problem.element_bytes;

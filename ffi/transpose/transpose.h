@@ -52,8 +52,8 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 // be aligned to their elements only.
 void launch(const Plan& plan, const Problem& problem, const void* x, void* y, const Queue& queue);
 
-// How many words `swizzled` moves at a time: 16 bytes, or 8 of single bytes, of which a thread turns
-// as many rows as a vector has elements; 16 x 16 would overflow its registers.
+// How many words `swizzled` moves at a time: 16 bytes, or 8 of single bytes, of which a thread
+// turns as many rows as a vector has elements; 16 x 16 would overflow its registers.
 constexpr int vector_words(int word_bytes) { return word_bytes == 1 ? 8 : 16 / word_bytes; }
 
 // One dimension of a movement: how many steps, and how far a step goes in operand and result.

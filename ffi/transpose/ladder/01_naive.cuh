@@ -2,8 +2,8 @@
 //
 // Threads take the words in the order of the operand and put each where it belongs. Reads are
 // coalesced. Writes of neighbouring lanes lie a whole column of the result apart: each moves a
-// 32-byte sector for the sake of one word. Where the minor dimension stays, writes come in runs too,
-// and the same kernel is as good as a copy.
+// 32-byte sector for the sake of one word. Where the minor dimension stays, writes come in runs
+// too, and the same kernel is as good as a copy.
 //
 //     operand row   a b c d ...         result   a . . .
 //                   | | | |                      b . . .
@@ -21,8 +21,7 @@ inline constexpr int kNaiveWordsPerBlock = kNaiveThreads * kNaiveWordsPerThread;
 
 template <class Word>
 __global__ void __launch_bounds__(kNaiveThreads)
-    naive_kernel(const Word* __restrict__ x, Word* __restrict__ y, std::uint32_t words,
-                 Walk walk) {
+    naive_kernel(const Word* __restrict__ x, Word* __restrict__ y, std::uint32_t words, Walk walk) {
   const std::uint32_t first = blockIdx.x * kNaiveWordsPerBlock + threadIdx.x;
 
   Word word[kNaiveWordsPerThread];

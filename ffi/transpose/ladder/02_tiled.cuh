@@ -1,8 +1,8 @@
 // Ladder, step 2: `tiled`.
 //
-// A block reads a tile in the order of the operand and writes it in the order of the result, so that
-// both sides are coalesced; between the two the tile lies in shared memory. It is stored in the order
-// of the result, and each column of it begins one bank further than the one before:
+// A block reads a tile in the order of the operand and writes it in the order of the result, so
+// that both sides are coalesced; between the two the tile lies in shared memory. It is stored in
+// the order of the result, and each column of it begins one bank further than the one before:
 //
 //     shared memory, 64 x 64       column 0   bank  0  1  2 ... 31  0 ... 31   pad
 //                                  column 1   bank  1  2  3 ...  0  1 ...  0   pad
@@ -67,8 +67,8 @@ struct Bits {
   int depth;
 };
 
-// The shape of a tile, in powers of two. An index over it holds the coordinates as fields of bits, in
-// the order of their strides.
+// The shape of a tile, in powers of two. An index over it holds the coordinates as fields of bits,
+// in the order of their strides.
 //
 // The index of a thread's i-th element is the thread's number plus i * kTiledThreads. The two share
 // no bits, so all of a Step is the sum of those of the thread and of the multiple; and the latter,
@@ -84,8 +84,12 @@ struct Box {
   __host__ __device__ Step step_of(std::uint32_t index, const Matrices& matrices) const {
     const Place in = place(index, in_shift);
     const Place out = place(index, out_shift);
-    return {in, out, matrices.in_offset(in.row, in.column, in.depth),
-            matrices.out_offset(out.row, out.column, out.depth), slot(in), slot(out)};
+    return {in,
+            out,
+            matrices.in_offset(in.row, in.column, in.depth),
+            matrices.out_offset(out.row, out.column, out.depth),
+            slot(in),
+            slot(out)};
   }
 
  private:
@@ -98,8 +102,7 @@ struct Box {
   }
 
   __host__ __device__ std::uint32_t slot(const Place& place) const {
-    const std::uint32_t index = (place.row << out_shift.row) +
-                                (place.column << out_shift.column) +
+    const std::uint32_t index = (place.row << out_shift.row) + (place.column << out_shift.column) +
                                 (place.depth << out_shift.depth);
     return index + (index >> pad_shift) * pad;
   }
@@ -109,8 +112,7 @@ struct Box {
 // and beyond; where kWhole, that is enough.
 template <bool kWhole, class Word>
 __device__ inline void turn_tile(const Word* __restrict__ x, Word* __restrict__ y, const Box& box,
-                                 const Step& thread, const Place& in_left,
-                                 const Place& out_left) {
+                                 const Step& thread, const Place& in_left, const Place& out_left) {
   constexpr int kSteps = kTileElements<Word> / kTiledThreads;
   auto& storage = shared<TileStorage<Word>>();
   const auto exists = [](const Place& place, const Place& left) {
@@ -153,8 +155,7 @@ __global__ void __launch_bounds__(kTiledThreads)
   const Place end{(tile.row + 1) << box.log2_size.row, (tile.column + 1) << box.log2_size.column,
                   (tile.depth + 1) << box.log2_size.depth};
   const Step thread = box.step_of(threadIdx.x, matrices);
-  x += tile.matrix.in + matrices.in_offset(first.row, first.column, first.depth) +
-       thread.in_offset;
+  x += tile.matrix.in + matrices.in_offset(first.row, first.column, first.depth) + thread.in_offset;
   y += tile.matrix.out + matrices.out_offset(first.row, first.column, first.depth) +
        thread.out_offset;
   const auto left_from = [&](const Place& place) -> Place {
