@@ -53,7 +53,20 @@ class Op:
         ]
 
 
+def blas_gemm(a, b, c, *, alpha, beta):
+    return alpha * jnp.matmul(a, b) + beta * c
+
+
 OPS = [
+    Op("matmul", jnp.matmul, ((4, 5), (5, 3))),
+    Op("matmul", jnp.matmul, ((5, 5), (5, 5)), closed=True),
+    Op(
+        "dot_general",
+        jax.lax.dot_general,
+        ((2, 5, 4), (3, 4, 2)),
+        {"dimension_numbers": (((2,), (1,)), ((0,), (2,)))},
+    ),
+    Op("gemm", blas_gemm, ((4, 5), (5, 3), (4, 3)), {"alpha": 0.5, "beta": -2.0}, drop_in=False),
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": -1}, closed=True),
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": 0}, closed=True),
     Op("log_softmax", jax.nn.log_softmax, ((4, 6),), closed=True),
