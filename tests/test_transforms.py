@@ -31,6 +31,7 @@ class Op:
       kwargs: its other arguments.
       closed: the result has the shape of the first operand, as the body of a scan needs.
       drop_in: the signature begins as upstream's does.
+      differentiable: the result is no integer.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Op:
     kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
     closed: bool = False
     drop_in: bool = True
+    differentiable: bool = True
 
     def __call__(self, *operands, **kwargs):
         return getattr(jax_gpuops, self.name)(*operands, **self.kwargs, **kwargs)
@@ -53,26 +55,39 @@ class Op:
         ]
 
 
-def blas_gemm(a, b, c, *, alpha, beta):
-    return alpha * jnp.matmul(a, b) + beta * c
+def reference_gemm(a, b, c, *, alpha, beta):
+    return alpha * jnp.matmul(a, b, precision="highest") + beta * c
 
 
 OPS = [
-    Op("matmul", jnp.matmul, ((4, 5), (5, 3))),
-    Op("matmul", jnp.matmul, ((5, 5), (5, 5)), closed=True),
-    Op(
-        "dot_general",
-        jax.lax.dot_general,
-        ((2, 5, 4), (3, 4, 2)),
-        {"dimension_numbers": (((2,), (1,)), ((0,), (2,)))},
-    ),
-    Op("gemm", blas_gemm, ((4, 5), (5, 3), (4, 3)), {"alpha": 0.5, "beta": -2.0}, drop_in=False),
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": -1}, closed=True),
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": 0}, closed=True),
     Op("log_softmax", jax.nn.log_softmax, ((4, 6),), closed=True),
     Op("logsumexp", jax.nn.logsumexp, ((4, 6),), {"axis": -1}),
+    *(
+        Op(name, getattr(jnp, name), ((4, 6),), {"axis": axis})
+        for name in ("sum", "prod", "max", "min", "mean")
+        for axis in (0, -1)
+    ),
+    Op("argmax", jnp.argmax, ((4, 6),), {"axis": -1}, differentiable=False),
+    Op("argmin", jnp.argmin, ((4, 6),), {"axis": 0}, differentiable=False),
     Op("transpose", jnp.transpose, ((5, 5),), closed=True),
     Op("transpose", jnp.transpose, ((3, 4, 5),), {"axes": (1, 2, 0)}),
+    Op("matmul", jnp.matmul, ((5, 5), (5, 5)), {"precision": "highest"}, closed=True),
+    Op("matmul", jnp.matmul, ((2, 3, 4), (4, 5)), {"precision": "highest"}),
+    Op(
+        "dot_general",
+        jax.lax.dot_general,
+        ((2, 5, 4), (3, 4, 2)),
+        {"dimension_numbers": (((2,), (1,)), ((0,), (2,))), "precision": "highest"},
+    ),
+    Op(
+        "gemm",
+        reference_gemm,
+        ((4, 5), (5, 3), (4, 3)),
+        {"alpha": 0.5, "beta": -2.0},
+        drop_in=False,
+    ),
 ]
 
 
@@ -81,6 +96,9 @@ def name_of(op: Op) -> str:
 
 
 every_op = pytest.mark.parametrize("op", OPS, ids=name_of)
+differentiable_ops = pytest.mark.parametrize(
+    "op", [op for op in OPS if op.differentiable], ids=name_of
+)
 closed_ops = pytest.mark.parametrize("op", [op for op in OPS if op.closed], ids=name_of)
 
 
@@ -140,7 +158,7 @@ def test_vmap_of_vmap(op, implementation):
     assert_close(actual, jax.vmap(jax.vmap(op.reference))(*operands))
 
 
-@every_op
+@differentiable_ops
 def test_jvp_and_gradient_as_in_jax(op, implementation):
     def ours(*xs):
         return op(*xs, implementation=implementation)
@@ -152,7 +170,7 @@ def test_jvp_and_gradient_as_in_jax(op, implementation):
     assert_close(pullback(cotangent), jax.vjp(op.reference, *operands)[1](cotangent))
 
 
-@every_op
+@differentiable_ops
 def test_derivatives_of_second_order(op, implementation):
     check_grads(
         lambda *xs: op(*xs, implementation=implementation),
@@ -165,7 +183,7 @@ def test_derivatives_of_second_order(op, implementation):
     )
 
 
-@every_op
+@differentiable_ops
 def test_gradient_of_vmap(op, implementation):
     operands = [jnp.stack([x, 2 * x, -x]) for x in op.operands()]
 
@@ -212,7 +230,7 @@ def test_control_flow(op, implementation):
     assert not np.any(function(False, *operands))
 
 
-@every_op
+@differentiable_ops
 def test_checkpoint(op, implementation):
     @jax.checkpoint
     def ours(*xs):
@@ -277,7 +295,7 @@ def test_export_and_run_in_another_process(op, implementation, tmp_path):
         disabled_checks=jax_gpuops.EXPORT_CHECKS,
     )(*operands)
     assert "jax_gpuops_" in exported.mlir_module()
-    (tmp_path / "exported").write_bytes(exported.serialize(vjp_order=1))
+    (tmp_path / "exported").write_bytes(exported.serialize(vjp_order=int(op.differentiable)))
     paths = [tmp_path / f"operand{i}.npy" for i in range(len(operands))]
     for path, operand in zip(paths, operands, strict=True):
         np.save(path, operand)
@@ -313,9 +331,11 @@ def test_use_reaches_into_transformations(op, transformation, implementation):
         "cond": lambda *xs: jax.lax.cond(xs[0].sum() > 0, inner, inner, *xs),
         "remat": jax.checkpoint(inner),
         "vmap": lambda *xs: jax.vmap(inner)(*(x[None] for x in xs)),
-        "grad": jax.grad(summed),
+        "grad": jax.value_and_grad(summed),
     }[transformation]
     operands = op.operands()
+    if transformation == "grad" and not op.differentiable:
+        pytest.skip("integers have no gradient")
     with jax_gpuops.use(implementation):
         assert is_ours(jax.jit(function).lower(*operands))
     with jax_gpuops.use("xla"):

@@ -80,8 +80,9 @@ unsigned tile_count(const Matrices& matrices) {
   return count;
 }
 
-// For matrices that fill their tiles: farther away than anything, so that it is the highest field.
-const Dim kNoDepth{1, kMaxWords, kMaxWords};
+// For matrices without other dimensions: farther away than anything, so that it is the highest
+// field.
+const Dim kNoDepth{1, std::int64_t{1} << 48, std::int64_t{1} << 48};
 
 // The innermost of the other dimensions: its steps are the nearest to the matrix's own.
 const Dim& lent_depth(const Movement& movement, const TurnedDims& turned) {
