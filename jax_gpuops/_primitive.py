@@ -238,7 +238,10 @@ def _workspace_aval(kernel, x, size: int):
     leading = x.ndim - kernel.rows[0][0]
     sharding = x.sharding.update(spec=(*x.sharding.spec[:leading], None))
     return x.update(
-        shape=(*x.shape[:leading], size), dtype=np.dtype("uint8"), sharding=sharding, weak_type=False
+        shape=(*x.shape[:leading], size),
+        dtype=np.dtype("uint8"),
+        sharding=sharding,
+        weak_type=False,
     )
 
 

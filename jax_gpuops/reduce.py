@@ -537,7 +537,7 @@ def _choosing(upstream):
     return reference
 
 
-_UPSTREAM = {
+_UPSTREAM: dict[str, Callable[..., Any]] = {
     "sum": jnp.sum,
     "prod": jnp.prod,
     "max": jnp.max,
@@ -588,7 +588,7 @@ def _define_jvp(p: Primitive, tangent_rule) -> None:
         (x,), (t,) = primals, tangents
         y = p.bind(x, implementation=implementation, algorithm=algorithm, **params)
         if tangent_rule is None or type(t) is ad.Zero:
-            return y, ad.Zero.from_primal_value(y)
+            return y, ad.Zero(jax.typeof(y).to_tangent_aval())
         return y, tangent_rule(x, y, t, **params)
 
     ad.primitive_jvps[p] = jvp

@@ -23,6 +23,8 @@ FUNCTIONS = (*FOLDS, "mean", *ARGS)
 ALGORITHMS = [a.name for a in jax_gpuops.algorithms("reduce")]
 STEPS = ALGORITHMS[:5]  # of the ladder, before its last
 PRODUCTION = ALGORITHMS[5:]
+TAKEN = [(name, each) for name in FOLDS for each in ALGORITHMS]
+TAKEN += [(name, each) for name in ARGS for each in PRODUCTION]
 
 
 def ours(name, x, axis=None, **keywords):
@@ -46,10 +48,13 @@ def data(shape, dtype: str, seed: int = 0) -> np.ndarray:
 def assert_right(name, actual, x, axis=-1):
     """Checks a result of the default dtype for `x` against the contract for its function."""
     actual = np.asarray(actual)
-    expected = np.asarray(upstream(name, jnp.asarray(x), axis))
+    expected = jax.eval_shape(lambda x: upstream(name, x, axis), x)
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
-    if expected.dtype.kind in "iu" or name in ("max", "min"):
-        np.testing.assert_array_equal(actual, expected)
+    if name in ("max", "min", *ARGS):
+        np.testing.assert_array_equal(actual, getattr(np, name)(helpers.exact(x), axis))
+        return
+    if actual.dtype.kind in "iu":
+        np.testing.assert_array_equal(actual, getattr(np, name)(x, axis, dtype=actual.dtype))
         return
     x = helpers.exact(x)
     count = np.prod(np.take(x.shape, axis)) if axis is not None else x.size
@@ -72,11 +77,11 @@ def assert_right(name, actual, x, axis=-1):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("name", [*FOLDS, *ARGS])
 @pytest.mark.parametrize("algorithm", PRODUCTION)
 def test_every_production_algorithm(name, algorithm, dtype, implementation):
     with helpers.x64(dtype):
-        for shape in [(3, 1), (5, 31), (2, 257), (1, 1030), (1, 40000)]:
+        for shape in [(3, 1), (2, 257), (1, 40000)]:
             x = data(shape, dtype)
             y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
             assert_right(name, y, x)
@@ -87,7 +92,7 @@ def test_every_production_algorithm(name, algorithm, dtype, implementation):
 @pytest.mark.parametrize("algorithm", STEPS)
 def test_every_step_of_the_ladder(algorithm, name, dtype, implementation):
     """Rows around the size of a block's tile, one to three levels of partials."""
-    shapes = [(3, 1), (2, 255), (2, 513), (1, 1030)]
+    shapes = [(3, 1), (2, 513)]
     if dtype in ("float32", "bfloat16", "int8") and name == "sum":
         shapes.append((2, 66000))
     with helpers.x64(dtype):
@@ -97,11 +102,11 @@ def test_every_step_of_the_ladder(algorithm, name, dtype, implementation):
             assert_right(name, y, x)
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int32"])
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8"])
+@pytest.mark.parametrize("name", ["sum", "max", "mean", "argmin"])
 @pytest.mark.parametrize(
     "shape",
-    [(1, 2, 3), (2, 3, 1), (2, 600, 3), (1, 9, 256), (3, 5, 260), (1, 3000, 33), (2, 1100, 64)],
+    [(1, 2, 3), (2, 3, 1), (2, 600, 3), (3, 5, 260), (1, 3000, 33), (2, 1100, 64)],
     ids=str,
 )
 def test_rows_whose_elements_lie_apart(name, shape, dtype, implementation):
@@ -151,13 +156,10 @@ def test_any_shape_axis_and_value(draw, shape, dtype, name, special, implementat
         )
 
 
-@pytest.mark.parametrize("name", ["sum", "max", "min", "argmax", "argmin"])
+@pytest.mark.parametrize(("name", "algorithm"), [pair for pair in TAKEN if pair[0] != "prod"])
 @pytest.mark.parametrize("special", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_infinities_and_nan_wherever_they_are(name, special, algorithm, implementation):
-    if name in ARGS and algorithm in STEPS:
-        pytest.skip("the early steps compute no argmax")
-    for at in (0, 3, 255, 256, 998, 1000):
+    for at in (0, 256, 1000):
         x = helpers.normal((2, 1001), "float32")
         x[1, at] = special
         y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
@@ -201,13 +203,13 @@ def test_subnormal_sums_are_kept(implementation):
     np.testing.assert_allclose(y, [8e-40], rtol=1e-4)
 
 
-@pytest.mark.parametrize("offset", range(1, 17))
+@pytest.mark.parametrize("offset", [1, 2, 4, 7, 8, 15])
 @pytest.mark.parametrize("algorithm", ["multiple", "row", "column"])
 def test_rows_that_start_at_any_phase(algorithm, offset, implementation):
     """Row r of an array with n columns starts n * r elements after an aligned address."""
     for dtype in ("int8", "bfloat16"):
         for columns in (offset, 64 + offset):
-            x = data((17, columns), dtype)
+            x = data((9, columns), dtype)
             for name in ("sum", "argmin"):
                 y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
                 assert_right(name, y, x)
@@ -224,14 +226,13 @@ def test_repeats_are_bit_identical(algorithm, implementation):
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
 
 
-@pytest.mark.parametrize("name", ["sum", "argmax"])
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [pair for pair in TAKEN if pair[0] in ("sum", "argmax")]
+)
 def test_any_order_of_threads(name, algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""
     if implementation != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
-    if name in ARGS and algorithm in STEPS:
-        pytest.skip("the early steps compute no argmax")
     from jax_gpuops_ffi import _interpret
 
     x = helpers.normal((2, 300, 20) if algorithm == "column" else (3, 9000), "float32")
@@ -266,8 +267,6 @@ def test_signature_is_upstream_s_and_two_more(name):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "int8", "int32", "uint16"])
 @pytest.mark.parametrize("result", [None, "float16", "bfloat16", "float32", "int16", "uint32"])
 def test_dtype(name, dtype, result, implementation):
-    if name == "mean" and result in ("int16", "uint32"):
-        pytest.skip("an integer quotient of a rounded sum")
     x = (data((4, 6), dtype) % 7 if dtype in INTEGERS else data((4, 6), dtype)).astype(dtype)
     y = ours(name, x, 0, dtype=result, implementation=implementation)
     expected = upstream(name, jnp.asarray(x), 0, dtype=result)
@@ -427,7 +426,7 @@ def test_another_axis_costs_no_copy(implementation):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("in_axis", [0, 1, 2])
+@pytest.mark.parametrize("in_axis", [0, 2])
 @pytest.mark.parametrize("axis", [0, 1, None])
 def test_vmap(name, in_axis, axis, implementation):
     x = helpers.normal((4, 6, 8), "float32")

@@ -39,7 +39,6 @@ __global__ void __launch_bounds__(kColumnThreads)
     column_kernel(const typename Reducer::Element* __restrict__ x, Target y, StridedRows rows) {
   using Element = typename Reducer::Element;
   using Value = Accumulator<Element>;
-  constexpr int kUnroll = 4;  // columns loaded at a time: memory must have many requests in flight
   auto& upper = shared<ColumnStorage<Reducer, kPack>>().upper;
   const typename Reducer::Combine combine;
   const int lane = threadIdx.x % rows.lanes;
@@ -64,27 +63,33 @@ __global__ void __launch_bounds__(kColumnThreads)
     if (pack < packs) {
       const Element* const row = x + outer * rows.columns * rows.inner + inner;
       std::int64_t column = begin + depth;
-      for (; column + (kUnroll - 1) * depths < end; column += kUnroll * depths) {
-        Value value[kUnroll][kPack];
+      Value value[kLoads][kPack];
+      const auto load_column = [&](int u) {
+        load<kPack>(row + (column + u * depths) * rows.inner, value[u]);
+      };
+      for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
 #pragma unroll
-        for (int u = 0; u < kUnroll; ++u) {
-          load<kPack>(row + (column + u * depths) * rows.inner, value[u]);
-        }
+        for (int u = 0; u < kLoads; ++u) load_column(u);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
-          Value of_row[kUnroll];
+          Value of_row[kLoads];
 #pragma unroll
-          for (int u = 0; u < kUnroll; ++u) of_row[u] = value[u][i];
+          for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
           fold[i].add(of_row, column, depths);
         }
       }
-      for (; column < end; column += depths) {
-        Value value[kPack];
-        load<kPack>(row + column * rows.inner, value);
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          const Value of_row[1] = {value[i]};
-          fold[i].add(of_row, column, depths);
+      for (int u = 0; u < kLoads - 1; ++u) {
+        if (column + u * depths < end) load_column(u);
+      }
+#pragma unroll
+      for (int u = 0; u < kLoads - 1; ++u) {
+        if (column + u * depths < end) {
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) {
+            const Value of_row[1] = {value[u][i]};
+            fold[i].add(of_row, column + u * depths, depths);
+          }
         }
       }
     }

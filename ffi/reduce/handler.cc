@@ -26,12 +26,11 @@ namespace {
 
 bool is_float(DType dtype) { return dtype >= DType::kFloat16; }
 
-bool is_16_bit_float(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
+bool is_16_bit_float(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
 void check_dtypes(const Problem& problem) {
-  const auto [function, dtype, result] = std::tuple(problem.function, problem.dtype, problem.result);
+  const auto [function, dtype, result] =
+      std::tuple(problem.function, problem.dtype, problem.result);
   require(dtype != DType::kBool && result != DType::kBool, "no kernel takes bool");
   bool right = dtype == result;
   if (is_arg(function)) {
@@ -50,13 +49,14 @@ void run(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
          ffi::Result<ffi::AnyBuffer> workspace, Attributes attributes) {
   const auto dims = x.dimensions();
   require(dims.size() >= 1, "x must have at least one dimension");
-  require(attributes.inner_dims >= 0 &&
-              attributes.inner_dims < static_cast<std::int64_t>(dims.size()),
-          "inner_dims must be less than the rank of x");
+  require(
+      attributes.inner_dims >= 0 && attributes.inner_dims < static_cast<std::int64_t>(dims.size()),
+      "inner_dims must be less than the rank of x");
   const std::size_t last = dims.size() - 1;
   const std::size_t first_inner = last - static_cast<std::size_t>(attributes.inner_dims);
-  const Problem problem{kFunction,  dtype_of(x), dtype_of(*y), product(dims, 0, first_inner),
-                        dims[last], product(dims, first_inner, last)};
+  const Problem problem{kFunction,    dtype_of(x),
+                        dtype_of(*y), product(dims, 0, first_inner),
+                        dims[last],   product(dims, first_inner, last)};
   check_dtypes(problem);
   require(static_cast<std::int64_t>(y->element_count()) == problem.rows(),
           "the result must have one element for each row");

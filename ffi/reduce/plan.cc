@@ -63,8 +63,8 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
     return {named, "named by the caller"};
   }
   if (problem.inner != 1) {
-    return {Algorithm::kColumn, "the elements of a row lie " + std::to_string(problem.inner) +
-                                    " elements apart"};
+    return {Algorithm::kColumn,
+            "the elements of a row lie " + std::to_string(problem.inner) + " elements apart"};
   }
   if (row_bytes(problem) > kMultipleBytes && problem.rows() < 2 * device.multiprocessors) {
     return {Algorithm::kMultiple, std::to_string(problem.rows()) +
@@ -82,10 +82,17 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   } else {
     const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
     switch (named) {
-      case Algorithm::kMultiple: partials = multiple_partials(problem); break;
-      case Algorithm::kRow: break;
-      case Algorithm::kColumn: partials = column_partials(problem); break;
-      default: partials = ladder_partials(problem, named); break;
+      case Algorithm::kMultiple:
+        partials = multiple_partials(problem);
+        break;
+      case Algorithm::kRow:
+        break;
+      case Algorithm::kColumn:
+        partials = column_partials(problem);
+        break;
+      default:
+        partials = ladder_partials(problem, named);
+        break;
     }
   }
   return partials > 1 ? partials * partial_bytes(problem) : 0;

@@ -1,7 +1,5 @@
 // Instantiates the reduction kernels and launches them.
 
-#include "reduce/reduce.h"
-
 #include <algorithm>
 #include <stdexcept>
 #include <type_traits>
@@ -15,6 +13,7 @@
 #include "reduce/ladder/04_first_add.cuh"
 #include "reduce/ladder/05_unroll.cuh"
 #include "reduce/ladder/06_multiple.cuh"
+#include "reduce/reduce.h"
 #include "reduce/reducer.cuh"
 #include "reduce/row.cuh"
 
@@ -33,9 +32,7 @@ struct Call {
   Workspace workspace;
 };
 
-unsigned grid_y(std::int64_t items) {
-  return static_cast<unsigned>(std::min(items, kMaxGridY));
-}
+unsigned grid_y(std::int64_t items) { return static_cast<unsigned>(std::min(items, kMaxGridY)); }
 
 // How many partials of each row the workspace can hold.
 template <class Partial>
@@ -51,12 +48,16 @@ void launch_step(Algorithm algorithm, const Queue& queue, const typename Reducer
   const LaunchShape shape{dim3(grid_extent(tiles), grid_y(rows.count)), kLadderThreads,
                           sizeof(TreeStorage<Reducer>)};
   switch (algorithm) {
-    case Algorithm::kNaive: return launch(queue, shape, naive_kernel<Reducer>, x, y, rows);
-    case Algorithm::kStride: return launch(queue, shape, stride_kernel<Reducer>, x, y, rows);
+    case Algorithm::kNaive:
+      return launch(queue, shape, naive_kernel<Reducer>, x, y, rows);
+    case Algorithm::kStride:
+      return launch(queue, shape, stride_kernel<Reducer>, x, y, rows);
     case Algorithm::kSequential:
       return launch(queue, shape, sequential_kernel<Reducer>, x, y, rows);
-    case Algorithm::kFirstAdd: return launch(queue, shape, first_add_kernel<Reducer>, x, y, rows);
-    default: return launch(queue, shape, unroll_kernel<Reducer>, x, y, rows);
+    case Algorithm::kFirstAdd:
+      return launch(queue, shape, first_add_kernel<Reducer>, x, y, rows);
+    default:
+      return launch(queue, shape, unroll_kernel<Reducer>, x, y, rows);
   }
 }
 
@@ -85,8 +86,8 @@ void launch_ladder(Algorithm algorithm, const Call& call, const T* x, std::int64
 template <class Reducer>
 void launch_block_rows(const Call& call, const typename Reducer::Element* x, ContiguousRows rows) {
   constexpr int kPack = kWidestPack<typename Reducer::Element>;
-  const int threads = std::clamp(power_of_two_from(divide_up(rows.columns, kPack)), kWarpSize,
-                                 kMultipleThreads);
+  const int threads =
+      std::clamp(power_of_two_from(divide_up(rows.columns, kPack)), kWarpSize, kMultipleThreads);
   launch(call.queue,
          {dim3(1, grid_y(rows.count)), static_cast<unsigned>(threads),
           sizeof(MultipleStorage<Reducer>)},
@@ -106,8 +107,8 @@ void launch_multiple(const Call& call, const T* x) {
       std::int64_t{call.queue.device->multiprocessors} *
       resident_blocks(call.queue, multiple_kernel<First>, kMultipleThreads, kSharedBytes);
   const std::int64_t worth = divide_up(rows.columns * std::int64_t{sizeof(T)}, kSplitBytes);
-  const std::int64_t blocks = std::min({resident / rows.count, worth, kMaxSplits,
-                                        workspace_partials<Partial>(call)});
+  const std::int64_t blocks =
+      std::min({resident / rows.count, worth, kMaxSplits, workspace_partials<Partial>(call)});
   if (blocks <= 1) return launch_block_rows<First>(call, x, rows);
 
   auto* const partials = static_cast<Partial*>(call.workspace.data);
@@ -124,10 +125,9 @@ void launch_row(const Call& call, const typename Reducer::Element* x) {
   const std::int64_t packs = divide_up(rows.columns, kPack);
   if (packs > kWarpRowPacks) return launch_block_rows<Reducer>(call, x, rows);
 
-  // A lane for every pack or two. Rows that are no whole number of packs begin at any phase and
-  // are partly read one by one, which wants more lanes.
-  const std::int64_t wanted =
-      rows.columns % kPack == 0 ? divide_up(packs, 2) : divide_up(rows.columns, 4);
+  // A lane for every pack. Rows that are no whole number of packs begin at any phase and are partly
+  // read one by one, which wants more lanes.
+  const std::int64_t wanted = rows.columns % kPack == 0 ? packs : divide_up(rows.columns, 2);
   int lanes_log2 = 0;
   while (lanes_log2 < 5 && (1 << lanes_log2) < wanted) ++lanes_log2;
   const std::int64_t rows_per_block = kRowThreads >> lanes_log2;
@@ -150,8 +150,8 @@ void launch_column_part(const Queue& queue, const typename Reducer::Element* x, 
 // Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where the
 // columns are too few for the threads below them.
 int column_lanes(std::int64_t packs_per_outer, std::int64_t columns) {
-  int lanes = std::min(power_of_two_from(std::min<std::int64_t>(packs_per_outer, kWarpSize)),
-                       kWarpSize);
+  int lanes =
+      std::min(power_of_two_from(std::min<std::int64_t>(packs_per_outer, kWarpSize)), kWarpSize);
   while (lanes < kColumnThreads && 4 * (kColumnThreads / lanes) > columns) lanes *= 2;
   return lanes;
 }
@@ -171,9 +171,8 @@ void launch_column_packs(const Call& call, const T* x) {
       resident_blocks(call.queue, column_kernel<First, kPack>, kColumnThreads,
                       sizeof(ColumnStorage<First, kPack>));
   const std::int64_t tiles = divide_up(outer * (inner / kPack), lanes);
-  const std::int64_t parts =
-      std::min({2 * resident / tiles, divide_up(columns, kSplitColumns), kMaxSplits,
-                workspace_partials<Partial>(call)});
+  const std::int64_t parts = std::min({2 * resident / tiles, divide_up(columns, kSplitColumns),
+                                       kMaxSplits, workspace_partials<Partial>(call)});
   if (parts <= 1) {
     return launch_column_part<First, kPack>(call.queue, x, call.result, rows, 1);
   }
@@ -201,9 +200,12 @@ template <Function kFunction, class T, class A>
 void launch_typed(Algorithm algorithm, const Call& call, const void* data) {
   const T* const x = static_cast<const T*>(data);
   switch (algorithm) {
-    case Algorithm::kMultiple: return launch_multiple<kFunction, T, A>(call, x);
-    case Algorithm::kRow: return launch_row<Reducer<kFunction, T, A>>(call, x);
-    case Algorithm::kColumn: return launch_column<kFunction, T, A>(call, x);
+    case Algorithm::kMultiple:
+      return launch_multiple<kFunction, T, A>(call, x);
+    case Algorithm::kRow:
+      return launch_row<Reducer<kFunction, T, A>>(call, x);
+    case Algorithm::kColumn:
+      return launch_column<kFunction, T, A>(call, x);
     default:
       if constexpr (!is_arg(kFunction)) {
         launch_ladder<kFunction, T, A>(algorithm, call, x, call.problem.columns, call.workspace);
@@ -266,12 +268,18 @@ void launch(const Plan& plan, const Problem& problem, const void* x, void* y, Wo
             const Queue& queue) {
   const Call call{queue, problem, Target{y, problem.result, false}, workspace};
   switch (problem.function) {
-    case Function::kSum: return launch_function<Function::kSum>(plan.algorithm, call, x);
-    case Function::kProd: return launch_function<Function::kProd>(plan.algorithm, call, x);
-    case Function::kMax: return launch_function<Function::kMax>(plan.algorithm, call, x);
-    case Function::kMin: return launch_function<Function::kMin>(plan.algorithm, call, x);
-    case Function::kArgMax: return launch_function<Function::kArgMax>(plan.algorithm, call, x);
-    case Function::kArgMin: return launch_function<Function::kArgMin>(plan.algorithm, call, x);
+    case Function::kSum:
+      return launch_function<Function::kSum>(plan.algorithm, call, x);
+    case Function::kProd:
+      return launch_function<Function::kProd>(plan.algorithm, call, x);
+    case Function::kMax:
+      return launch_function<Function::kMax>(plan.algorithm, call, x);
+    case Function::kMin:
+      return launch_function<Function::kMin>(plan.algorithm, call, x);
+    case Function::kArgMax:
+      return launch_function<Function::kArgMax>(plan.algorithm, call, x);
+    case Function::kArgMin:
+      return launch_function<Function::kArgMin>(plan.algorithm, call, x);
   }
 }
 

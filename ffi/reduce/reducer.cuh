@@ -21,6 +21,9 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+// How many packs a thread loads before it folds the first of them.
+inline constexpr int kLoads = 4;
+
 // An element and its column: what argmax and argmin combine.
 template <class A>
 struct Indexed {
@@ -48,11 +51,15 @@ template <class A>
 __device__ inline void store_result(const Target& target, std::int64_t index, A value) {
   if constexpr (std::is_same_v<A, float>) {
     switch (target.dtype) {
-      case DType::kFloat16: static_cast<__half*>(target.data)[index] = narrow<__half>(value); break;
+      case DType::kFloat16:
+        static_cast<__half*>(target.data)[index] = narrow<__half>(value);
+        break;
       case DType::kBFloat16:
         static_cast<__nv_bfloat16*>(target.data)[index] = narrow<__nv_bfloat16>(value);
         break;
-      default: static_cast<float*>(target.data)[index] = value; break;
+      default:
+        static_cast<float*>(target.data)[index] = value;
+        break;
     }
   } else if constexpr (std::is_same_v<A, double>) {
     static_cast<double*>(target.data)[index] = value;
@@ -179,9 +186,8 @@ struct ArgReducer {
 
   // Loses against every element, even one of the same value.
   __device__ static Partial identity() {
-    return {ValueReducer<kFunction == Function::kArgMax ? Function::kMax : Function::kMin, A,
-                         A>::identity(),
-            std::numeric_limits<std::int64_t>::max()};
+    return {ValueReducer < kFunction == Function::kArgMax ? Function::kMax : Function::kMin, A,
+            A > ::identity(), std::numeric_limits<std::int64_t>::max()};
   }
 
   __device__ static void store(const Target& target, std::int64_t index, Partial value) {

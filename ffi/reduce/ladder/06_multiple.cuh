@@ -23,19 +23,49 @@ struct MultipleStorage {
   typename Reducer::Partial warps[kMaxWarpsPerBlock];
 };
 
-// Folds the columns of a row that fall to thread `thread` of `threads`.
+// Folds the columns of a row that fall to thread `thread` of `threads`: a scalar head up to the
+// first aligned pack, packs, and a scalar tail. The packs are loaded kLoads at a time, before the
+// first of them is folded; a thread that waited for each would leave memory idle.
 template <class Reducer>
 __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Element* row,
                                                      std::int64_t columns, int thread,
                                                      int threads) {
-  constexpr int kPack = kWidestPack<typename Reducer::Element>;
+  using Element = typename Reducer::Element;
+  using Value = Accumulator<Element>;
+  constexpr int kPack = kWidestPack<Element>;
   typename Reducer::Fold fold;
-  visit_packed<kPack>(row, columns, thread, threads, [&](std::int64_t column, auto width) {
-    constexpr int kWidth = width;
-    Accumulator<typename Reducer::Element> value[kWidth];
-    load<kWidth>(row + column, value);
-    fold.add(value, column, 1);
-  });
+
+  const auto fold_scalars = [&](std::int64_t first, std::int64_t end) {
+    for (std::int64_t column = first + thread; column < end; column += threads) {
+      const Value value[1] = {widen(row[column])};
+      fold.add(value, column, 1);
+    }
+  };
+  std::int64_t head = elements_to_alignment<kPack>(row);
+  if (head > columns) head = columns;
+  fold_scalars(0, head);
+
+  const std::int64_t packs = (columns - head) / kPack;
+  std::int64_t pack = thread;
+  Value value[kLoads][kPack];
+  const auto at = [&](int i) { return pack + std::int64_t{i} * threads; };
+  const auto column = [&](int i) { return head + at(i) * kPack; };
+  for (; at(kLoads - 1) < packs; pack = at(kLoads)) {
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) load<kPack>(row + column(i), value[i]);
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) fold.add(value[i], column(i), 1);
+  }
+#pragma unroll
+  for (int i = 0; i < kLoads - 1; ++i) {
+    if (at(i) < packs) load<kPack>(row + column(i), value[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kLoads - 1; ++i) {
+    if (at(i) < packs) fold.add(value[i], column(i), 1);
+  }
+
+  fold_scalars(head + packs * kPack, columns);
   return fold.value();
 }
 
@@ -49,9 +79,9 @@ __global__ void __launch_bounds__(kMultipleThreads)
   const int threads = gridDim.x * blockDim.x;
 
   for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
-    const auto partial = block_reduce(
-        fold_row<Reducer>(x + row * rows.columns, rows.columns, thread, threads),
-        Reducer::identity(), typename Reducer::Combine{}, warps);
+    const auto partial =
+        block_reduce(fold_row<Reducer>(x + row * rows.columns, rows.columns, thread, threads),
+                     Reducer::identity(), typename Reducer::Combine{}, warps);
     if (threadIdx.x == 0) Reducer::store(y, row * gridDim.x + blockIdx.x, partial);
   }
 }
