@@ -66,6 +66,8 @@ Arguments to_arguments(const nb::dict& problem) {
     const auto name = nb::cast<std::string>(key);
     if (nb::isinstance<nb::str>(value)) {
       arguments.set(name, nb::cast<std::string>(value));
+    } else if (nb::isinstance<nb::sequence>(value)) {
+      arguments.set(name, nb::cast<std::vector<std::int64_t>>(value));
     } else {
       arguments.set(name, nb::cast<std::int64_t>(value));
     }

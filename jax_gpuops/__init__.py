@@ -8,6 +8,9 @@ from jax_gpuops._library import Algorithm as Algorithm
 from jax_gpuops._library import algorithms as algorithms
 from jax_gpuops._plan import Plan as Plan
 from jax_gpuops._plan import plan as plan
+from jax_gpuops.matmul import dot_general as dot_general
+from jax_gpuops.matmul import gemm as gemm
+from jax_gpuops.matmul import matmul as matmul
 from jax_gpuops.reduce import argmax as argmax
 from jax_gpuops.reduce import argmin as argmin
 from jax_gpuops.reduce import max as max
@@ -19,3 +22,4 @@ from jax_gpuops.softmax import log_softmax as log_softmax
 from jax_gpuops.softmax import logsumexp as logsumexp
 from jax_gpuops.softmax import softmax as softmax
 from jax_gpuops.status import status as status
+from jax_gpuops.transpose import transpose as transpose

@@ -19,6 +19,7 @@ import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import batching, mlir, xla
 from jax.interpreters.mlir import ir
+from jax.sharding import AxisType
 
 from jax_gpuops import _library, _measurements
 
@@ -42,6 +43,9 @@ class Kernel:
       rows: how many trailing dims of each operand, and of the result, belong to a row. The dims
         before them are the same in all, and sharding them needs no communication. None if the op
         has no such dims: it then runs within one device only.
+      call: makes the custom call, for an op that must rearrange its operands or result around it:
+        maps operands, `algorithm` and parameters to the result. With it `target`, `attributes` and
+        `layouts` are not used.
       gathers: False if XLA reduces a sharded row without collecting it on one device, as our
         custom call must. None then leaves programs that span several devices to XLA.
       workspace: maps the compiled module, operand avals, `algorithm` and parameters to the bytes of
@@ -58,6 +62,7 @@ class Kernel:
     attributes: Callable[..., dict[str, Any]] = lambda **_: {}
     layouts: Callable[..., tuple[list[Layout], list[Layout]]] | None = None
     rows: tuple[tuple[int, ...], int] | None = None
+    call: Callable[..., jax.Array] | None = None
     gathers: bool = True
     workspace: Callable[..., int] | None = None
 
@@ -205,6 +210,9 @@ def _lower(kernel, platform, ctx, *operands, implementation, algorithm, **params
     if chosen == "xla" or any(size == 0 for aval in ctx.avals_in for size in aval.shape):
         reference = functools.partial(kernel.reference, **params)
         return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands)
+    if kernel.call is not None:
+        call = functools.partial(kernel.call, algorithm=algorithm or "", **params)
+        return mlir.lower_fun(call, multiple_results=False)(ctx, *operands)
     operand_layouts = result_layouts = None
     if kernel.layouts is not None:
         operand_layouts, result_layouts = kernel.layouts(*ctx.avals_in, **params)
@@ -383,6 +391,22 @@ def check_array(name: str, x: object) -> None:
     """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
     if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
+
+
+def is_explicitly_sharded(x: jax.typing.ArrayLike) -> bool:
+    """True if the sharding of `x` is part of its type: under a mesh with explicit axes."""
+    mesh = jax.typeof(x).sharding.mesh
+    return not mesh.empty and AxisType.Explicit in mesh.axis_types
+
+
+def vary_alike(*xs: jax.Array) -> list[jax.Array]:
+    """Makes operands vary over the same mesh axes inside a shard_map, as jnp functions do."""
+    varying = [jax.typeof(x).mat.varying for x in xs]
+    union = frozenset().union(*varying)
+    return [
+        jax.lax.pcast(x, tuple(sorted(union - axes)), to="varying") if union - axes else x
+        for x, axes in zip(xs, varying, strict=True)
+    ]
 
 
 def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:

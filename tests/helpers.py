@@ -16,7 +16,7 @@ def np_dtype(name: str) -> np.dtype:
 
 def x64(dtype: str) -> contextlib.AbstractContextManager:
     """JAX keeps 64-bit dtypes only in this mode; other tests run in the mode users have."""
-    return jax.enable_x64(np_dtype(dtype).itemsize == 8)
+    return jax.enable_x64(np_dtype(dtype).itemsize >= 8)
 
 
 def normal(shape, dtype: str, seed: int = 0, scale: float = 1.0) -> np.ndarray:

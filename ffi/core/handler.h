@@ -137,11 +137,11 @@ ffi::Error guarded(Body&& body) {
 
 namespace internal {
 
-template <auto kBody>
+template <auto kBody, ffi::Traits kTraits>
 struct Stages;
 
-template <class... Parameters, void (*kBody)(Queue, Parameters...)>
-struct Stages<kBody> {
+template <class... Parameters, void (*kBody)(Queue, Parameters...), ffi::Traits kTraits>
+struct Stages<kBody, kTraits> {
   template <bool kPreparing>
   static ffi::Error run(Queue queue, Parameters... parameters) {
     queue.preparing = kPreparing;
@@ -151,9 +151,8 @@ struct Stages<kBody> {
   template <ffi::ExecutionStage kStage>
   static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
     auto* const body = &run<kStage == ffi::ExecutionStage::kInitialize>;
-    static auto* handler = ffi::Ffi::BindTo<std::remove_const_t<decltype(body)>, kStage>(
-                               body, {ffi::Traits::kCmdBufferCompatible})
-                               .release();
+    static auto* handler =
+        ffi::Ffi::BindTo<std::remove_const_t<decltype(body)>, kStage>(body, {kTraits}).release();
     return handler->Call(frame);
   }
 };
@@ -162,11 +161,12 @@ struct Stages<kBody> {
 
 // The FFI target `name`, whose body is `void kBody(Queue, operands..., results..., attributes)`:
 // operands are ffi::AnyBuffer, results ffi::Result<ffi::AnyBuffer>, attributes a struct registered
-// with XLA_FFI_REGISTER_STRUCT_ATTR_DECODING. The body runs in both stages: see Queue.
-template <auto kBody>
+// with XLA_FFI_REGISTER_STRUCT_ATTR_DECODING. The body runs in both stages: see Queue. A body that
+// cannot be captured into a CUDA graph, because it calls a library that allocates, has no traits.
+template <auto kBody, ffi::Traits kTraits = ffi::Traits::kCmdBufferCompatible>
 Target make_target(std::string_view name) {
   using ffi::ExecutionStage;
-  using Stages = internal::Stages<kBody>;
+  using Stages = internal::Stages<kBody, kTraits>;
   return {name, reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kInitialize>),
           reinterpret_cast<void*>(&Stages::template handle<ExecutionStage::kExecute>)};
 }

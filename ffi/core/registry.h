@@ -26,10 +26,12 @@ struct AlgorithmInfo {
 // A problem as Python describes it, by name.
 class Arguments {
  public:
-  using Value = std::variant<std::int64_t, std::string>;
+  using Integers = std::vector<std::int64_t>;
+  using Value = std::variant<std::int64_t, std::string, Integers>;
 
   void set(std::string name, Value value) { values_[std::move(name)] = std::move(value); }
   std::int64_t integer(std::string_view name) const { return get<std::int64_t>(name); }
+  const Integers& integers(std::string_view name) const { return get<Integers>(name); }
   const std::string& text(std::string_view name) const { return get<std::string>(name); }
 
  private:

@@ -1,0 +1,1 @@
+"""The benchmark of jax_gpuops against XLA: `python -m bench --help`."""

@@ -1,0 +1,249 @@
+"""The command line: `python -m bench --help`."""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from bench import cases, ops, report, run
+from bench.problem import Problem, Shape, Variant
+from bench.results import Run, environment
+
+_DESCRIPTION = """\
+Measures the kernels of jax_gpuops against XLA, after checking every result against float64.
+
+  python -m bench                                     the main table: every op against XLA
+  python -m bench softmax --shape 8192x32768 --dtype bf16
+  python -m bench sum --shape 8192x32768 --axis 0 --algorithm naive multiple
+  python -m bench transpose --shape 64x1024x16x64 --axes 0,2,1,3
+  python -m bench matmul --shape 4096x4096x4096 --precision highest      M x K x N
+  python -m bench ladder                              every optimisation step, on the shapes of
+  python -m bench ladder softmax transpose            the documents that the steps come from
+  python -m bench --json run.json --plot figures      keep the numbers; draw them
+  python -m bench plot run.json --out figures         draw kept numbers again
+
+On a GPU it reports speed. Without one it runs the same kernels on the host, on small shapes, and
+reports only whether they are right. The exit code is 1 if a result is wrong.
+"""
+
+_EPILOG = "How to read the tables:\n\n" + report.LEGEND
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line.
+
+    Args:
+      arguments: what stands after `python -m bench`; None takes them from the process.
+
+    Returns:
+      The exit code: 0, or 1 if a result is wrong or a call failed.
+    """
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    if options.command == "plot":
+        _plot(Run.load(options.file), options.out)
+        return 0
+    gpu = run.has_gpu()
+    try:
+        problems = _problems(options, gpu)
+    except ValueError as error:
+        parser.error(str(error))
+    command = options.command if options.command in ("main", "ladder") else "case"
+    done = Run(command, environment(options.commit))
+    _solve(done, problems, options, gpu)
+    report.console().print(report.verdict(done, timed=gpu))
+    if options.json is not None:
+        done.save(options.json)
+    if options.plot is not None:
+        _plot(done, options.plot)
+    return 0 if done.succeeded else 1
+
+
+def _problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
+    if options.command == "main":
+        return cases.main(gpu=gpu, quick=options.quick)
+    if options.command == "ladder":
+        return cases.ladder(options.family or ops.FAMILIES, gpu=gpu, quick=options.quick)
+    given = {k: getattr(options, k) for k in ops.OPS[options.command].options if k in options}
+    problem = ops.make(options.command, options.shape, options.dtype, **given)
+    if unknown := set(options.algorithm or ()) - set(known := run.algorithms(problem)):
+        raise ValueError(
+            f"{problem.op} has no algorithm {', '.join(sorted(unknown))}; it has {', '.join(known)}"
+        )
+    return [problem]
+
+
+def _variants(problem: Problem, options: argparse.Namespace, gpu: bool) -> list[Variant]:
+    if options.command == "main":
+        return run.variants(problem)
+    named = "cuda" if gpu else "interpret"
+    if options.command == "ladder":
+        return [Variant(named, each) for each in run.algorithms(problem)]
+    if options.algorithm:
+        return [Variant(named, each) for each in options.algorithm]
+    return run.variants(problem) if gpu else [Variant(named)]
+
+
+def _solve(done: Run, problems: Sequence[Problem], options: argparse.Namespace, gpu: bool) -> None:
+    """Runs the problems, with a progress bar, and prints each family's table when it is full."""
+    runner = run.Runner(timed=gpu, seconds=0.05 if options.quick else 0.2)
+    console = report.console()
+    console.print(report.environment_text(done), style="bold")
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+        task = progress.add_task("", total=len(problems))
+        for family in ops.FAMILIES:
+            results = []
+            for problem in problems:
+                if ops.OPS[problem.op].family != family:
+                    continue
+                progress.update(task, description=str(problem))
+                results += runner.run(problem, _variants(problem, options, gpu))
+                progress.advance(task)
+            if not results:
+                continue
+            runner.rate(results)
+            ladder = options.command == "ladder"
+            if ladder:
+                run.climb(results)
+            done.results += results
+            progress.console.print(report.table(results, timed=gpu, ladder=ladder))
+            if ladder and gpu:
+                progress.console.print(report.ladder_text(family), style="dim")
+            for line in report.refusals(results):
+                progress.console.print(line, style="dim", highlight=False)
+            progress.console.print()
+
+
+def _plot(done: Run, folder: pathlib.Path) -> None:
+    from bench import plot  # matplotlib takes a second to import, and only figures need it
+
+    figures = plot.draw(done, folder)
+    for path in figures:
+        print(path)
+    if not figures:
+        print("There is nothing to draw: no speed was measured.")
+
+
+def _parser() -> argparse.ArgumentParser:
+    plain = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=plain,
+    )
+    parser.set_defaults(command="main", json=None, plot=None, quick=False, commit=None)
+    _add_output_arguments(parser)
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands")
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text, formatter_class=plain)
+        command.set_defaults(command=name)
+        return command
+
+    ladder = add("ladder", "every step of the optimisation ladders")
+    _add_output_arguments(ladder)
+    ladder.add_argument(
+        "family",
+        nargs="*",
+        choices=ops.FAMILIES,
+        metavar="FAMILY",
+        help=f"{', '.join(ops.FAMILIES)}; all of them if none is named",
+    )
+    plot = add("plot", "draw figures from a JSON file that --json wrote")
+    plot.add_argument("file", type=pathlib.Path, metavar="FILE")
+    plot.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), metavar="DIR")
+    for name, op in ops.OPS.items():
+        case = add(name, f"one case of {name}")
+        _add_output_arguments(case)
+        _add_case_arguments(case, op)
+    return parser
+
+
+def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what may stand before and after the command, so it has no defaults of its own."""
+    keep = argparse.SUPPRESS
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", default=keep, help="write results as JSON"
+    )
+    parser.add_argument(
+        "--plot", type=pathlib.Path, metavar="DIR", default=keep, help="draw figures into DIR"
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        default=keep,
+        help="fewer problems, measured less long: a smoke test",
+    )
+    parser.add_argument(
+        "--commit",
+        metavar="HASH",
+        default=keep,
+        help="what to record as the commit, for a copy without its git repository",
+    )
+
+
+def _add_case_arguments(command: argparse.ArgumentParser, op: ops.Op) -> None:
+    product = op.limit == "matmul"
+    command.add_argument(
+        "--shape",
+        type=_shape,
+        required=True,
+        metavar="MxKxN" if product else "AxBxC",
+        help="rows and columns of the operands, batch dims first" if product else "of the operand",
+    )
+    command.add_argument(
+        "--dtype",
+        type=_dtype,
+        default="float32",
+        help=f"of the operands: a name, or {', '.join(ops.SHORT_DTYPES)}; float32 by default",
+    )
+    command.add_argument(
+        "--algorithm",
+        nargs="+",
+        metavar="NAME",
+        help="kernels to run; by default what the plan chooses",
+    )
+    for name, default in op.options.items():
+        command.add_argument(
+            f"--{name}",
+            type=_OPTION_TYPES[name],
+            default=argparse.SUPPRESS,
+            help=f"{_OPTION_HELP[name]}; default {default}",
+        )
+
+
+def _shape(text: str) -> Shape:
+    return tuple(int(size) for size in text.split("x"))
+
+
+def _dtype(text: str) -> str:
+    return jnp.dtype(ops.SHORT_DTYPES.get(text, text)).name
+
+
+def _axes(text: str) -> Any:
+    """Reads "1", "0,2" or "none"."""
+    if text.lower() == "none":
+        return None
+    axes = tuple(int(each) for each in text.split(","))
+    return axes if len(axes) > 1 else axes[0]
+
+
+_OPTION_TYPES = {"axis": _axes, "axes": _axes, "precision": str, "alpha": float, "beta": float}
+_OPTION_HELP = {
+    "axis": "the axis or axes to reduce over: 1, or 0,2, or none for all",
+    "axes": "the permutation, such as 0,2,1,3",
+    "precision": "default, high or highest; highest for float32 unless given",
+    "alpha": "factor of the product",
+    "beta": "factor of C",
+}
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Which problems the main table and the ladders run, on a GPU and without one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from bench import documents, ops
+from bench.problem import Problem, Shape
+
+
+def main(*, gpu: bool, quick: bool = False) -> list[Problem]:
+    """Returns the problems of the main table, grouped by family.
+
+    Args:
+      gpu: True for sizes that fill a GPU, False for sizes that a host executor runs in no time.
+      quick: True for only the first problem of each op.
+    """
+    problems = list(_gpu() if gpu else _host())
+    if quick:
+        first: dict[str, Problem] = {}
+        for each in problems:
+            first.setdefault(each.op, each)
+        problems = list(first.values())
+    return problems
+
+
+def ladder(families: Sequence[str], *, gpu: bool, quick: bool = False) -> list[Problem]:
+    """Returns the problems of the documents behind the ladders.
+
+    Args:
+      families: of which op families.
+      gpu: False for one small shape in place of the documents' own ones.
+      quick: True for only the last, largest shape of each document.
+    """
+    problems = []
+    for family in families:
+        each = documents.LADDERS[family]
+        shapes = list(each.times_us) if gpu else [each.small_shape]
+        series = "ladder" if len(shapes) > 1 else None
+        for shape in shapes[-1:] if quick else shapes:
+            size = shape[0] if family == "matmul" else None
+            problems.append(ops.make(each.op, shape, "float32", series=size and series, size=size))
+    return problems
+
+
+def _rows(op: str, columns: Sequence[int], dtype: str, series: str | None = None, **options):
+    """Rows of each length, 2^28 elements in all; the lengths make a line of a figure."""
+    for n in columns:
+        yield ops.make(
+            op, (2**28 // n, n), dtype, series=series, size=n if series else None, **options
+        )
+
+
+_LENGTHS = (32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
+_ODD_LENGTHS = (33, 127, 1001, 4097, 50257)
+
+
+def _gpu() -> Iterator[Problem]:
+    for dtype in ("float32", "bfloat16"):
+        yield from _rows("softmax", _LENGTHS, dtype, "row length, 2^28 elements")
+        yield from _rows("softmax", _ODD_LENGTHS, dtype)
+    yield ops.make("softmax", (8192, 32768), "float32", axis=0)
+    yield ops.make("softmax", (1024, 1024), "float32")
+    yield from _rows("softmax", (4096,), "float16")
+    yield from _rows("softmax", (1024,), "float64")
+    yield from _rows("log_softmax", (1024, 8192, 65536), "bfloat16")
+    yield from _rows("logsumexp", (1024, 32768), "float32", axis=-1)
+    yield from _rows("logsumexp", (32768,), "bfloat16", axis=-1)
+
+    for exponent in (14, 18, 20, 22, 24, 26, 29):
+        yield ops.make("sum", (2**exponent,), "float32", series="elements", size=2**exponent)
+    yield ops.make("sum", (2**26,), "bfloat16")
+    yield ops.make("sum", (2**26,), "int32")
+    yield ops.make("sum", (2**26,), "float64")
+    for shape in ((8192, 32768), (262144, 1024), (2**22, 33)):
+        for axis in (0, 1):
+            yield ops.make("sum", shape, "float32", axis=axis)
+    yield ops.make("sum", (64, 4096, 512), "bfloat16", axis=1)
+    for op in ("mean", "prod", "max", "min", "argmax", "argmin"):
+        yield ops.make(op, (2**26,), "float32")
+        yield ops.make(op, (8192, 32768), "float32", axis=1)
+
+    for dtype in ("float32", "bfloat16", "int8"):
+        for n in (1024, 4096, 16384):
+            yield ops.make("transpose", (n, n), dtype, series="rows and columns", size=n)
+    for shape, axes, dtype in _TRANSPOSES:
+        yield ops.make("transpose", shape, dtype, axes=axes)
+
+    for dtype, sizes in _SQUARES.items():
+        for n in sizes:
+            yield ops.make("matmul", (n, n, n), dtype, series="M = N = K", size=n)
+    yield ops.make("matmul", (4096, 4096, 4096), "float16")
+    yield ops.make("matmul", (4096, 4096, 4096), "float64")
+    yield ops.make("matmul", (4096, 4096, 4096), "float32", precision="default")
+    yield ops.make("matmul", (4097, 4095, 4099), "bfloat16")
+    yield ops.make("matmul", (1, 4096, 4096), "bfloat16")
+    yield ops.make("matmul", (64, 512, 64, 512), "bfloat16")
+    yield ops.make("dot_general", (128, 1024, 128, 1024), "bfloat16")
+    yield ops.make("gemm", (4096, 4096, 4096), "float32")
+
+
+_TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
+    ((64, 1024, 16, 64), (0, 2, 1, 3), "bfloat16"),
+    ((128, 2049, 1023), (0, 2, 1), "float32"),
+    ((2**27, 2), (1, 0), "float32"),
+    ((2, 2**27), (1, 0), "float32"),
+    ((512, 512, 1024), (2, 1, 0), "float32"),
+    ((32, 256, 32, 256), (3, 1, 2, 0), "float32"),
+    ((16, 3, 1024, 1024), (0, 2, 3, 1), "float32"),
+    ((16, 1024, 1024, 3), (0, 3, 1, 2), "float32"),
+    ((1000, 1000, 100), (0, 2, 1), "float32"),
+)
+
+_SQUARES = {
+    "float32": (256, 512, 1024, 2048, 4096, 8192),
+    "bfloat16": (256, 512, 1024, 2048, 4096, 8192, 16384),
+}
+
+
+def _host() -> Iterator[Problem]:
+    """Small, odd sizes: rows that fill no warp, tiles that hang over the edge."""
+    for op in ("softmax", "log_softmax"):
+        yield ops.make(op, (33, 130), "float32")
+        yield ops.make(op, (7, 65), "bfloat16")
+        yield ops.make(op, (50, 9), "float32", axis=0)
+    yield ops.make("logsumexp", (33, 130), "float32")
+    for op in ("sum", "mean", "prod", "max", "min", "argmax", "argmin"):
+        yield ops.make(op, (5003,), "float32")
+        yield ops.make(op, (33, 130), "bfloat16", axis=1)
+        yield ops.make(op, (65, 37), "float32", axis=0)
+    yield ops.make("sum", (5003,), "int32")
+    yield ops.make("transpose", (131, 67), "float32")
+    yield ops.make("transpose", (5, 33, 19), "bfloat16", axes=(0, 2, 1))
+    yield ops.make("transpose", (7, 30, 9), "int8", axes=(2, 1, 0))
+    yield ops.make("matmul", (67, 45, 70), "float32")
+    yield ops.make("matmul", (67, 45, 70), "bfloat16")
+    yield ops.make("matmul", (67, 45, 70), "float64")
+    yield ops.make("dot_general", (3, 33, 17, 29), "float32")
+    yield ops.make("gemm", (67, 45, 70), "float32")

@@ -1,0 +1,194 @@
+"""Results as text: a table for each family, and what to think of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from bench import documents, ops
+from bench.results import FAILED, REFUSED, RIGHT, WRONG, Result, Run
+
+_WIDTH = 170  # of tables that go to a file or a pipe
+
+_DTYPE_NAMES = {name: short for short, name in ops.SHORT_DTYPES.items()}
+
+LEGEND = """\
+time us  median time of the kernels of one call, from CUPTI
+loop us  time of one call in a long loop of calls; for small problems that is Python and the launch
+GB/s     the bytes of the op (operands read once, results written once) over its time, in 1e9
+TFLOP/s  the additions and multiplications of a matrix product over its time, in 1e12
+ceiling  the rate as a part of what this GPU did in this run: for softmax and transpose copying
+         2 GiB, for reductions and logsumexp summing 2 GiB, for products XLA's best one of that
+         dtype and precision
+x XLA    how many times as fast as XLA, which ran in turns with ours on the same arrays
+error    against float64: relative for softmax, prod; relative to the sum of |x| for sum, mean; to
+         max(1, |y|) for log_softmax, logsumexp; in the Frobenius norm for products; the number of
+         wrong elements for exact ops. A result whose error is beyond its bound is WRONG and has
+         no speed
+default  what runs unless the caller asks: ours where a measurement says it is level, else XLA
+k        how many kernels a call launches
+loop counts  on a large problem loop and kernels differ by over 5 %, for ours or XLA, so the rate
+         and the ratio are those of the loops
+warm     operands below 60 MB stay in the L2 cache from call to call"""
+
+
+def console() -> Console:
+    """Returns where to print: as wide as the terminal, or wide enough for the tables."""
+    plain = Console()
+    return plain if plain.is_terminal else Console(width=_WIDTH)
+
+
+def environment_text(run: Run) -> str:
+    """Returns one line on where a run took place."""
+    e = run.environment
+    versions = f"jax {e['jax']}, jaxlib {e['jaxlib']}, jax_gpuops {e['jax_gpuops']}"
+    driver = f", driver {e['driver']}" if e["driver"] else ""
+    commit = e["commit"][:12] if e["commit"] else "unknown"
+    changes = " with uncommitted changes" if e["uncommitted_changes"] else ""
+    return f"{e['device']}{driver}; {versions}, commit {commit}{changes}; {e['date'][:10]}"
+
+
+def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Table:
+    """Returns the table of one family.
+
+    Args:
+      results: those of the family; refused ones are left out.
+      timed: True for the columns on speed.
+      ladder: True for the columns on the speed-up over the first step.
+    """
+    first = results[0].problem
+    title = f"{first.op} ladder, {first.dtype}" if ladder else results[0].family
+    result = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    problem_columns = ["shape"] if ladder else ["op", "shape", "dtype", "options"]
+    for name in [*problem_columns, "algorithm"]:
+        result.add_column(name, no_wrap=True)
+    numbers = ["error", "XLA error"]
+    if timed:
+        speeds = ["k", "time us", "loop us", "XLA us", ops.OPS[first.op].unit, "ceiling", "x XLA"]
+        numbers = [*speeds, *numbers]
+    if timed and ladder:
+        numbers += ["speed-up", "document"]
+    for name in numbers:
+        result.add_column(name, justify="right", no_wrap=True)
+    result.add_column("result" if not timed else "note")
+
+    previous = None
+    for each in results:
+        if each.status == REFUSED:
+            continue
+        same = each.problem == previous
+        if previous is not None and ladder and not same:
+            result.add_section()
+        cells = ["" if same else _problem_cell(each, name) for name in problem_columns]
+        previous = each.problem
+        cells.append(_algorithm_cell(each))
+        if timed:
+            cells += _speed_cells(each)
+        cells += [_error_cell(each, each.error), _error_cell(each, each.xla_error)]
+        if timed and ladder:
+            cells += [_number(each.speedup, "{:.1f}x"), _number(each.claimed_speedup, "{:.1f}x")]
+        result.add_row(*cells, _note(each), style="bold red" if _is_bad(each) else None)
+    return result
+
+
+def refusals(results: Iterable[Result]) -> list[str]:
+    """Returns which algorithms did not take some problem, one line for each."""
+    refused: dict[str, list[Result]] = {}
+    for each in results:
+        if each.status == REFUSED:
+            refused.setdefault(each.algorithm, []).append(each)
+    lines = []
+    for first, *others in refused.values():
+        more = f" (and {len(others)} more)" if others else ""
+        lines.append(f"Not run: {first.algorithm} on {first.problem}{more}: {first.message}")
+    return lines
+
+
+def ladder_text(family: str) -> str:
+    """Returns what the document of a ladder is."""
+    ladder = documents.LADDERS[family]
+    return f'The column "document" is from: {ladder.source}; measured on {ladder.device}.'
+
+
+def verdict(run: Run, *, timed: bool) -> Text:
+    """Returns the last word on a run."""
+    ran = [each for each in run.results if each.status != REFUSED]
+    bad = [each for each in ran if _is_bad(each)]
+    text = Text()
+    if bad:
+        text.append(f"{len(bad)} of {len(ran)} results are wrong or failed:\n", style="bold red")
+        for each in bad:
+            text.append(f"  {each.problem} by {each.algorithm}: {each.status}, {each.message}\n")
+    elif not ran:
+        text.append("Nothing ran.\n", style="bold red")
+    else:
+        text.append(f"All {len(ran)} results are right.\n", style="green")
+    if timed:
+        text.append(LEGEND, style="dim")
+    else:
+        text.append(
+            "No speed was measured: there is no GPU here. The kernels ran on the host through "
+            '"interpret",\nwhich shows that they are right, not how fast they are.'
+        )
+    return text
+
+
+def _is_bad(result: Result) -> bool:
+    return result.status in (WRONG, FAILED)
+
+
+def _problem_cell(result: Result, column: str) -> str:
+    problem = result.problem
+    return {
+        "op": problem.op,
+        "shape": problem.shape_text(),
+        "dtype": _DTYPE_NAMES.get(problem.dtype, problem.dtype),
+        "options": problem.options_text(),
+    }[column]
+
+
+def _algorithm_cell(result: Result) -> str:
+    """Marks what the user gets without asking."""
+    asked = result.implementation or result.named_algorithm
+    return result.algorithm if asked else f"{result.algorithm} (default)"
+
+
+def _speed_cells(result: Result) -> list[str]:
+    if not result.timed:
+        return [""] * 7
+    return [
+        _number(result.kernels, "{}"),
+        _number(result.kernel_us, "{:.2f}"),
+        _number(result.loop_us, "{:.2f}"),
+        _number(result.xla_time_us, "{:.2f}"),
+        _number(result.rate, "{:.1f}" if result.operations else "{:.0f}"),
+        _number(result.rate / result.ceiling if result.ceiling else None, "{:.0%}"),
+        _number(result.ratio, "{:.2f}"),
+    ]
+
+
+def _error_cell(result: Result, error: float | None) -> str:
+    if error is None:
+        return ""
+    return "exact" if error == 0 else f"{error:.1e}"
+
+
+def _note(result: Result) -> str:
+    if _is_bad(result):
+        return f"{result.status}: {result.message}"
+    if not result.timed:
+        return RIGHT
+    notes = ["warm"] if result.warm else []
+    if result.kernel_us is None:
+        notes.append("loop counts: no kernel seen")
+    elif result.time_us != result.kernel_us:
+        notes.append("loop counts")
+    return ", ".join(notes)
+
+
+def _number(value, form: str) -> str:
+    return "" if value is None else form.format(value)

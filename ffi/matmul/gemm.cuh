@@ -1,0 +1,126 @@
+// What all kernels share: where a factor's elements lie, which tile a block computes, and how sums
+// become results.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/cuda.h"
+#include "core/vector.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+// A factor of the product, seen alike whether it is op(a) or the transpose of op(b): `extent` rows
+// (m or n) of `depth` elements (k). One of the strides is 1: that of the depth if `deep`.
+//
+//     deep:      row -> | k k k k |        not deep:  k -> | row row row row |
+//                row -> | k k k k |                   k -> | row row row row |
+template <class T>
+struct Factor {
+  const T* data;
+  std::int64_t extent;
+  std::int64_t row_stride;
+  std::int64_t depth_stride;
+  std::int64_t batch_stride;  // 0 if the whole batch shares the matrix
+  bool deep;
+  bool packed;  // packs of kPack start at aligned addresses and never straddle an edge
+};
+
+// What a thread loads from global memory, or stores to it, at a time.
+inline constexpr int kPack = 4;
+
+// Sums become results: result = alpha sum + beta c, rounded once.
+template <class T>
+struct Epilogue {
+  using A = Accumulator<T>;
+  void* result;
+  const void* c;  // may be null, and is of the result's type
+  A alpha;
+  A beta;
+  bool wide;    // the result is of type A rather than T
+  bool packed;  // as in Factor
+};
+
+template <class T>
+struct Gemm {
+  Factor<T> a;
+  Factor<T> b;
+  Epilogue<T> epilogue;
+  std::int64_t depth;
+  std::int64_t first_tile;  // the tile of block 0
+};
+
+// The tile of a block: its first row and column, and its matrix in the batch.
+struct Tile {
+  std::int64_t batch;
+  std::int64_t row;
+  std::int64_t col;
+};
+
+// Blocks that run at the same time should share rows of a and columns of b in the L2 cache. So
+// consecutive tiles go down a strip of kStrip tiles, then to the next column:
+//
+//     0 2 4 6 |
+//     1 3 5 7 |  kStrip = 2
+//     8 ...
+template <int kTileRows, int kTileCols, class T>
+__device__ inline Tile locate_tile(const Gemm<T>& gemm) {
+  constexpr std::int64_t kStrip = 8;
+  const std::int64_t tile_rows = (gemm.a.extent + kTileRows - 1) / kTileRows;
+  const std::int64_t tile_cols = (gemm.b.extent + kTileCols - 1) / kTileCols;
+  const std::int64_t index = gemm.first_tile + blockIdx.x;
+  const std::int64_t batch = index / (tile_rows * tile_cols);
+  const std::int64_t in_matrix = index - batch * tile_rows * tile_cols;
+  const std::int64_t strip = in_matrix / (kStrip * tile_cols);
+  const std::int64_t in_strip = in_matrix - strip * kStrip * tile_cols;
+  const std::int64_t rows_left = tile_rows - strip * kStrip;
+  const std::int64_t strip_rows = rows_left < kStrip ? rows_left : kStrip;
+  const std::int64_t col = in_strip / strip_rows;
+  const std::int64_t row = strip * kStrip + in_strip - col * strip_rows;
+  return {batch, row * kTileRows, col * kTileCols};
+}
+
+// Writes kSize neighbours of one row, as far as they lie in the matrix.
+template <class T, int kSize>
+__device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, std::int64_t row,
+                                     std::int64_t col, const Accumulator<T> (&sum)[kSize]) {
+  using A = Accumulator<T>;
+  const Epilogue<T>& epilogue = gemm.epilogue;
+  if (row >= gemm.a.extent || col >= gemm.b.extent) return;
+  const std::int64_t offset = (batch * gemm.a.extent + row) * gemm.b.extent + col;
+  const std::int64_t left = gemm.b.extent - col;
+
+  const auto store_to = [&](auto* result, const auto* c) {
+    A value[kSize];
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) value[i] = epilogue.alpha * sum[i];
+    if (epilogue.packed) {
+      if (c != nullptr) {
+        A added[kSize];
+        load<kSize>(c + offset, added);
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) value[i] += epilogue.beta * added[i];
+      }
+      store<kSize>(value, result + offset);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) {
+        if (i < left) {
+          if (c != nullptr) value[i] += epilogue.beta * widen(c[offset + i]);
+          result[offset + i] = narrow<std::remove_reference_t<decltype(*result)>>(value[i]);
+        }
+      }
+    }
+  };
+  if constexpr (!std::is_same_v<T, A>) {
+    if (epilogue.wide) {
+      store_to(static_cast<A*>(epilogue.result), static_cast<const A*>(epilogue.c));
+      return;
+    }
+  }
+  store_to(static_cast<T*>(epilogue.result), static_cast<const T*>(epilogue.c));
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

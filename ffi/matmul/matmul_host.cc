@@ -1,0 +1,1 @@
+#include "matmul/matmul.cu"

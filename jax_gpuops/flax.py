@@ -1,0 +1,135 @@
+"""Flax layers on our operations. Flax itself is optional: without it, this module still imports.
+
+Linear layers take `dot_general=jax_gpuops.dot_general`; attention layers take `attention_fn` from
+here. Flax has no way to pass `implementation=` on: set it with `jax_gpuops.use`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jax_gpuops import _primitive
+from jax_gpuops.matmul import dot_general
+from jax_gpuops.softmax import softmax
+
+
+def attention_fn(
+    query: jax.typing.ArrayLike,
+    key: jax.typing.ArrayLike,
+    value: jax.typing.ArrayLike,
+    bias: jax.typing.ArrayLike | None = None,
+    mask: jax.typing.ArrayLike | None = None,
+    broadcast_dropout: bool = True,
+    dropout_rng: jax.Array | None = None,
+    dropout_rate: float = 0.0,
+    deterministic: bool = False,
+    dtype: Any = None,
+    precision: Any = None,
+    module: Any = None,
+    *,
+    is_causal: bool = False,
+) -> jax.Array:
+    """Dot-product attention; drop-in for `flax.nnx.dot_product_attention` and that of `flax.linen`.
+
+    Pass it as `attention_fn=` to `nnx.MultiHeadAttention` or `nn.MultiHeadDotProductAttention`.
+    The products run by `jax_gpuops.dot_general`, the normalization by `jax_gpuops.softmax`; scores
+    are float32 for 16-bit operands. As in Flax, a query that may attend to nothing attends to
+    everything alike.
+
+    Args:
+      query: an array of shape (..., query length, heads, depth).
+      key: an array of shape (..., key length, key heads, depth); `heads` is a multiple of
+        `key heads`, and each key head serves that many neighbouring query heads.
+      value: an array of shape (..., key length, key heads, value depth).
+      bias: None, or what is added to the scores; broadcasts to (..., heads, query length, key
+        length).
+      mask: None, or a boolean array that broadcasts to the same: True where attention is allowed.
+      broadcast_dropout: True to drop the same positions in all batches and heads.
+      dropout_rng: the key for dropout; needed if there is dropout.
+      dropout_rate: the probability of dropping a weight.
+      deterministic: True for no dropout.
+      dtype: the dtype of the computation; None for that to which the operands promote.
+      precision: as in JAX.
+      module: None, or the Flax module that is to sow the weights as intermediates.
+      is_causal: True to let query i attend to keys 0 to i only.
+
+    Returns:
+      An array of shape (..., query length, heads, value depth).
+
+    Raises:
+      TypeError: if an operand is no array.
+      ValueError: if shapes do not match, or dropout has no key or an impossible rate.
+    """
+    for name, x in (("query", query), ("key", key), ("value", value)):
+        _primitive.check_array(name, x)
+        if jnp.ndim(x) < 3:
+            raise ValueError(f"{name} must have at least three dims, got shape {jnp.shape(x)}")
+    dtype = dtype or jnp.result_type(query, key, value)
+    query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
+    *batch, _, heads, depth = query.shape
+    key_heads = key.shape[-2]
+    if (
+        tuple(key.shape[:-3]) != tuple(batch)
+        or key.shape[:-1] != value.shape[:-1]
+        or key.shape[-1] != depth
+        or heads % key_heads != 0
+    ):
+        raise ValueError(
+            f"query, key and value of shapes {query.shape}, {key.shape} and {value.shape} do not "
+            "match in batch, length, depth or heads"
+        )
+    if not 0 <= dropout_rate < 1:
+        raise ValueError(f"dropout_rate must be at least 0 and less than 1, got {dropout_rate}")
+
+    # Query heads in groups: (..., length, key heads, group, depth).
+    grouped = query.reshape(*query.shape[:-2], key_heads, heads // key_heads, depth)
+    rank = len(batch)
+    batch_dims = tuple(range(rank))
+    score_dtype = jnp.promote_types(dtype, jnp.float32)
+    scores = dot_general(
+        grouped,
+        key,
+        (((rank + 3,), (rank + 2,)), ((*batch_dims, rank + 1), (*batch_dims, rank + 1))),
+        precision,
+        preferred_element_type=score_dtype,
+    )  # (..., key heads, query length, group, key length)
+    scores = jnp.swapaxes(scores, -3, -2)
+    scores = scores.reshape(*batch, heads, *scores.shape[-2:]) / math.sqrt(depth)
+    if bias is not None:
+        scores = scores + jnp.asarray(bias, score_dtype)
+    allowed = None if mask is None else jnp.asarray(mask, bool)
+    if is_causal:
+        causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        allowed = causal if allowed is None else allowed & causal
+    if allowed is not None:
+        scores = jnp.where(allowed, scores, jnp.finfo(score_dtype).min)
+    weights = softmax(scores).astype(dtype)
+    if module is not None:
+        _sow(module, weights)
+    if not deterministic and dropout_rate > 0:
+        if dropout_rng is None:
+            raise ValueError("dropout_rng is needed for a dropout_rate above 0, but is None")
+        dropped = (1,) * (weights.ndim - 2) if broadcast_dropout else weights.shape[:-2]
+        keep = jax.random.bernoulli(dropout_rng, 1 - dropout_rate, (*dropped, *weights.shape[-2:]))
+        weights = weights * (keep.astype(dtype) / jnp.asarray(1 - dropout_rate, dtype))
+
+    weights = weights.reshape(*batch, key_heads, heads // key_heads, *weights.shape[-2:])
+    attended = dot_general(
+        weights,
+        value,
+        (((rank + 3,), (rank,)), ((*batch_dims, rank), (*batch_dims, rank + 1))),
+        precision,
+    )  # (..., key heads, group, query length, value depth)
+    attended = jnp.moveaxis(attended, -2, rank)
+    return attended.reshape(*attended.shape[: rank + 1], heads, value.shape[-1])
+
+
+def _sow(module: Any, weights: jax.Array) -> None:
+    from flax import linen, nnx
+
+    kind = "intermediates" if isinstance(module, linen.Module) else nnx.Intermediate
+    module.sow(kind, "attention_weights", weights)

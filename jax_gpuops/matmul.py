@@ -1,0 +1,839 @@
+"""matmul, dot_general and gemm."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import numbers
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad, batching
+from jax.sharding import PartitionSpec
+
+from jax_gpuops import _primitive
+from jax_gpuops._implementation import resolve
+
+DimensionNumbers = tuple[
+    tuple[Sequence[int], Sequence[int]],  # contracted dims of lhs and rhs
+    tuple[Sequence[int], Sequence[int]],  # batch dims of lhs and rhs
+]
+
+# What the kernels compute, in XLA's words: operands, products and sums. Their 16-bit results are
+# rounded once, from float32.
+_ALGORITHMS = {
+    "float16": "F16_F16_F32",
+    "bfloat16": "BF16_BF16_F32",
+    "float32": "F32_F32_F32",
+    "float64": "F64_F64_F64",
+}
+
+
+def matmul(
+    a: jax.typing.ArrayLike,
+    b: jax.typing.ArrayLike,
+    *,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    out_sharding: Any = None,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Matrix product of two arrays; drop-in for `jax.numpy.matmul`.
+
+    Leading dims are a batch and broadcast; a matrix that a batch shares is not copied for it.
+
+    Args:
+      a: an array of shape (..., m, k) or (k,). Our kernels take float16, bfloat16, float32 and
+        float64; they multiply and add 16-bit floats in float32, and float32 in true float32,
+        whatever the `precision`.
+      b: an array of shape (..., k, n) or (k,).
+      precision: how exact XLA's product is, as in JAX. Our kernels take any `jax.lax.Precision`,
+        but no algorithm preset other than what they do.
+      preferred_element_type: the dtype of the result. Our kernels take that of a and b, and
+        float32 for 16-bit floats.
+      out_sharding: as in JAX; for XLA only.
+      implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
+        kernels on the host) or "xla".
+      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
+
+    Returns:
+      An array of shape (..., m, n), without m or n where an operand is a vector.
+
+    Raises:
+      TypeError: if shapes do not match or an argument has a type that is not accepted, or a kernel
+        was asked for and has no version for the dtypes.
+      ValueError: if `implementation` or `algorithm` is unknown, cannot take the problem or cannot
+        run on the platform, or if a kernel was asked for and the arrays are explicitly sharded.
+    """
+    _primitive.check_array("a", a)
+    _primitive.check_array("b", b)
+    chosen = resolve(implementation, algorithm)
+    upstream = functools.partial(
+        jnp.matmul,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+    )
+    if _is_for_xla((a, b), chosen, algorithm, out_sharding):
+        return upstream(a, b)
+    return _matmul(
+        a,
+        b,
+        precision=_precision(precision),
+        preferred_element_type=_dtype(preferred_element_type),
+        implementation=chosen,
+        algorithm=algorithm,
+    )
+
+
+def dot_general(
+    lhs: jax.typing.ArrayLike,
+    rhs: jax.typing.ArrayLike,
+    dimension_numbers: DimensionNumbers,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    *,
+    out_sharding: Any = None,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """General product of two arrays; drop-in for `jax.lax.dot_general`.
+
+    Flax layers take it: `nnx.Linear(..., dot_general=jax_gpuops.dot_general)`. Our kernels multiply
+    batches of matrices; operands that are not such batches as they lie in memory are transposed.
+
+    Args:
+      lhs: an array, dtypes as for `matmul`.
+      rhs: an array.
+      dimension_numbers: ((contracted dims of lhs, of rhs), (batch dims of lhs, of rhs)).
+      precision: as for `matmul`.
+      preferred_element_type: as for `matmul`.
+      out_sharding: as in JAX; for XLA only.
+      implementation: as for `matmul`.
+      algorithm: as for `matmul`.
+
+    Returns:
+      An array whose dims are the batch dims, the other dims of lhs, and those of rhs.
+
+    Raises:
+      TypeError: as `matmul` does.
+      ValueError: as `matmul` does.
+    """
+    _primitive.check_array("lhs", lhs)
+    _primitive.check_array("rhs", rhs)
+    chosen = resolve(implementation, algorithm)
+    if _is_for_xla((lhs, rhs), chosen, algorithm, out_sharding):
+        return lax.dot_general(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision,
+            preferred_element_type,
+            out_sharding=out_sharding,
+        )
+    return _dot_general(
+        lhs,
+        rhs,
+        dimension_numbers=jax.tree.map(int, _as_tuples(dimension_numbers)),
+        precision=_precision(precision),
+        preferred_element_type=_dtype(preferred_element_type),
+        implementation=chosen,
+        algorithm=algorithm,
+    )
+
+
+def gemm(
+    a: jax.typing.ArrayLike,
+    b: jax.typing.ArrayLike,
+    c: jax.typing.ArrayLike | None = None,
+    *,
+    alpha: float = 1.0,
+    beta: float = 0.0,
+    transpose_a: bool = False,
+    transpose_b: bool = False,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """BLAS's gemm: `alpha * op(a) @ op(b) + beta * c`, rounded once.
+
+    As in BLAS, a factor of 0 means that what it multiplies is not read: NaN in `c` do not pass a
+    `beta` of 0, nor those in `a` and `b` an `alpha` of 0. float32 is multiplied in true float32,
+    by XLA too.
+
+    Args:
+      a: an array of shape (..., m, k), or (..., k, m) with `transpose_a`; dtypes as for `matmul`.
+      b: an array of shape (..., k, n), or (..., n, k) with `transpose_b`.
+      c: None, or an array that broadcasts to the result.
+      alpha: the factor of the product, a Python number.
+      beta: the factor of `c`, a Python number.
+      transpose_a: True to transpose the last two dims of a.
+      transpose_b: True to transpose the last two dims of b.
+      implementation: as for `matmul`.
+      algorithm: as for `matmul`.
+
+    Returns:
+      An array of shape (..., m, n), of the dtype to which those of a, b and c promote.
+
+    Raises:
+      TypeError: as `matmul` does; also if `alpha` or `beta` is not a Python number, or the arrays
+        are not of a floating-point or complex dtype.
+      ValueError: as `matmul` does; also if `c` is missing with a `beta` other than 0, or has a
+        shape that does not broadcast to that of the result.
+    """
+    arrays = {"a": a, "b": b} | ({} if c is None else {"c": c})
+    for name, x in arrays.items():
+        _primitive.check_array(name, x)
+        if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
+            raise TypeError(
+                f"gemm takes floating-point and complex arrays, but {name} is of dtype "
+                f"{jnp.result_type(x)}; matmul takes integers"
+            )
+    for name, x in (("a", a), ("b", b)):
+        if jnp.ndim(x) < 2:
+            raise ValueError(
+                f"{name} must have at least two dimensions, got shape {jnp.shape(x)}; matmul takes "
+                "vectors"
+            )
+    alpha, beta = _factor("alpha", alpha), _factor("beta", beta)
+    if c is None and beta != 0:
+        raise ValueError(f"beta={beta} needs the argument c, which is None")
+    chosen = resolve(implementation, algorithm)
+    if chosen != "xla" and _is_for_xla(arrays.values(), chosen, algorithm, None):
+        chosen = "xla"
+    return _gemm(
+        a,
+        b,
+        c,
+        alpha=alpha,
+        beta=beta,
+        transpose_a=bool(transpose_a),
+        transpose_b=bool(transpose_b),
+        implementation=chosen,
+        algorithm=algorithm,
+    )
+
+
+# Arguments
+
+
+def _is_for_xla(operands, implementation, algorithm, out_sharding) -> bool:
+    """True if upstream's function must take the call; raises if a kernel was asked for."""
+    if implementation == "xla":
+        return True
+    if out_sharding is None and not any(map(_primitive.is_explicitly_sharded, operands)):
+        return False
+    _primitive.refuse(
+        implementation,
+        algorithm,
+        "matmul kernels run within one device and have no rule for explicit sharding: call them "
+        "inside jax.shard_map",
+    )
+    return True
+
+
+def _precision(precision: Any) -> Any:
+    """Returns a hashable precision, the configured default for None."""
+    if precision is None:
+        return jax.config.jax_default_matmul_precision
+    return tuple(precision) if isinstance(precision, list) else precision
+
+
+def _dtype(dtype: Any) -> np.dtype | None:
+    return None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+
+
+def _as_tuples(dimension_numbers: Any) -> Any:
+    if isinstance(dimension_numbers, Sequence | np.ndarray):
+        return tuple(map(_as_tuples, dimension_numbers))
+    return dimension_numbers
+
+
+def _factor(name: str, value: Any) -> float:
+    if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
+        return float(value)
+    raise TypeError(
+        f"{name} must be a Python number, known when the program is traced, got "
+        f"{type(value).__name__}; to scale by an array, multiply the result"
+    )
+
+
+def _accumulator(dtype: Any) -> np.dtype:
+    """The dtype in which products of `dtype` are summed."""
+    dtype = jnp.dtype(dtype)
+    return jnp.dtype(jnp.float32) if dtype.name in ("float16", "bfloat16") else dtype
+
+
+def _takes(a, b, result_dtype, precision, implementation, algorithm) -> bool:
+    """True if the primitive takes the operands; else XLA does, unless a kernel was asked for."""
+    if a.dtype != b.dtype or a.dtype.name not in _ALGORITHMS:
+        _primitive.refuse(
+            implementation,
+            algorithm,
+            f"matmul kernels take two operands of one dtype among {', '.join(_ALGORITHMS)}, got "
+            f"{a.dtype} and {b.dtype}",
+            TypeError,
+        )
+        return False
+    if result_dtype not in (a.dtype, _accumulator(a.dtype)):
+        _primitive.refuse(
+            implementation,
+            algorithm,
+            f"matmul kernels have no result of dtype {result_dtype} for operands of {a.dtype}",
+            TypeError,
+        )
+        return False
+    preset = precision
+    if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
+        preset = lax.DotAlgorithmPreset[precision]
+    if isinstance(preset, lax.DotAlgorithm) or (
+        isinstance(preset, lax.DotAlgorithmPreset)
+        and preset.name not in ("DEFAULT", _ALGORITHMS[a.dtype.name])
+    ):
+        _primitive.refuse(
+            implementation,
+            algorithm,
+            f"matmul kernels multiply {a.dtype} by {_ALGORITHMS[a.dtype.name]}, not by "
+            f"precision={precision}",
+        )
+        return False
+    return True
+
+
+# From the public functions to the primitive. Under jit, so that the moves around it cost nothing.
+
+_STATIC = ("precision", "preferred_element_type", "implementation", "algorithm")
+
+
+@functools.partial(jax.jit, static_argnames=("dimension_numbers", *_STATIC), inline=True)
+def _dot_general(lhs, rhs, *, dimension_numbers, **static):
+    return _dot(jnp.asarray(lhs), jnp.asarray(rhs), dimension_numbers=dimension_numbers, **static)
+
+
+def _dot(
+    a, b, *, dimension_numbers, precision, preferred_element_type, implementation, algorithm
+) -> jax.Array:
+    """dot_general of arrays that are not explicitly sharded."""
+    upstream = functools.partial(
+        lax.dot_general,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    result = jax.eval_shape(upstream, a, b)  # raises as JAX does
+    if not _takes(a, b, result.dtype, precision, implementation, algorithm):
+        return upstream(a, b)
+    return _bind(
+        a,
+        b,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        alpha=1.0,
+        beta=0.0,
+        implementation=implementation,
+        algorithm=algorithm,
+    )
+
+
+def _bind(*operands, implementation, algorithm, **params) -> jax.Array:
+    alike = _primitive.vary_alike(*operands)
+    _primitive.check_problem(_gemm_p, implementation, algorithm, *alike, **params)
+    return _gemm_p.bind(*alike, implementation=implementation, algorithm=algorithm, **params)
+
+
+@functools.partial(jax.jit, static_argnames=_STATIC, inline=True)
+def _matmul(a, b, *, precision, preferred_element_type, implementation, algorithm):
+    upstream = functools.partial(
+        jnp.matmul, precision=precision, preferred_element_type=preferred_element_type
+    )
+    jax.eval_shape(upstream, a, b)  # raises as JAX does
+    dtype = jnp.result_type(a, b)
+    a, b = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
+    product = _Broadcast.of(a.shape, b.shape)
+    y = _dot(
+        lax.squeeze(a, product.a_squeezed),
+        lax.squeeze(b, product.b_squeezed),
+        dimension_numbers=product.dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        implementation=implementation,
+        algorithm=algorithm,
+    )
+    return lax.transpose(y, product.order)
+
+
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "alpha", "beta", "transpose_a", "transpose_b", "implementation", "algorithm",
+    ),
+    inline=True,
+)  # fmt: skip
+def _gemm(a, b, c, *, alpha, beta, transpose_a, transpose_b, implementation, algorithm):
+    dtype = jnp.result_type(a, b)
+    result_dtype = jnp.result_type(dtype, *([] if c is None else [c]))
+    a, b = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
+    product = _Broadcast.of(a.shape, b.shape, transpose_a=transpose_a, transpose_b=transpose_b)
+    a, b = lax.squeeze(a, product.a_squeezed), lax.squeeze(b, product.b_squeezed)
+    params = {
+        "dimension_numbers": product.dimension_numbers,
+        "precision": lax.Precision.HIGHEST,
+        "preferred_element_type": result_dtype,
+        "alpha": alpha,
+        "beta": beta,
+    }
+    y = jax.eval_shape(functools.partial(_product, **params), a, b)  # raises as JAX does
+    shape = tuple(y.shape[d] for d in product.order)
+    addends = []
+    if c is not None:
+        if np.broadcast_shapes(jnp.shape(c), shape) != shape:
+            raise ValueError(
+                f"c of shape {jnp.shape(c)} does not broadcast to the result's shape {shape}"
+            )
+        if beta != 0:
+            c = jnp.broadcast_to(jnp.asarray(c, result_dtype), shape)
+            addends = [lax.transpose(c, np.argsort(product.order))]
+    if alpha == 0:
+        y = beta * addends[0] if addends else jnp.zeros(y.shape, result_dtype)
+    elif implementation != "xla" and _takes(
+        a, b, result_dtype, lax.Precision.HIGHEST, implementation, algorithm
+    ):
+        y = _bind(a, b, *addends, **params, implementation=implementation, algorithm=algorithm)
+    else:
+        y = _product(a, b, *addends, **params)
+    return lax.transpose(y, product.order)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Broadcast:
+    """A product of broadcasting batches of matrices as a dot_general.
+
+    A batch dim that both operands have is a batch dim; one that only one of them has is one of its
+    free dims, so nothing is copied.
+
+    Attributes:
+      a_squeezed: the dims of size 1 that a loses.
+      b_squeezed: those that b loses.
+      dimension_numbers: of the dot_general.
+      order: the permutation that puts its result's dims in place.
+    """
+
+    a_squeezed: tuple[int, ...]
+    b_squeezed: tuple[int, ...]
+    dimension_numbers: DimensionNumbers
+    order: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls,
+        a_shape: Sequence[int],
+        b_shape: Sequence[int],
+        *,
+        transpose_a: bool = False,
+        transpose_b: bool = False,
+    ) -> _Broadcast:
+        a_batch_shape, b_batch_shape = a_shape[:-2], b_shape[:-2]
+        ndim = max(len(a_batch_shape), len(b_batch_shape))
+        a_start, b_start = ndim - len(a_batch_shape), ndim - len(b_batch_shape)
+        both, a_only, b_only = [], [], []  # dims of the result
+        a_squeezed, b_squeezed = [], []
+        for d in range(ndim):
+            a_size = a_batch_shape[d - a_start] if d >= a_start else None
+            b_size = b_batch_shape[d - b_start] if d >= b_start else None
+            if a_size is not None and b_size is not None and a_size == b_size:
+                both.append(d)
+            elif a_size is None or (b_size is not None and a_size == 1):
+                b_only.append(d)
+                a_squeezed += [] if a_size is None else [d - a_start]
+            elif b_size is None or b_size == 1:
+                a_only.append(d)
+                b_squeezed += [] if b_size is None else [d - b_start]
+            else:
+                raise ValueError(
+                    f"batch dimensions do not broadcast: operands of shapes {tuple(a_shape)} and "
+                    f"{tuple(b_shape)}"
+                )
+        a_dims = [d for d in range(ndim) if d in both or d in a_only]
+        b_dims = [d for d in range(ndim) if d in both or d in b_only]
+        a_contract = len(a_dims) + (len(a_shape) > 1 and not transpose_a)
+        b_contract = len(b_dims) + (len(b_shape) > 1 and transpose_b)
+        rows = [ndim] if len(a_shape) > 1 else []
+        cols = [ndim + len(rows)] if len(b_shape) > 1 else []
+        return cls(
+            tuple(a_squeezed),
+            tuple(b_squeezed),
+            (
+                ((a_contract,), (b_contract,)),
+                (tuple(map(a_dims.index, both)), tuple(map(b_dims.index, both))),
+            ),
+            tuple(int(d) for d in np.argsort([*both, *a_only, *rows, *b_only, *cols])),
+        )
+
+
+# The primitive: alpha * dot_general(a, b) + beta * c
+
+
+def _product(
+    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta
+) -> jax.Array:
+    """The primitive in JAX's operations."""
+    if alpha == 1 and not c:
+        return lax.dot_general(a, b, dimension_numbers, precision, preferred_element_type)
+    result_dtype = preferred_element_type or a.dtype
+    wide = jnp.promote_types(_accumulator(a.dtype), result_dtype)
+    y = alpha * lax.dot_general(a, b, dimension_numbers, precision, wide)
+    for addend in c:
+        y = y + beta * addend.astype(wide)
+    return y.astype(result_dtype)
+
+
+def _remaining(ndim: int, *used: Sequence[int]) -> tuple[int, ...]:
+    return tuple(d for d in range(ndim) if not any(d in dims for dims in used))
+
+
+def _result(
+    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta
+):  # fmt: skip
+    del c, precision, alpha, beta
+    (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
+    shape = (
+        *(a.shape[d] for d in a_batch),
+        *(a.shape[d] for d in _remaining(a.ndim, a_contract, a_batch)),
+        *(b.shape[d] for d in _remaining(b.ndim, b_contract, b_batch)),
+    )
+    return a.update(
+        shape=shape,
+        dtype=preferred_element_type or a.dtype,
+        weak_type=False,
+        sharding=a.sharding.update(spec=PartitionSpec(*[None] * len(shape))),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Matrices:
+    """An operand as a batch of matrices, or as one matrix for the whole batch.
+
+    Attributes:
+      order: the permutation of its dims that makes it so; data moves only if dims larger than 1
+        change their order.
+      shape: (batch, rows, cols), or (rows, cols) for one matrix.
+      transpose: True if the matrices are the transposed ones.
+    """
+
+    order: tuple[int, ...]
+    shape: tuple[int, ...]
+    transpose: bool
+
+    @classmethod
+    def of(
+        cls,
+        shape: Sequence[int],
+        batch: Sequence[int],
+        rows: Sequence[int],
+        cols: Sequence[int],
+        *,
+        is_batched: bool,
+    ) -> _Matrices:
+        def is_in_place(order):
+            moved = [d for d in order if shape[d] != 1]
+            return moved == sorted(moved)
+
+        plain, transposed = (*batch, *rows, *cols), (*batch, *cols, *rows)
+        transpose = not is_in_place(plain) and is_in_place(transposed)
+        groups = [cols, rows] if transpose else [rows, cols]
+        if is_batched:
+            groups.insert(0, batch)
+        sizes = tuple(math.prod(shape[d] for d in group) for group in groups)
+        return cls(transposed if transpose else plain, sizes, transpose)
+
+    def apply(self, x: jax.Array) -> jax.Array:
+        return lax.transpose(x, self.order).reshape(self.shape)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Canonical:
+    """A dot_general as the kernels know it: (batch, m, k) x (batch, k, n) -> (batch, m, n).
+
+    Where nothing else is a batch, free dims outside the contracted ones are: (m, k) x (batch, k, n)
+    shares its left matrix, so that no data moves.
+
+    Attributes:
+      a: the left operand, (batch, m, k).
+      b: the right operand, (batch, k, n).
+      result_order: the permutation that makes the result of dot_general (batch, m, n).
+      result_dims: the result's dims in that order.
+      has_batch: True if the result is (batch, m, n) rather than (m, n).
+    """
+
+    a: _Matrices
+    b: _Matrices
+    result_order: tuple[int, ...]
+    result_dims: tuple[int, ...]
+    has_batch: bool
+
+    @classmethod
+    def of(
+        cls, a_shape: Sequence[int], b_shape: Sequence[int], dimension_numbers: DimensionNumbers
+    ) -> _Canonical:
+        (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
+        pairs = sorted(zip(a_contract, b_contract, strict=True))
+        a_contract, b_contract = [a for a, _ in pairs], [b for _, b in pairs]
+        a_free = _remaining(len(a_shape), a_contract, a_batch)
+        b_free = _remaining(len(b_shape), b_contract, b_batch)
+        a_outer: Sequence[int] = ()
+        b_outer: Sequence[int] = ()
+        if not a_batch:
+            a_outer = _outer_dims(a_shape, a_contract, a_free)
+            b_outer = () if a_outer else _outer_dims(b_shape, b_contract, b_free)
+        a_rows = [d for d in a_free if d not in a_outer]
+        b_cols = [d for d in b_free if d not in b_outer]
+        a = _Matrices.of(
+            a_shape, [*a_batch, *a_outer], a_rows, a_contract, is_batched=bool(a_batch or a_outer)
+        )
+        b = _Matrices.of(
+            b_shape, [*b_batch, *b_outer], b_contract, b_cols, is_batched=bool(b_batch or b_outer)
+        )
+        # dot_general orders its result's dims: batch, a_free, b_free.
+        sizes = [*(a_shape[d] for d in (*a_batch, *a_free)), *(b_shape[d] for d in b_free)]
+        first_b = len(a_batch) + len(a_free)
+        outer = [first_b + b_free.index(d) for d in b_outer]
+        order = (*outer, *_remaining(len(sizes), outer))
+        return cls(a, b, order, tuple(sizes[d] for d in order), bool(a_batch or a_outer or b_outer))
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """batch, m, n and k."""
+        *_, a_rows, a_cols = self.a.shape
+        *_, b_rows, b_cols = self.b.shape
+        return {
+            "batch": (self.a.shape if len(self.a.shape) == 3 else self.b.shape)[0]
+            if self.has_batch
+            else 1,
+            "m": a_cols if self.a.transpose else a_rows,
+            "n": b_rows if self.b.transpose else b_cols,
+            "k": a_rows if self.a.transpose else a_cols,
+        }
+
+    @property
+    def result_shape(self) -> tuple[int, ...]:
+        sizes = self.sizes
+        shape = (sizes["batch"], sizes["m"], sizes["n"])
+        return shape if self.has_batch else shape[1:]
+
+    def from_result(self, c: jax.Array) -> jax.Array:
+        """Brings an array like the result of dot_general into the kernels' form."""
+        return lax.transpose(c, self.result_order).reshape(self.result_shape)
+
+    def to_result(self, y: jax.Array) -> jax.Array:
+        """Brings the kernels' result into the form of dot_general."""
+        return lax.transpose(y.reshape(self.result_dims), np.argsort(self.result_order))
+
+
+def _outer_dims(
+    shape: Sequence[int], contract: Sequence[int], free: Sequence[int]
+) -> tuple[int, ...]:
+    """The free dims before the contracted ones, if there are others behind and none between."""
+    large = [d for d in contract if shape[d] != 1]
+    if not large:
+        return ()
+    before = tuple(d for d in free if d < large[0])
+    behind = [d for d in free if d > large[-1]]
+    between = [d for d in free if large[0] < d < large[-1] and shape[d] != 1]
+    is_split = any(shape[d] != 1 for d in before) and any(shape[d] != 1 for d in behind)
+    return before if is_split and large == sorted(large) and not between else ()
+
+
+def _problem(a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta):
+    del alpha, beta
+    form = _Canonical.of(a.shape, b.shape, dimension_numbers)
+    return {
+        "dtype": a.dtype.name,
+        "result_dtype": jnp.dtype(preferred_element_type or a.dtype).name,
+        "precision": str(precision),
+        **form.sizes,
+        "transpose_a": int(form.a.transpose),
+        "transpose_b": int(form.b.transpose),
+        "share_a": int(len(form.a.shape) == 2),
+        "share_b": int(len(form.b.shape) == 2),
+        "has_c": int(bool(c)),
+    }
+
+
+def _call(
+    a,
+    b,
+    *c,
+    algorithm,
+    dimension_numbers,
+    precision,
+    preferred_element_type,
+    alpha,
+    beta,
+) -> jax.Array:
+    """The custom call and the moves around it. cuBLAS is a target of its own: see handler.cc."""
+    del precision
+    form = _Canonical.of(a.shape, b.shape, dimension_numbers)
+    library = "cublas_" if algorithm == "cublas" else ""
+    target = f"jax_gpuops_{library}gemm_{'add_' if c else ''}v1"
+    result = jax.ShapeDtypeStruct(form.result_shape, preferred_element_type or a.dtype)
+    y = jax.ffi.ffi_call(target, result)(
+        form.a.apply(a),
+        form.b.apply(b),
+        *map(form.from_result, c),
+        algorithm=algorithm,
+        transpose_a=form.a.transpose,
+        transpose_b=form.b.transpose,
+        alpha=np.float64(alpha),
+        beta=np.float64(beta),
+    )
+    return form.to_result(y)
+
+
+_gemm_p = _primitive.primitive(
+    _primitive.Kernel(
+        name="gpuops_gemm",
+        op="matmul",
+        target="jax_gpuops_gemm_v1",
+        result=_result,
+        reference=_product,
+        problem=_problem,
+        call=_call,
+    )
+)
+
+
+# Derivatives and batching: those of dot_general, which is linear in each operand.
+
+
+def _jvp(primals, tangents, *, alpha, beta, **params):
+    y = _gemm_p.bind(*primals, alpha=alpha, beta=beta, **params)
+    (a, b, *_), (a_dot, b_dot, *c_dot) = primals, tangents
+    terms = []
+    if type(a_dot) is not ad.Zero:
+        terms.append(_gemm_p.bind(a_dot, b, alpha=alpha, beta=0.0, **params))
+    if type(b_dot) is not ad.Zero:
+        terms.append(_gemm_p.bind(a, b_dot, alpha=alpha, beta=0.0, **params))
+    terms += [beta * t for t in c_dot if type(t) is not ad.Zero]
+    return y, functools.reduce(jnp.add, terms)
+
+
+def _transpose(
+    cotangent,
+    a,
+    b,
+    *c,
+    dimension_numbers,
+    preferred_element_type,
+    alpha,
+    beta,
+    **params,
+):
+    del preferred_element_type
+    operands = [a, b, *c]
+    results = [ad.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in operands]
+    if type(cotangent) is ad.Zero:
+        return results
+    for i, (linear, other, is_lhs) in enumerate([(a, b, True), (b, a, False)]):
+        if ad.is_undefined_primal(linear):
+            results[i] = _factor_cotangent(
+                cotangent,
+                linear.aval,
+                other,
+                dimension_numbers=dimension_numbers,
+                is_lhs=is_lhs,
+                alpha=alpha,
+                **params,
+            )
+    if c and ad.is_undefined_primal(c[0]):
+        results[2] = beta * cotangent
+    return results
+
+
+def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **params):
+    """The cotangent of one factor: that of the result times the other factor.
+
+    The cotangent's dims are batch, free dims of lhs, free dims of rhs. Contracted with the other
+    factor's free dims, it leaves batch, free and contracted dims of the linear factor.
+    """
+    contract, batch = dimension_numbers
+    mine, theirs = (0, 1) if is_lhs else (1, 0)
+    my_free = _remaining(linear.ndim, contract[mine], batch[mine])
+    their_free = _remaining(other.ndim, contract[theirs], batch[theirs])
+    batch_dims = tuple(range(len(batch[mine])))
+    first_theirs = len(batch_dims) + (len(my_free) if is_lhs else 0)
+    their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
+    dtype = jnp.promote_types(cotangent.dtype, other.dtype)
+    y = _gemm_p.bind(
+        cotangent.astype(dtype),
+        other.astype(dtype),
+        dimension_numbers=((their_dims, their_free), (batch_dims, batch[theirs])),
+        preferred_element_type=None,
+        beta=0.0,
+        **params,
+    )
+    # What remains of the other factor are its contracted dims, in ascending order.
+    by_theirs = [m for _, m in sorted(zip(contract[theirs], contract[mine], strict=True))]
+    order = np.argsort([*batch[mine], *my_free, *by_theirs])
+    return lax.transpose(y, order).astype(linear.dtype)
+
+
+def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, **params):
+    """A mapped axis of both factors is a batch dim, that of one factor one of its free dims."""
+    (a, b, *c), (a_axis, b_axis, *c_axis) = operands, axes
+    (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
+    is_a, is_b = a_axis is not None, b_axis is not None
+    if not (is_a or is_b):  # only c is mapped: multiply once, add to each
+        wide = _accumulator(a.dtype)
+        y = _gemm_p.bind(
+            a,
+            b,
+            dimension_numbers=dimension_numbers,
+            preferred_element_type=wide,
+            beta=0.0,
+            **params,
+        )
+        added = jnp.moveaxis(c[0], c_axis[0], 0)
+        return (y + beta * added.astype(wide)).astype(added.dtype), 0
+    if is_a:
+        a = jnp.moveaxis(a, a_axis, 0)
+        a_contract, a_batch = (tuple(d + 1 for d in dims) for dims in (a_contract, a_batch))
+    if is_b:
+        b = jnp.moveaxis(b, b_axis, 0)
+        b_contract, b_batch = (tuple(d + 1 for d in dims) for dims in (b_contract, b_batch))
+    if is_a and is_b:
+        a_batch, b_batch = (0, *a_batch), (0, *b_batch)
+        out = 0
+    elif is_a:
+        out = len(a_batch)
+    else:
+        out = a.ndim - len(a_contract)
+    if c:
+        size = a.shape[0] if is_a else b.shape[0]
+        c = [
+            jnp.broadcast_to(
+                jnp.expand_dims(c[0], out), (*c[0].shape[:out], size, *c[0].shape[out:])
+            )
+            if c_axis[0] is None
+            else jnp.moveaxis(c[0], c_axis[0], out)
+        ]
+    y = _gemm_p.bind(
+        a,
+        b,
+        *c,
+        dimension_numbers=((a_contract, b_contract), (a_batch, b_batch)),
+        preferred_element_type=preferred_element_type,
+        beta=beta,
+        **params,
+    )
+    return y, out
+
+
+ad.primitive_jvps[_gemm_p] = _jvp
+ad.primitive_transposes[_gemm_p] = _transpose
+batching.primitive_batchers[_gemm_p] = _batch

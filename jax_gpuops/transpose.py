@@ -1,0 +1,165 @@
+"""transpose."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad, batching
+
+from jax_gpuops import _primitive
+from jax_gpuops._implementation import resolve
+
+Permutation = tuple[int, ...]
+
+_ELEMENT_BYTES = (1, 2, 4, 8, 16)
+
+
+def transpose(
+    a: jax.typing.ArrayLike,
+    axes: Sequence[int] | None = None,
+    *,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Permutes the dimensions of an array; drop-in for `jax.numpy.transpose`.
+
+    Args:
+      a: an array of any shape. Our kernels take every dtype of 1, 2, 4, 8 or 16 bytes: booleans,
+        integers, floats down to 8 bits, complex numbers.
+      axes: the dimensions of `a` in the order of the result; negative ones count from the end. None
+        reverses them.
+      implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
+        kernels on the host) or "xla". A kernel copies even where nothing moves, since the result is
+        an array of its own.
+      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("transpose")`.
+
+    Returns:
+      An array of the dtype of `a` whose dimension i is dimension `axes[i]` of `a`.
+
+    Raises:
+      TypeError: if an argument has a type that is not accepted, or a kernel was asked for and
+        the elements are smaller than a byte, such as int4, or no numbers.
+      ValueError: if `axes` is not a permutation of the dimensions, if `implementation` or
+        `algorithm` is unknown or cannot run on the platform.
+    """
+    _primitive.check_array("a", a)
+    chosen = resolve(implementation, algorithm)
+    permutation = _canonical_permutation(axes, jnp.ndim(a))
+    if not _takes(a, chosen, algorithm):
+        return jnp.transpose(a, permutation)
+    x = jnp.asarray(a)
+    _primitive.check_problem(_transpose_p, chosen, algorithm, x, permutation=permutation)
+    return _transpose_p.bind(x, permutation=permutation, implementation=chosen, algorithm=algorithm)
+
+
+def _canonical_permutation(axes: Sequence[int] | None, ndim: int) -> Permutation:
+    if axes is None:
+        return tuple(reversed(range(ndim)))
+    try:
+        values = [operator.index(axis) for axis in axes]
+    except TypeError:
+        raise TypeError(f"axes must be a sequence of ints or None, got {axes!r}") from None
+    for value in values:
+        if not -ndim <= value < ndim:
+            raise ValueError(f"axis {value} is out of bounds for an array of dimension {ndim}")
+    permutation = tuple(value % ndim for value in values)
+    if sorted(permutation) != list(range(ndim)):
+        raise ValueError(
+            f"axes must name each of the {ndim} dimensions of a once, got {tuple(values)}"
+        )
+    return permutation
+
+
+def _takes(a, implementation: str | None, algorithm: str | None) -> bool:
+    """True if the primitive takes `a`; else XLA does, unless a kernel was asked for."""
+    if implementation == "xla":
+        return False
+    dtype = jnp.result_type(a)
+    if _element_bits(dtype) // 8 not in _ELEMENT_BYTES:
+        _primitive.refuse(
+            implementation,
+            algorithm,
+            f"dtype {dtype} is not among those of 1, 2, 4, 8 or 16 bytes",
+            TypeError,
+        )
+        return False
+    if _primitive.is_explicitly_sharded(a):
+        _primitive.refuse(
+            implementation,
+            algorithm,
+            "transpose kernels run within one device and have no rule for explicit sharding: call "
+            "them inside jax.shard_map",
+        )
+        return False
+    return True
+
+
+def _element_bits(dtype) -> int:
+    """The size of an element in an array on a device; 0 for dtypes that are no numbers."""
+    if jnp.issubdtype(dtype, jax.dtypes.extended) or dtype == jax.dtypes.float0:
+        return 0
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jnp.iinfo(dtype).bits  # numpy keeps int4 in a whole byte, XLA does not
+    if jnp.issubdtype(dtype, jnp.floating):
+        return jnp.finfo(dtype).bits
+    return 8 * dtype.itemsize
+
+
+def _permuted(x, *, permutation: Permutation):
+    spec = x.sharding.spec
+    return x.update(
+        shape=tuple(x.shape[axis] for axis in permutation),
+        sharding=x.sharding.update(spec=tuple(spec[axis] for axis in permutation)),
+    )
+
+
+def _problem(x, *, permutation: Permutation) -> dict[str, Any]:
+    return {
+        "element_bytes": x.dtype.itemsize,
+        "elements": x.size,
+        "shape": x.shape,
+        "permutation": permutation,
+    }
+
+
+def _attributes(*, permutation: Permutation) -> dict[str, Any]:
+    return {"permutation": np.array(permutation, np.int64)}
+
+
+def _reference(x, *, permutation: Permutation) -> jax.Array:
+    return jnp.transpose(x, permutation)
+
+
+_transpose_p = _primitive.primitive(
+    _primitive.Kernel(
+        name="gpuops_transpose",
+        op="transpose",
+        target="jax_gpuops_transpose_v1",
+        result=_permuted,
+        reference=_reference,
+        problem=_problem,
+        attributes=_attributes,
+    )
+)
+
+
+def _batch(operands, axes, *, permutation: Permutation, **params):
+    """The mapped axis becomes the first of the result: where it lies, no data move for it."""
+    (x,), (mapped,) = operands, axes
+    others = (axis + (axis >= mapped) for axis in permutation)
+    return _transpose_p.bind(x, permutation=(mapped, *others), **params), 0
+
+
+def _transpose_rule(cotangent, _, *, permutation: Permutation, **params):
+    """The cotangent goes the way back."""
+    inverse = tuple(int(axis) for axis in np.argsort(permutation))
+    return [_transpose_p.bind(cotangent, permutation=inverse, **params)]
+
+
+batching.primitive_batchers[_transpose_p] = _batch
+ad.deflinear2(_transpose_p, _transpose_rule)

@@ -1,0 +1,317 @@
+"""The benchmark: it covers everything, it believes no result unchecked, it reads well."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import jax_gpuops
+from bench import __main__ as command_line
+from bench import cases, documents, measure, ops, plot, report, results, run
+from bench.problem import Problem, Variant
+from bench.results import REFUSED, RIGHT, WRONG, Result, Run
+from jax_gpuops import _plan
+
+HOST_CASES = cases.main(gpu=False)
+
+
+# What it covers
+
+
+def test_every_public_op_is_in_the_table_of_ops():
+    assert ops.OPS.keys() == _plan._ops().keys()
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_main_table_has_every_op(gpu):
+    assert {each.op for each in cases.main(gpu=gpu)} == ops.OPS.keys()
+    assert len(cases.main(gpu=gpu, quick=True)) == len(ops.OPS)
+
+
+@pytest.mark.parametrize("family", ops.FAMILIES)
+def test_every_step_of_a_ladder_is_an_algorithm(family):
+    names = [each.name for each in jax_gpuops.algorithms(family)]
+    assert set(documents.LADDERS[family].steps) <= set(names)
+
+
+@pytest.mark.parametrize("family", ops.FAMILIES)
+def test_main_table_without_a_gpu_runs_every_portable_algorithm(family):
+    planned = {
+        result.algorithm
+        for problem in HOST_CASES
+        if ops.OPS[problem.op].family == family
+        for result in (
+            run._start(problem, Variant("interpret", a)) for a in run.algorithms(problem)
+        )
+        if result.status != REFUSED
+    }
+    portable = set(documents.LADDERS[family].steps) - {"cublas"}
+    assert portable <= planned
+
+
+@pytest.mark.parametrize(
+    ("family", "shape", "step", "speedup"),
+    [
+        ("softmax", (2048, 32), "one_warp_four_rows_float4", 205.0 / 5.3),
+        ("softmax", (32, 2048), "one_warp_four_rows", 10.2 / 23.0),
+        ("reduce", (67_108_864,), "multiple", 645.28 / 103.72),
+        ("transpose", (16384, 16384), "tiled", 63849 / 6769),
+        ("matmul", (16384, 1024, 16384), "cublas", 12931.6086 / 1792.2629),
+        ("matmul", (128, 1024, 128), "naive", 1.0),
+    ],
+)
+def test_ladder_claims_what_its_document_says(family, shape, step, speedup):
+    assert documents.LADDERS[family].speedup(shape, step) == pytest.approx(speedup, rel=1e-4)
+
+
+def test_ladders_have_the_shapes_of_the_documents():
+    shapes = {f: list(ladder.times_us) for f, ladder in documents.LADDERS.items()}
+    assert shapes["softmax"] == [(m, n) for m in (32, 1024, 2048) for n in (32, 1024, 2048)]
+    assert shapes["reduce"] == [(2**26,)]
+    assert shapes["transpose"] == [(16384, 16384)]
+    assert len(shapes["matmul"]) == 15
+    for ladder in documents.LADDERS.values():
+        assert all(len(times) == len(ladder.steps) for times in ladder.times_us.values())
+
+
+# How it judges
+
+
+def first_of_each_op():
+    return cases.main(gpu=False, quick=True)
+
+
+@pytest.mark.parametrize("problem", first_of_each_op(), ids=str)
+def test_judge_accepts_xla_and_rejects_one_wrong_element(problem):
+    operands = run._operands(problem)
+    judge = run._judge(problem, operands)
+    y = run._jit(ops.OPS[problem.op].upstream, problem)(*operands)
+    error, excess = judge(y)
+    assert excess <= 1
+    assert error < 1e-5
+    wrong = y.ravel().at[-1].add((1 + abs(y.ravel()[-1]) // 2).astype(y.dtype)).reshape(y.shape)
+    assert judge(wrong)[1] > 1
+    if jnp.issubdtype(y.dtype, jnp.inexact):
+        assert not judge(y.ravel().at[0].set(jnp.nan).reshape(y.shape))[1] <= 1
+    assert judge(jnp.zeros((*y.shape, 2), y.dtype))[1] > 1
+
+
+@pytest.fixture
+def wrong_softmax(monkeypatch):
+    """Our softmax, off by a part in a thousand."""
+    right = jax_gpuops.softmax
+
+    @functools.wraps(right)
+    def wrong(x, **arguments):
+        return right(x, **arguments) * 1.001
+
+    monkeypatch.setattr(jax_gpuops, "softmax", wrong)
+
+
+SMALL = ["softmax", "--shape", "9x70"]
+
+
+@pytest.mark.usefixtures("wrong_softmax")
+def test_wrong_result_is_reported_and_has_no_speed(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    assert command_line.main([*SMALL, "--algorithm", "warp", "--json", str(path)]) == 1
+    assert "WRONG" in capsys.readouterr().out
+    (result,) = Run.load(path).results
+    assert result.status == WRONG
+    assert result.excess > 1
+    assert not result.timed
+
+
+def test_result_without_our_custom_call_fails(monkeypatch):
+    """A silent fallback would compare XLA with XLA."""
+    upstream = jax.nn.softmax
+    fake = lambda x, axis, implementation, algorithm: upstream(x, axis)  # noqa: E731
+    monkeypatch.setattr(ops, "ours", lambda op: fake)
+    problem = ops.make("softmax", (9, 70), "float32")
+    (result,) = run.Runner(timed=False).run(problem, [Variant(named_implementation())])
+    assert result.status == results.FAILED
+    assert "does not call our kernel" in result.message
+
+
+def named_implementation() -> str:
+    return "cuda" if run.has_gpu() else "interpret"
+
+
+def test_algorithm_that_cannot_take_a_problem_is_refused_with_the_reason():
+    problem = ops.make("softmax", (2, 5000), "float32")
+    variants = [Variant(named_implementation(), a) for a in ("warp", "block_uncached")]
+    refused, right = run.Runner(timed=False).run(problem, variants)
+    assert refused.status == REFUSED
+    assert "2048" in refused.message
+    assert right.status == RIGHT
+
+
+# How it measures
+
+
+def timing(kernel_us, loop_us):
+    return measure.Timing(kernel_us, loop_us, kernels=1)
+
+
+@pytest.mark.parametrize(
+    ("ours", "xla", "expected"),
+    [
+        (timing(500, 510), timing(600, 606), [500, 600]),
+        (timing(2, 15), timing(3, 16), [2, 3]),  # small: the loop times the host
+        (timing(500, 560), timing(600, 606), [560, 606]),  # more than kernels takes time
+        (timing(500, 510), timing(None, 606), [510, 606]),  # a copy is no kernel
+    ],
+)
+def test_loops_count_where_kernels_do_not_tell_the_whole(ours, xla, expected):
+    assert measure.times_us([ours, xla]) == expected
+
+
+@pytest.fixture
+def fake_profiler(monkeypatch):
+    """Every call takes two kernels and 200 us, in loops 205 us; ceilings come from small arrays."""
+    monkeypatch.setattr(
+        measure, "_kernel_runs", lambda f, x, n: n * [[("first", 150.0), ("second", 50.0)]]
+    )
+    monkeypatch.setattr(measure, "_loop", lambda f, x, calls: 205e-6)
+    monkeypatch.setattr(run, "_CEILING_ELEMENTS", 1000)
+    monkeypatch.setattr(run, "_CEILING_MATRIX", 16)
+
+
+@pytest.mark.usefixtures("fake_profiler")
+def test_timed_run_reports_rate_ceiling_and_ratio():
+    problem = ops.make("softmax", (10, 100), "float32")
+    runner = run.Runner(timed=True)
+    found = runner.run(problem, [Variant(named_implementation(), "warp")])
+    runner.rate(found)
+    (result,) = found
+    assert (result.kernel_us, result.loop_us, result.time_us) == (200, pytest.approx(205), 200)
+    assert result.kernels == 2
+    assert result.bytes == 2 * 4 * 1000
+    assert result.rate == pytest.approx(8000 / 200e-6 / 1e9)
+    assert result.ceiling == pytest.approx(8000 / 200e-6 / 1e9)
+    assert result.ratio == 1
+    assert result.warm
+
+
+@pytest.mark.usefixtures("fake_profiler")
+@pytest.mark.parametrize("command", ["main", "ladder"])
+def test_figures_and_tables_of_a_timed_run(command, tmp_path, capsys):
+    done = Run(command, results.environment(), list(made_up_results(command)))
+    if command == "ladder":
+        run.climb(done.results)
+    for family in ops.FAMILIES:
+        group = [each for each in done.results if each.family == family]
+        report.console().print(report.table(group, timed=True, ladder=command == "ladder"))
+    out = capsys.readouterr().out
+    assert "TFLOP/s" in out
+    assert "GB/s" in out
+    assert ("document" in out) == (command == "ladder")
+    figures = plot.draw(done, tmp_path)
+    assert len(figures) >= len(ops.FAMILIES)
+    assert all(path.stat().st_size > 10_000 for path in figures)
+
+
+def made_up_results(command):
+    if command == "main":
+        problems = [(each, ["block_shared"]) for each in cases.main(gpu=True)]
+    else:
+        problems = [
+            (each, documents.LADDERS[ops.OPS[each.op].family].steps)
+            for each in cases.ladder(ops.FAMILIES, gpu=True)
+        ]
+    for problem, algorithms in problems:
+        for i, algorithm in enumerate(algorithms):
+            yield made_up_result(problem, algorithm, time_us=100.0 / (i + 1))
+
+
+def made_up_result(problem: Problem, algorithm: str, time_us: float) -> Result:
+    return Result(
+        problem, ops.OPS[problem.op].family, "cuda", algorithm, algorithm,
+        error=1e-7, excess=0.5, xla_error=1e-7, bytes=1000, operations=1000, kernels=1,
+        kernel_us=time_us, loop_us=time_us + 1, time_us=time_us,
+        xla_kernels=1, xla_kernel_us=20.0, xla_loop_us=21.0, xla_time_us=20.0,
+        rate=1 / time_us, xla_rate=1 / 20, ceiling=0.2,
+    )  # fmt: skip
+
+
+@pytest.mark.usefixtures("fake_profiler")
+def test_speedup_is_over_the_first_step_of_the_same_shape():
+    found = list(made_up_results("ladder"))
+    run.climb(found)
+    last = next(r for r in found if r.problem.shape == (2048, 32) and "four_rows_f" in r.algorithm)
+    assert last.speedup == pytest.approx(7)
+    assert last.claimed_speedup == pytest.approx(205 / 5.3)
+
+
+# The command line
+
+
+@pytest.mark.parametrize("command", ["ladder", "plot", *ops.OPS])
+def test_help_mentions_every_command(command, capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["--help"])
+    assert f" {command} " in capsys.readouterr().out.replace("\n", " \n")
+
+
+def test_case_runs_end_to_end(tmp_path, capsys):
+    path = tmp_path / "run.json"
+    assert command_line.main([*SMALL, "--dtype", "bf16", "--axis", "0", "--json", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert "All 1 results are right" in out or run.has_gpu()
+    done = Run.load(path)
+    assert done.command == "case"
+    assert done.results[0].problem == ops.make("softmax", (9, 70), "bfloat16", axis=0)
+    assert done.environment["jax"] == jax.__version__
+
+
+@pytest.mark.skipif(run.has_gpu(), reason="a GPU is there")
+def test_without_a_gpu_it_says_that_no_speed_was_measured(tmp_path, capsys):
+    assert command_line.main(["ladder", "softmax", "--plot", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "No speed was measured" in out
+    assert "us" not in out.split()
+    assert "nothing to draw" in out
+
+
+def test_json_round_trip(tmp_path):
+    done = Run("main", results.environment(commit="abc"), list(made_up_results("main")))
+    done.save(tmp_path / "run.json")
+    assert Run.load(tmp_path / "run.json") == done
+
+
+def test_json_of_something_else_is_rejected(tmp_path):
+    path = tmp_path / "other.json"
+    path.write_text('{"schema": 0}')
+    with pytest.raises(ValueError, match="no result of this benchmark"):
+        Run.load(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["softmax"], "--shape"),
+        (["softmax", "--shape", "3xtwo"], "--shape"),
+        (["softmax", "--shape", "3x2", "--dtype", "f33"], "--dtype"),
+        (["softmax", "--shape", "3x2", "--algorithm", "fastest"], "it has baseline"),
+        (["matmul", "--shape", "3x2"], "MxKxN"),
+        (["ladder", "fft"], "softmax"),
+    ],
+)
+def test_usage_errors_name_what_is_accepted(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line.main(arguments)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_outputs_may_be_named_before_and_after_the_command():
+    parse = command_line._parser().parse_args
+    assert parse(["--json", "a", *SMALL]).json == parse([*SMALL, "--json", "a"]).json
+    assert parse(SMALL).json is None
+
+
+def test_every_result_field_is_documented():
+    for field in dataclasses.fields(Result):
+        assert field.name in Result.__doc__

@@ -1,0 +1,42 @@
+"""The examples run."""
+
+import importlib
+import pathlib
+
+import helpers
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+import jax_gpuops
+
+
+@pytest.fixture
+def digits(monkeypatch):
+    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "examples")
+    return importlib.import_module("digits")
+
+
+def test_digits(digits, tmp_path, implementation, capsys):
+    """One epoch of each training; the full example takes a minute on two cores."""
+    figure = tmp_path / "digits.png"
+    runs = digits.main(
+        ["--epochs", "1", "--implementation", implementation, "--figure", str(figure)]
+    )
+    stock, ours = runs.values()
+    assert len(stock.losses) == len(ours.losses) == 22
+    assert ours.losses[-1] < ours.losses[0]
+    assert ours.accuracy > 0.5
+    assert figure.stat().st_size > 0
+    assert "largest difference" in capsys.readouterr().out
+
+
+def test_digits_runs_our_kernels(digits, implementation):
+    """Otherwise the example would compare the stock layers with themselves."""
+    model = digits.Classifier(is_ours=True, rngs=nnx.Rngs(0))
+    with jax_gpuops.use(implementation):
+        calls = helpers.custom_calls(lambda x: model(x), jnp.zeros((2, 8, 8)))
+    assert {call.split(",")[0].rstrip(")") for call in calls} >= {
+        "jax_gpuops_gemm_v1",
+        "jax_gpuops_softmax_v1",
+    }

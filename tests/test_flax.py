@@ -1,0 +1,219 @@
+"""Flax layers on our operations against the stock layers: values and gradients."""
+
+import subprocess
+import sys
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen, nnx
+
+import jax_gpuops
+from jax_gpuops.flax import attention_fn
+
+pytestmark = pytest.mark.kernel
+
+
+def assert_same(actual, expected, tolerance=1e-4):
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(
+            np.asarray(a, np.float32), np.asarray(e, np.float32), rtol=tolerance, atol=tolerance
+        ),
+        actual,
+        expected,
+    )
+
+
+def nnx_results(make, x, dropout_seed=None, **kwargs):
+    """The output of a module and the gradients of its parameters and its input."""
+    module = make(nnx.Rngs(0))
+
+    def loss(module, x):
+        if dropout_seed is not None:
+            kwargs.update(deterministic=False, rngs=nnx.Rngs(dropout=dropout_seed))
+        y = module(x, **kwargs)
+        return (y.astype(jnp.float32) ** 2).sum(), y
+
+    (_, y), gradients = nnx.value_and_grad(loss, argnums=(0, 1), has_aux=True)(module, x)
+    return y, nnx.to_pure_dict(gradients[0]), gradients[1]
+
+
+def linen_results(module, x, **kwargs):
+    params = module.init(jax.random.key(0), x, **kwargs)
+
+    def loss(params, x):
+        y = module.apply(params, x, **kwargs)
+        return (y**2).sum(), y
+
+    (_, y), gradients = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)(params, x)
+    return y, gradients
+
+
+LINEAR = {
+    "linear": lambda rngs, **kwargs: nnx.Linear(6, 5, rngs=rngs, **kwargs),
+    "linear general": lambda rngs, **kwargs: nnx.LinearGeneral(
+        (3, 6), (2, 5), axis=(-2, -1), rngs=rngs, **kwargs
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LINEAR)
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_nnx_linear(name, dtype, implementation):
+    x = jnp.asarray(helpers.normal((4, 3, 6), "float32"))
+    make = LINEAR[name]
+    with jax_gpuops.use(implementation):
+        ours = nnx_results(
+            lambda rngs: make(rngs, dtype=dtype, dot_general=jax_gpuops.dot_general), x
+        )
+    tolerance = 1e-4 if dtype is None else 3e-2
+    assert_same(ours, nnx_results(lambda rngs: make(rngs, dtype=dtype), x), tolerance)
+
+
+def test_nnx_linear_with_a_preferred_type(implementation):
+    x = jnp.asarray(helpers.normal((4, 6), "float32"))
+
+    def make(rngs, **kwargs):
+        return nnx.Linear(
+            6, 5, dtype=jnp.bfloat16, preferred_element_type=jnp.float32, rngs=rngs, **kwargs
+        )
+
+    with jax_gpuops.use(implementation):
+        ours = nnx_results(lambda rngs: make(rngs, dot_general=jax_gpuops.dot_general), x)
+    assert_same(ours, nnx_results(make, x), 3e-2)
+
+
+def test_linen_dense(implementation):
+    x = jnp.asarray(helpers.normal((4, 3, 6), "float32"))
+    with jax_gpuops.use(implementation):
+        ours = linen_results(linen.Dense(5, dot_general=jax_gpuops.dot_general), x)
+    assert_same(ours, linen_results(linen.Dense(5), x))
+
+
+def test_the_layers_run_our_kernels(implementation):
+    module = nnx.Linear(6, 5, dot_general=jax_gpuops.dot_general, rngs=nnx.Rngs(0))
+    attention = nnx.MultiHeadAttention(
+        2, 8, 8, decode=False, attention_fn=attention_fn, rngs=nnx.Rngs(0)
+    )
+    with jax_gpuops.use(implementation):
+        calls = helpers.custom_calls(lambda x: module(x), jnp.zeros((4, 6)))
+        attention_calls = helpers.custom_calls(lambda x: attention(x), jnp.zeros((2, 4, 8)))
+    assert any(call.startswith("jax_gpuops_gemm_v1") for call in calls)
+    assert any(call.startswith("jax_gpuops_gemm_v1") for call in attention_calls)
+    assert any(call.startswith("jax_gpuops_softmax_v1") for call in attention_calls)
+
+
+MASKS = {
+    "none": {},
+    "causal": {"is_causal": True},
+    "mask": {"mask": np.random.default_rng(0).random((2, 1, 5, 5)) < 0.6},
+    "mask and causal": {
+        "mask": np.random.default_rng(0).random((2, 1, 5, 5)) < 0.6,
+        "is_causal": True,
+    },
+    "nothing allowed": {"mask": np.zeros((2, 1, 5, 5), bool)},
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_nnx_attention(mask, implementation):
+    x = jnp.asarray(helpers.normal((2, 5, 8), "float32"))
+
+    def make(rngs, **kwargs):
+        return nnx.MultiHeadAttention(2, 8, 8, decode=False, rngs=rngs, **kwargs)
+
+    with jax_gpuops.use(implementation):
+        ours = nnx_results(lambda rngs: make(rngs, attention_fn=attention_fn), x, **MASKS[mask])
+    assert_same(ours, nnx_results(make, x, **MASKS[mask]))
+
+
+@pytest.mark.parametrize("broadcast_dropout", [False, True])
+def test_nnx_attention_drops_what_stock_drops(broadcast_dropout, implementation):
+    x = jnp.asarray(helpers.normal((2, 5, 8), "float32"))
+
+    def make(rngs, **kwargs):
+        return nnx.MultiHeadAttention(
+            2, 8, 8, dropout_rate=0.5, broadcast_dropout=broadcast_dropout, decode=False,
+            rngs=rngs, **kwargs,
+        )  # fmt: skip
+
+    with jax_gpuops.use(implementation):
+        ours = nnx_results(lambda rngs: make(rngs, attention_fn=attention_fn), x, dropout_seed=1)
+    assert_same(ours, nnx_results(make, x, dropout_seed=1))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_linen_attention(masked, implementation):
+    """Linen hands attention functions only the arguments whose names it finds in the signature."""
+    x = jnp.asarray(helpers.normal((2, 5, 8), "float32"))
+    kwargs = {"mask": MASKS["mask"]["mask"]} if masked else {}
+
+    def make(**more):
+        return linen.MultiHeadDotProductAttention(2, qkv_features=8, **more)
+
+    with jax_gpuops.use(implementation):
+        ours = linen_results(make(attention_fn=attention_fn), x, **kwargs)
+    assert_same(ours, linen_results(make(), x, **kwargs))
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_grouped_heads_and_bias(key_heads, implementation):
+    query, key = (
+        helpers.normal((2, 5, 4, 8), "float32"),
+        helpers.normal((2, 6, key_heads, 8), "float32", seed=1),
+    )
+    value = helpers.normal((2, 6, key_heads, 8), "float32", seed=2)
+    bias = helpers.normal((1, 4, 5, 6), "float32", seed=3)
+    with jax_gpuops.use(implementation):
+        y = attention_fn(query, key, value, bias)
+    assert_same(y, jax.nn.dot_product_attention(query, key, value, bias))
+
+
+@pytest.mark.parametrize("batch", [(), (2, 3)])
+def test_any_number_of_batch_dims(batch, implementation):
+    query, key, value = (helpers.normal((*batch, 5, 2, 4), "float32", seed) for seed in range(3))
+    with jax_gpuops.use(implementation):
+        y = attention_fn(query, key, value, is_causal=True)
+    expected = jax.nn.dot_product_attention(
+        *(x.reshape(-1, 5, 2, 4) for x in (query, key, value)), is_causal=True
+    )
+    assert_same(y, expected.reshape(query.shape))
+
+
+@pytest.mark.filterwarnings("ignore:Using 'Module.sow:DeprecationWarning")
+def test_weights_are_sown(implementation):
+    x = jnp.asarray(helpers.normal((2, 5, 8), "float32"))
+    module = linen.MultiHeadDotProductAttention(2, attention_fn=attention_fn)
+    params = module.init(jax.random.key(0), x)
+    with jax_gpuops.use(implementation):
+        _, state = module.apply(params, x, sow_weights=True, mutable=["intermediates"])
+        (weights,) = state["intermediates"]["attention_weights"]
+        assert_same(weights.sum(-1), jnp.ones((2, 2, 5)))
+        attention = nnx.MultiHeadAttention(
+            2, 8, 8, decode=False, attention_fn=attention_fn, rngs=nnx.Rngs(0)
+        )
+        attention(x, sow_weights=True)
+        assert_same(attention.attention_weights[0].sum(-1), jnp.ones((2, 2, 5)))
+
+
+def test_errors():
+    x = jnp.ones((2, 5, 2, 4))
+    with pytest.raises(ValueError, match="do not match in batch"):
+        attention_fn(x, jnp.ones((2, 5, 3, 4)), x)
+    with pytest.raises(ValueError, match="dropout_rng is needed"):
+        attention_fn(x, x, x, dropout_rate=0.5)
+    with pytest.raises(ValueError, match="dropout_rate must be"):
+        attention_fn(x, x, x, dropout_rate=1.5)
+    with pytest.raises(ValueError, match="at least three dims"):
+        attention_fn(x[0, 0], x, x)
+
+
+def test_flax_is_optional():
+    code = (
+        "import sys; sys.modules['flax'] = None\n"
+        "import jax.numpy as jnp, jax_gpuops.flax as f\n"
+        "x = jnp.ones((1, 2, 1, 4)); assert f.attention_fn(x, x, x).shape == x.shape"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,574 @@
+"""matmul, dot_general and gemm against float64 and against JAX."""
+
+import inspect
+
+import helpers
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
+
+import jax_gpuops
+
+pytestmark = pytest.mark.kernel
+
+LADDER = [a.name for a in jax_gpuops.algorithms("matmul") if a.name != "cublas"]
+TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
+ATTENTION = (((3,), (3,)), ((0, 2), (0, 2)))
+
+
+def assert_product(actual, exact, magnitude, depth):
+    """Checks that sums of `depth` products are as exact as their accumulator allows.
+
+    `magnitude` is the product of absolute values: what rounding errors are relative to. 16-bit
+    results are those of float32 sums, rounded once.
+    """
+    actual = np.asarray(actual)
+    assert actual.shape == exact.shape
+    accumulated = np.float32 if actual.dtype.itemsize == 2 else actual.dtype
+    bound = (depth + 3) * np.finfo(accumulated).eps * magnitude
+    if actual.dtype.itemsize == 2:
+        spacing = np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.longdouble)
+        bound = bound + spacing
+    assert np.all(np.abs(helpers.exact(actual) - exact) <= bound)
+
+
+def assert_matmul(actual, a, b):
+    a, b = helpers.exact(a), helpers.exact(b)
+    assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
+
+
+def swap(x):
+    return np.ascontiguousarray(np.swapaxes(x, -1, -2))
+
+
+# The kernels
+
+
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("algorithm", LADDER)
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 1, 1), (3, 5, 7), (1, 130, 9), (130, 1, 9), (33, 31, 65), (64, 64, 64), (129, 132, 20)],
+    ids=str,
+)
+def test_every_algorithm(algorithm, dtype, sizes, implementation):
+    m, n, k = sizes
+    with helpers.x64(dtype):
+        a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
+        y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm)
+        assert y.dtype == a.dtype
+        assert_matmul(y, a, b)
+
+
+@pytest.mark.parametrize("algorithm", LADDER)
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("sizes", [(40, 24, 16), (37, 29, 11)], ids=["aligned", "unaligned"])
+def test_gemm_of_every_algorithm(algorithm, transpose_a, transpose_b, sizes, implementation):
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
+    c = helpers.normal((m, n), "float32", seed=2)
+    y = jax_gpuops.gemm(
+        swap(a) if transpose_a else a,
+        swap(b) if transpose_b else b,
+        c,
+        alpha=0.5,
+        beta=-2.0,
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        implementation=implementation,
+        algorithm=algorithm,
+    )
+    a, b, c = map(helpers.exact, (a, b, c))
+    exact, magnitude = 0.5 * (a @ b) - 2 * c, 0.5 * (np.abs(a) @ np.abs(b)) + 2 * np.abs(c)
+    assert_product(y, exact, magnitude, k)
+
+
+@pytest.mark.parametrize("algorithm", TILED)
+@pytest.mark.parametrize("sizes", [(128, 128, 8), (260, 132, 36), (257, 131, 35)], ids=str)
+def test_several_tiles(algorithm, sizes, implementation):
+    m, n, k = sizes
+    a, b = helpers.normal((2, m, k), "float32"), helpers.normal((2, k, n), "float32", seed=1)
+    y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm)
+    assert_matmul(y, a, b)
+
+
+def test_more_tiles_than_a_strip(implementation):
+    """Tiles are walked in strips of eight rows; here the last strip is shorter."""
+    a, b = helpers.normal((11 * 32, 3), "float32"), helpers.normal((3, 3 * 32), "float32", seed=1)
+    y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm="shared")
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("algorithm", LADDER)
+def test_results_in_the_accumulator_dtype(dtype, algorithm, implementation):
+    a, b = helpers.normal((20, 33), dtype), helpers.normal((33, 12), dtype, seed=1)
+    y = jax_gpuops.matmul(
+        a,
+        b,
+        preferred_element_type=jnp.float32,
+        implementation=implementation,
+        algorithm=algorithm,
+    )
+    assert y.dtype == jnp.float32
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gemm_adds_before_it_rounds(dtype, implementation):
+    """1 + 1/4096 + 1/4096 ...: every term would be lost if the product or c were rounded alone."""
+    a, b = jnp.full((4, 1), 1 / 64, dtype), jnp.full((1, 4), 1 / 64, dtype)
+    y = jax_gpuops.gemm(a, b, jnp.ones((4, 4), jnp.float32), beta=1, implementation=implementation)
+    assert y.dtype == jnp.float32
+    np.testing.assert_array_equal(y, np.float32(1 + 1 / 4096))
+
+
+@pytest.mark.parametrize("algorithm", LADDER)
+def test_any_order_of_threads(algorithm, implementation):
+    """A missing barrier gives other numbers under some order of the threads."""
+    if implementation != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    from jax_gpuops_ffi import _interpret
+
+    a, b = helpers.normal((70, 50), "float32"), helpers.normal((50, 40), "float32", seed=1)
+    results = []
+    try:
+        for seed in range(5):
+            _interpret.set_schedule_seed(seed)
+            y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm)
+            results.append(np.asarray(y))
+    finally:
+        _interpret.set_schedule_seed(0)
+    for result in results:
+        np.testing.assert_array_equal(results[0], result)
+
+
+@pytest.mark.parametrize("algorithm", LADDER)
+def test_repeats_are_bit_identical(algorithm, implementation):
+    a, b = helpers.normal((40, 300), "float32"), helpers.normal((300, 36), "float32", seed=1)
+    runs = [
+        np.asarray(jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm))
+        for _ in range(3)
+    ]
+    np.testing.assert_array_equal(runs[0].view(np.int32), runs[1].view(np.int32))
+    np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
+
+
+def test_special_values_stay_in_their_row_and_column(implementation):
+    """Zeros that fill tiles up must not meet an infinity: 0 * inf is NaN."""
+    for algorithm in LADDER:
+        a, b = helpers.normal((33, 35), "float32"), helpers.normal((35, 37), "float32", seed=1)
+        a[3, 34], b[2, 36], a[7, 0] = np.inf, -np.inf, np.nan
+        y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm)
+        with np.errstate(invalid="ignore"):
+            expected = a @ b
+        np.testing.assert_array_equal(np.isnan(y), np.isnan(expected))
+        np.testing.assert_array_equal(np.isposinf(y), np.isposinf(expected))
+        np.testing.assert_array_equal(np.isneginf(y), np.isneginf(expected))
+
+
+# The functions
+
+
+@hypothesis.given(
+    data=st.data(),
+    sizes=st.tuples(*[st.integers(1, 12)] * 3),
+    dtype=st.sampled_from(helpers.FLOATS),
+    algorithm=st.sampled_from([None, *LADDER]),
+)
+@hypothesis.settings(max_examples=50, deadline=None)
+def test_matmul_of_any_batch(data, sizes, dtype, algorithm, implementation):
+    m, n, k = sizes
+    batch = data.draw(st.lists(st.integers(1, 3), max_size=3))
+
+    def broadcastable():
+        kept = batch[data.draw(st.integers(0, len(batch))) :]
+        return [data.draw(st.sampled_from([1, size])) for size in kept]
+
+    vectors = data.draw(st.sampled_from(["", "a", "b", "ab"]))
+    a = helpers.normal((k,) if "a" in vectors else (*broadcastable(), m, k), dtype)
+    b = helpers.normal((k,) if "b" in vectors else (*broadcastable(), k, n), dtype, seed=1)
+    with helpers.x64(dtype):
+        y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm)
+        assert y.dtype == a.dtype
+        assert y.shape == jnp.matmul(a, b).shape
+        assert_matmul(y, a, b)
+
+
+DIMENSION_NUMBERS = {
+    "plain": ((3, 4), (4, 5), (((1,), (0,)), ((), ()))),
+    "transposed": ((4, 3), (5, 4), (((0,), (1,)), ((), ()))),
+    "batch": ((2, 3, 4), (2, 4, 5), (((2,), (1,)), ((0,), (0,)))),
+    "attention": ((2, 5, 3, 4), (2, 6, 3, 4), ATTENTION),
+    "two contracted": ((5, 2, 3), (2, 3, 4), (((1, 2), (0, 1)), ((), ()))),
+    "contracted in another order": ((5, 2, 3), (3, 2, 4), (((1, 2), (1, 0)), ((), ()))),
+    "contracted apart": ((2, 5, 3), (2, 3, 4), (((0, 2), (0, 1)), ((), ()))),
+    "split left": ((2, 4, 3), (4, 5), (((1,), (0,)), ((), ()))),
+    "split right": ((3, 4), (2, 4, 5), (((1,), (1,)), ((), ()))),
+    "both split": ((2, 4, 3), (6, 4, 5), (((1,), (1,)), ((), ()))),
+    "batch inside": ((3, 2, 4), (4, 5, 2), (((2,), (0,)), ((1,), (2,)))),
+    "outer product": ((3,), (4,), (((), ()), ((), ()))),
+    "inner product": ((4,), (4,), (((0,), (0,)), ((), ()))),
+    "scalars": ((), (), (((), ()), ((), ()))),
+    "only a batch": ((3,), (3,), (((), ()), ((0,), (0,)))),
+}
+
+
+@pytest.mark.parametrize("name", DIMENSION_NUMBERS)
+def test_dot_general_and_its_derivatives(name, implementation):
+    a_shape, b_shape, dimension_numbers = DIMENSION_NUMBERS[name]
+    a, b = helpers.normal(a_shape, "float32"), helpers.normal(b_shape, "float32", seed=1)
+    a, b = jnp.asarray(a), jnp.asarray(b)
+
+    def ours(a, b):
+        return jax_gpuops.dot_general(a, b, dimension_numbers, implementation=implementation)
+
+    def stock(a, b):
+        return lax.dot_general(a, b, dimension_numbers, precision="highest")
+
+    y, pullback = jax.vjp(ours, a, b)
+    expected, stock_pullback = jax.vjp(stock, a, b)
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+    cotangent = jnp.asarray(helpers.normal(y.shape, "float32", seed=2))
+    for actual, wanted in zip(pullback(cotangent), stock_pullback(cotangent), strict=True):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+    tangents = (a + 1, b - 1)
+    for actual, wanted in zip(
+        jax.jvp(ours, (a, b), tangents), jax.jvp(stock, (a, b), tangents), strict=True
+    ):
+        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", [n for n in DIMENSION_NUMBERS if n != "scalars"])
+@pytest.mark.parametrize("mapped", ["a", "b", "ab"])
+def test_vmap_of_dot_general(name, mapped, implementation):
+    a_shape, b_shape, dimension_numbers = DIMENSION_NUMBERS[name]
+    axes = (-1 if "a" in mapped else None, 0 if "b" in mapped else None)
+    a = helpers.normal((*a_shape, 3) if "a" in mapped else a_shape, "float32")
+    b = helpers.normal((3, *b_shape) if "b" in mapped else b_shape, "float32", seed=1)
+
+    def ours(a, b):
+        return jax_gpuops.dot_general(a, b, dimension_numbers, implementation=implementation)
+
+    def stock(a, b):
+        return lax.dot_general(a, b, dimension_numbers, precision="highest")
+
+    np.testing.assert_allclose(
+        jax.vmap(ours, axes)(a, b), jax.vmap(stock, axes)(a, b), rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("axes", [(0, None, None), (None, 1, 0), (0, 0, None), (None, None, 2)])
+def test_vmap_of_gemm(axes, implementation):
+    shapes = ((3, 4), (4, 5), (3, 5))
+    a, b, c = (
+        helpers.normal(s if d is None else (*s[:d], 2, *s[d:]), "float32", seed)
+        for seed, (s, d) in enumerate(zip(shapes, axes, strict=True))
+    )
+    y = jax.vmap(
+        lambda a, b, c: jax_gpuops.gemm(a, b, c, alpha=2, beta=3, implementation=implementation),
+        axes,
+    )(a, b, c)
+    expected = jax.vmap(lambda a, b, c: 2 * jnp.matmul(a, b, precision="highest") + 3 * c, axes)(
+        a, b, c
+    )
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("algorithm", [None, *LADDER])
+def test_derivatives_of_any_order(algorithm, implementation):
+    a, b = helpers.normal((3, 4), "float32"), helpers.normal((4, 2), "float32", seed=1)
+    c = helpers.normal((3, 2), "float32", seed=2)
+    check_grads(
+        lambda a, b, c: jax_gpuops.gemm(
+            a, b, c, alpha=0.5, beta=2, implementation=implementation, algorithm=algorithm
+        ),
+        (a, b, c),
+        order=2,
+        modes=["fwd", "rev"],
+        atol=1e-2,
+        rtol=1e-2,
+        eps=1e-2,
+    )
+
+
+def test_the_backward_pass_runs_our_kernels(implementation):
+    def loss(a, b):
+        return jax_gpuops.matmul(a, b, implementation=implementation, algorithm="shared").sum()
+
+    calls = helpers.custom_calls(jax.grad(loss, (0, 1)), jnp.ones((8, 4)), jnp.ones((4, 6)))
+    assert sum(call.startswith("jax_gpuops_gemm_v1") for call in calls) >= 2
+
+
+@pytest.mark.parametrize("preferred", [None, jnp.float32])
+def test_gradients_of_16_bit_operands(preferred, implementation):
+    a, b = helpers.normal((5, 6), "bfloat16"), helpers.normal((6, 7), "bfloat16", seed=1)
+
+    def gradients(matmul, **kwargs):
+        def loss(a, b):
+            y = matmul(a, b, preferred_element_type=preferred, **kwargs)
+            return (y.astype(jnp.float32) ** 2).sum()
+
+        return jax.grad(loss, (0, 1))(a, b)
+
+    ours = gradients(jax_gpuops.matmul, implementation=implementation)
+    for actual, expected in zip(ours, gradients(jnp.matmul), strict=True):
+        assert actual.dtype == jnp.bfloat16
+        np.testing.assert_allclose(
+            actual.astype(jnp.float32), expected.astype(jnp.float32), rtol=2e-2, atol=1e-1
+        )
+
+
+def test_gemm_is_linear_in_c_and_in_each_factor(implementation):
+    a, b = jnp.asarray(helpers.normal((3, 4), "float32")), jnp.ones((4, 2))
+    transposed = jax.linear_transpose(
+        lambda a: jax_gpuops.gemm(a, b, alpha=2, implementation=implementation), a
+    )
+    np.testing.assert_allclose(transposed(jnp.ones((3, 2)))[0], np.full((3, 4), 4.0))
+
+
+def test_shared_matrices_are_not_copied(implementation):
+    """A left matrix that a batch shares reaches the kernel once, a right one joins the rows."""
+
+    def hlo(a, b):
+        function = lambda a, b: jax_gpuops.matmul(a, b, implementation=implementation)  # noqa: E731
+        return jax.jit(function).lower(jnp.zeros(a), jnp.zeros(b)).compile().as_text()
+
+    for text in (hlo((16, 8), (5, 8, 12)), hlo((5, 16, 8), (8, 12)), hlo((5, 16, 8), (5, 8, 12))):
+        assert "jax_gpuops_gemm_v1" in text
+        for move in (" copy(", " transpose(", " broadcast(", " fusion("):
+            assert move not in text
+
+
+def test_transposes_reach_the_kernel_as_flags(implementation):
+    def function(a, b):
+        return jax_gpuops.dot_general(a, b, (((0,), (1,)), ((), ())), implementation=implementation)
+
+    text = jax.jit(function).lower(jnp.zeros((8, 16)), jnp.zeros((12, 8))).compile().as_text()
+    assert "transpose_a = true" in text
+    assert "transpose_b = true" in text
+    assert " transpose(" not in text
+    assert " copy(" not in text
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ((8, 4), (4, 6)),
+        ((3, 8, 4), (3, 4, 6)),
+        ((8, 4), (3, 4, 6)),
+        ((3, 8, 4), (4, 6)),
+        ((4,), (4,)),
+    ],
+)
+def test_none_is_the_operation_that_jnp_uses(a, b):
+    """Also in programs over several devices, where merged dims would not shard."""
+
+    def operations(function):
+        text = jax.jit(function).lower(jnp.zeros(a), jnp.zeros(b)).as_text()
+        lines = [line.split(" = ", 1)[1] for line in text.splitlines() if "stablehlo." in line]
+        return [line.split("%")[0] + line.split(":", 1)[1] for line in lines]
+
+    def ours(a, b):
+        return jax_gpuops.matmul(a, b)
+
+    assert operations(ours) == operations(jnp.matmul)
+
+
+def test_none_keeps_precision_and_result_type():
+    def function(a, b):
+        return jax_gpuops.dot_general(a, b, (((1,), (0,)), ((), ())), "highest", jnp.float32)
+
+    text = jax.jit(function).lower(*[jnp.zeros((4, 4), jnp.bfloat16)] * 2).as_text()
+    assert "precision = [HIGHEST, HIGHEST]" in text
+    assert "-> tensor<4x4xf32>" in text
+
+
+def test_none_uses_the_precision_configured_where_it_was_called():
+    x = jnp.zeros((4, 4))
+    with jax.default_matmul_precision("highest"):
+        traced = jax.jit(lambda x: jax_gpuops.matmul(x, x)).trace(x)
+    assert "precision = [HIGHEST, HIGHEST]" in traced.lower().as_text()
+
+
+# Contracts
+
+
+@pytest.mark.parametrize("alpha", [0, 2])
+def test_zero_factors_are_not_read(alpha, implementation):
+    a, b = jnp.full((4, 4), np.nan if alpha == 0 else 1.0), jnp.ones((4, 4))
+    c = jnp.full((4, 4), np.nan)
+    for used in (implementation, "xla"):
+        y = jax_gpuops.gemm(a, b, c, alpha=alpha, beta=0, implementation=used)
+        np.testing.assert_array_equal(y, np.full((4, 4), 4.0 * alpha))
+    y = jax_gpuops.gemm(a, b, b, alpha=alpha, beta=3, implementation=implementation)
+    np.testing.assert_array_equal(y, np.full((4, 4), 4.0 * alpha + 3))
+
+
+@pytest.mark.parametrize("shapes", [((3, 0), (0, 4)), ((0, 3), (3, 4)), ((2, 3, 0), (2, 0, 4))])
+def test_empty_arrays_as_in_jax(shapes, implementation):
+    a, b = map(jnp.zeros, shapes)
+    y = jax_gpuops.matmul(a, b, implementation=implementation)
+    np.testing.assert_array_equal(y, jnp.matmul(a, b))
+    c = jnp.ones(y.shape)
+    y = jax_gpuops.gemm(a, b, c, beta=2, implementation=implementation)
+    np.testing.assert_array_equal(y, 2 * c)
+
+
+@pytest.mark.parametrize("c_shape", [(2, 3, 5), (3, 5), (5,), (2, 1, 1), ()])
+@pytest.mark.parametrize("a_shape", [(3, 4), (2, 3, 4)])
+def test_c_broadcasts_to_the_result(c_shape, a_shape, implementation):
+    a, b = helpers.normal(a_shape, "float32"), helpers.normal((2, 4, 5), "float32", seed=1)
+    c = helpers.normal(c_shape, "float32", seed=2)
+    y = jax_gpuops.gemm(a, b, c, beta=1.5, implementation=implementation)
+    np.testing.assert_allclose(y, a @ b + 1.5 * c, rtol=1e-5, atol=1e-5)
+
+
+def test_signatures_are_those_of_upstream():
+    for ours, stock in (
+        (jax_gpuops.matmul, jnp.matmul),
+        (jax_gpuops.dot_general, lax.dot_general),
+    ):
+        mine = list(inspect.signature(ours).parameters.values())
+        theirs = list(inspect.signature(stock).parameters.values())
+        shape = lambda p: (p.name, p.kind, p.default)  # noqa: E731
+        assert list(map(shape, mine[: len(theirs)])) == list(map(shape, theirs))
+        assert [p.name for p in mine[len(theirs) :]] == ["implementation", "algorithm"]
+        assert all(p.kind is p.KEYWORD_ONLY for p in mine[len(theirs) :])
+
+
+def test_what_kernels_do_not_take_goes_to_xla(implementation):
+    integers = jnp.arange(6).reshape(2, 3)
+    np.testing.assert_array_equal(jax_gpuops.matmul(integers, integers.T), integers @ integers.T)
+    with pytest.raises(TypeError, match="got int32 and int32"):
+        jax_gpuops.matmul(integers, integers.T, implementation=implementation)
+    x = jnp.ones((2, 2))
+    y = jax_gpuops.dot_general(x, x, (((1,), (0,)), ((), ())), preferred_element_type=jnp.float16)
+    assert y.dtype == jnp.float16
+    with pytest.raises(TypeError, match="no result of dtype float16 for operands of float32"):
+        jax_gpuops.matmul(x, x, preferred_element_type=jnp.float16, implementation=implementation)
+    with pytest.raises(ValueError, match="multiply float32 by F32_F32_F32"):
+        jax_gpuops.matmul(
+            x,
+            x,
+            precision=lax.DotAlgorithmPreset.BF16_BF16_F32_X3,
+            implementation=implementation,
+        )
+    for precision in (None, "highest", lax.Precision.HIGH, ("default", "high"), "F32_F32_F32"):
+        y = jax_gpuops.matmul(x, x, precision=precision, implementation=implementation)
+        np.testing.assert_array_equal(y, 2 * x)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (lambda x, i: jax_gpuops.matmul(x, x, implementation=i), TypeError, "contracting dimens"),
+        (lambda x, i: jax_gpuops.matmul(x, 2.0, implementation=i), ValueError, "ndim at least 1"),
+        (lambda x, i: jax_gpuops.matmul([1.0], x, implementation=i), TypeError, "a must be an arr"),
+        (
+            lambda x, i: jax_gpuops.matmul(x, x.T, implementation=i, algorithm="fast"),
+            ValueError,
+            "'fast' is unknown; known are naive",
+        ),
+        (
+            lambda x, i: jax_gpuops.matmul(x, x.T, implementation="interpret", algorithm="cublas"),
+            ValueError,
+            "'cublas' is CUDA only",
+        ),
+        (
+            lambda x, i: jax_gpuops.matmul(x, x.T, out_sharding=P(None, None), implementation=i),
+            ValueError,
+            "shard_map",
+        ),
+        (lambda x, i: jax_gpuops.gemm(x, x.T, beta=1, implementation=i), ValueError, "needs the"),
+        (
+            lambda x, i: jax_gpuops.gemm(x, x.T, alpha=x[0, 0], implementation=i),
+            TypeError,
+            "alpha must be a Python number",
+        ),
+        (
+            lambda x, i: jax_gpuops.gemm(x, x.T, x, beta=1, implementation=i),
+            ValueError,
+            "c of shape|broadcast",
+        ),
+        (lambda x, i: jax_gpuops.gemm(x[0], x.T, implementation=i), ValueError, "two dimensions"),
+        (
+            lambda x, i: jax_gpuops.gemm(x.astype(int), x.T, implementation=i),
+            TypeError,
+            "a is of dtype int32",
+        ),
+        (
+            lambda x, i: jax_gpuops.gemm(
+                jnp.ones((2, 3, 4)), jnp.ones((3, 4, 2)), implementation=i
+            ),
+            ValueError,
+            "do not broadcast",
+        ),
+    ],
+)
+def test_bad_input_is_named_at_trace_time(call, error, text, implementation):
+    with pytest.raises(error, match=text):
+        jax.jit(lambda x: call(x, implementation)).trace(jnp.zeros((2, 3)))
+
+
+def test_plan_says_what_runs(implementation):
+    plan = jax_gpuops.plan(
+        "matmul", [(512, 64), (64, 512)], "float32", implementation=implementation
+    )
+    assert (plan.implementation, plan.algorithm) == (implementation, "double_buffered")
+    plan = jax_gpuops.plan("matmul", [(4, 4), (4, 4)], "float32", implementation=implementation)
+    assert plan.algorithm == "coalesced"
+
+
+# Several devices
+
+
+@pytest.fixture
+def mesh():
+    if len(jax.devices()) < 4:
+        pytest.skip("needs four devices")
+    return np.array(jax.devices()[:4]).reshape(2, 2)
+
+
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_sharded_arrays(axis_type, mesh, implementation):
+    mesh = Mesh(mesh, ("d", "t"), axis_types=(axis_type, axis_type))
+    a = jax.device_put(helpers.normal((8, 4), "float32"), NamedSharding(mesh, P("d", None)))
+    b = jax.device_put(helpers.normal((4, 6), "float32", 1), NamedSharding(mesh, P(None, "t")))
+    with jax.set_mesh(mesh):
+        y = jax.jit(jax_gpuops.matmul)(a, b)
+        expected = jax.jit(jnp.matmul)(a, b)
+        np.testing.assert_allclose(y, expected, rtol=1e-5)
+        assert y.sharding.is_equivalent_to(expected.sharding, 2)
+        with pytest.raises(ValueError, match="shard_map"):
+            jax.jit(lambda a, b: jax_gpuops.matmul(a, b, implementation=implementation))(a, b)
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_shard_map(check_vma, mesh, implementation):
+    mesh = Mesh(mesh, ("d", "t"))
+    a, b = helpers.normal((8, 4), "float32"), helpers.normal((4, 6), "float32", seed=1)
+
+    def loss(matmul):
+        mapped = jax.shard_map(
+            matmul,
+            mesh=mesh,
+            in_specs=(P("d", None), P(None, None)),
+            out_specs=P("d", None),
+            check_vma=check_vma,
+        )
+        return lambda a, b: (mapped(a, b) ** 2).sum()
+
+    ours = loss(lambda a, b: jax_gpuops.matmul(a, b, implementation=implementation))
+    actual = jax.jit(jax.grad(ours, (0, 1)))(a, b)
+    expected = jax.jit(jax.grad(loss(jnp.matmul), (0, 1)))(a, b)
+    for x, y in zip(actual, expected, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)

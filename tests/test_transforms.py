@@ -1,0 +1,545 @@
+"""JAX's transformations and JAX's habits, for every op: one line of a table each."""
+
+import concurrent.futures
+import dataclasses
+import inspect
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import jax_gpuops
+
+pytestmark = pytest.mark.kernel
+
+
+@dataclasses.dataclass(frozen=True)
+class Op:
+    """An op as these tests call it.
+
+    Attributes:
+      name: of the public function.
+      upstream: the function whose place it takes.
+      shapes: of its operands.
+      kwargs: its other arguments.
+      closed: the result has the shape of the first operand, as the body of a scan needs.
+      drop_in: the signature begins as upstream's does.
+      differentiable: the result is no integer.
+    """
+
+    name: str
+    upstream: Callable[..., Any]
+    shapes: tuple[tuple[int, ...], ...]
+    kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
+    closed: bool = False
+    drop_in: bool = True
+    differentiable: bool = True
+
+    def __call__(self, *operands, **kwargs):
+        return getattr(jax_gpuops, self.name)(*operands, **self.kwargs, **kwargs)
+
+    def reference(self, *operands):
+        return self.upstream(*operands, **self.kwargs)
+
+    def operands(self, seed: int = 0, scale: float = 1.0) -> list[jax.Array]:
+        return [
+            jnp.asarray(helpers.normal(shape, "float32", seed=seed + i, scale=scale))
+            for i, shape in enumerate(self.shapes)
+        ]
+
+
+def reference_gemm(a, b, c, *, alpha, beta):
+    return alpha * jnp.matmul(a, b, precision="highest") + beta * c
+
+
+OPS = [
+    Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": -1}, closed=True),
+    Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": 0}, closed=True),
+    Op("log_softmax", jax.nn.log_softmax, ((4, 6),), closed=True),
+    Op("logsumexp", jax.nn.logsumexp, ((4, 6),), {"axis": -1}),
+    *(
+        Op(name, getattr(jnp, name), ((4, 6),), {"axis": axis})
+        for name in ("sum", "prod", "max", "min", "mean")
+        for axis in (0, -1)
+    ),
+    Op("argmax", jnp.argmax, ((4, 6),), {"axis": -1}, differentiable=False),
+    Op("argmin", jnp.argmin, ((4, 6),), {"axis": 0}, differentiable=False),
+    Op("transpose", jnp.transpose, ((5, 5),), closed=True),
+    Op("transpose", jnp.transpose, ((3, 4, 5),), {"axes": (1, 2, 0)}),
+    Op("matmul", jnp.matmul, ((5, 5), (5, 5)), {"precision": "highest"}, closed=True),
+    Op("matmul", jnp.matmul, ((2, 3, 4), (4, 5)), {"precision": "highest"}),
+    Op(
+        "dot_general",
+        jax.lax.dot_general,
+        ((2, 5, 4), (3, 4, 2)),
+        {"dimension_numbers": (((2,), (1,)), ((0,), (2,))), "precision": "highest"},
+    ),
+    Op(
+        "gemm",
+        reference_gemm,
+        ((4, 5), (5, 3), (4, 3)),
+        {"alpha": 0.5, "beta": -2.0},
+        drop_in=False,
+    ),
+]
+
+
+def name_of(op: Op) -> str:
+    return "-".join([op.name, *map(str, op.kwargs.values())])
+
+
+every_op = pytest.mark.parametrize("op", OPS, ids=name_of)
+differentiable_ops = pytest.mark.parametrize(
+    "op", [op for op in OPS if op.differentiable], ids=name_of
+)
+closed_ops = pytest.mark.parametrize("op", [op for op in OPS if op.closed], ids=name_of)
+
+
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=2e-5, atol=2e-6), actual, expected
+    )
+
+
+def is_ours(lowered) -> bool:
+    return "jax_gpuops_" in lowered.as_text()
+
+
+# Transformations
+
+
+@every_op
+def test_jit_gives_the_same_bits_as_eager(op, implementation):
+    operands = op.operands()
+    eager = op(*operands, implementation=implementation)
+    jitted = jax.jit(lambda *xs: op(*xs, implementation=implementation))
+    assert is_ours(jitted.lower(*operands))
+    np.testing.assert_array_equal(jitted(*operands), eager)
+    assert_close(eager, op.reference(*operands))
+
+
+@every_op
+def test_vmap_over_every_axis(op, implementation):
+    for in_axis in range(len(op.shapes[0]) + 1):
+        stacked = [
+            jnp.stack(list(each), min(in_axis, each[0].ndim))
+            for each in zip(*(op.operands(seed) for seed in (0, 10, 20)), strict=True)
+        ]
+        axes = tuple(min(in_axis, x.ndim - 1) for x in stacked)
+        for out_axis in (0, -1):
+            actual = jax.vmap(lambda *xs: op(*xs, implementation=implementation), axes, out_axis)
+            expected = jax.vmap(op.reference, axes, out_axis)
+            assert_close(actual(*stacked), expected(*stacked))
+
+
+@every_op
+def test_vmap_over_some_operands(op, implementation):
+    if len(op.shapes) == 1:
+        pytest.skip("the op has one operand")
+    for mapped in range(len(op.shapes)):
+        operands = op.operands()
+        operands[mapped] = jnp.stack([operands[mapped], 2 * operands[mapped]])
+        axes = tuple(0 if i == mapped else None for i in range(len(operands)))
+        actual = jax.vmap(lambda *xs: op(*xs, implementation=implementation), axes)
+        assert_close(actual(*operands), jax.vmap(op.reference, axes)(*operands))
+
+
+@every_op
+def test_vmap_of_vmap(op, implementation):
+    operands = [jnp.stack([jnp.stack([x, 2 * x]), jnp.stack([-x, x])]) for x in op.operands()]
+    actual = jax.vmap(jax.vmap(lambda *xs: op(*xs, implementation=implementation)))(*operands)
+    assert_close(actual, jax.vmap(jax.vmap(op.reference))(*operands))
+
+
+@differentiable_ops
+def test_jvp_and_gradient_as_in_jax(op, implementation):
+    def ours(*xs):
+        return op(*xs, implementation=implementation)
+
+    operands, tangents = tuple(op.operands()), tuple(op.operands(seed=5))
+    assert_close(jax.jvp(ours, operands, tangents), jax.jvp(op.reference, operands, tangents))
+    y, pullback = jax.vjp(ours, *operands)
+    cotangent = jnp.asarray(helpers.normal(y.shape, "float32", seed=9))
+    assert_close(pullback(cotangent), jax.vjp(op.reference, *operands)[1](cotangent))
+
+
+@differentiable_ops
+def test_derivatives_of_second_order(op, implementation):
+    check_grads(
+        lambda *xs: op(*xs, implementation=implementation),
+        tuple(op.operands()),
+        order=2,
+        modes=["fwd", "rev"],
+        atol=2e-2,
+        rtol=2e-2,
+        eps=1e-2,
+    )
+
+
+@differentiable_ops
+def test_gradient_of_vmap(op, implementation):
+    operands = [jnp.stack([x, 2 * x, -x]) for x in op.operands()]
+
+    def loss(function):
+        return lambda *xs: (jax.vmap(function)(*xs) ** 2).sum()
+
+    ours = jax.grad(loss(lambda *xs: op(*xs, implementation=implementation)))
+    assert_close(ours(*operands), jax.grad(loss(op.reference))(*operands))
+
+
+@closed_ops
+def test_scan_and_its_gradient(op, implementation):
+    def run(function, x, *others):
+        return jax.lax.scan(
+            lambda x, scale: (function(scale * x, *others), None), x, jnp.arange(1.0, 4.0)
+        )[0]
+
+    def ours(*xs):
+        return run(lambda *xs: op(*xs, implementation=implementation), *xs)
+
+    def reference(*xs):
+        return run(op.reference, *xs)
+
+    operands = op.operands()
+    assert_close(jax.jit(ours)(*operands), reference(*operands))
+    gradient = jax.jit(jax.grad(lambda *xs: (ours(*xs) ** 2).sum()))(*operands)
+    assert_close(gradient, jax.grad(lambda *xs: (reference(*xs) ** 2).sum())(*operands))
+
+
+@every_op
+def test_control_flow(op, implementation):
+    operands = op.operands()
+
+    @jax.jit
+    def function(flag, *xs):
+        return jax.lax.cond(
+            flag,
+            lambda *xs: op(*xs, implementation=implementation),
+            lambda *xs: jnp.zeros_like(op.reference(*xs)),
+            *xs,
+        )
+
+    assert_close(function(True, *operands), op.reference(*operands))
+    assert not np.any(function(False, *operands))
+
+
+@differentiable_ops
+def test_checkpoint(op, implementation):
+    @jax.checkpoint
+    def ours(*xs):
+        return (op(*xs, implementation=implementation) ** 2).sum()
+
+    operands = op.operands()
+    expected = jax.grad(lambda *xs: (op.reference(*xs) ** 2).sum())(*operands)
+    assert_close(jax.jit(jax.grad(ours))(*operands), expected)
+
+
+@closed_ops
+def test_donated_operands(op, implementation):
+    operands = op.operands()
+    expected = np.asarray(op.reference(*operands))
+    function = jax.jit(lambda *xs: op(*xs, implementation=implementation), donate_argnums=0)
+    assert_close(function(*operands), expected)
+    assert operands[0].is_deleted()
+
+
+# Compilation
+
+
+@every_op
+def test_the_second_call_compiles_nothing(op, implementation):
+    compilations = []
+
+    def listen(event: str, _duration: float, **_kwargs) -> None:
+        if "backend_compile" in event:
+            compilations.append(event)
+
+    jitted = jax.jit(lambda *xs: op(*xs, implementation=implementation))
+    operands, others = op.operands(), op.operands(seed=3)
+    jax.block_until_ready((jitted(*operands), op(*operands, implementation=implementation)))
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+        jax.block_until_ready((jitted(*others), op(*others, implementation=implementation)))
+        assert compilations == []
+        jax.block_until_ready(jax.jit(lambda x: x + 1)(others[0]))
+        assert compilations, "the listener hears no compilations"
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listen)
+    assert jitted._cache_size() == 1
+
+
+RELOAD = """
+import sys
+import jax, numpy as np
+import jax_gpuops  # registers the custom calls
+exported = jax.export.deserialize(bytearray(open(sys.argv[1], "rb").read()))
+operands = [np.load(path) for path in sys.argv[3:]]
+np.save(sys.argv[2], exported.call(*operands))
+"""
+
+
+@every_op
+def test_export_and_run_in_another_process(op, implementation, tmp_path):
+    platform = {"interpret": "cpu", "cuda": "cuda"}[implementation]
+    operands = op.operands()
+    exported = jax.export.export(
+        jax.jit(lambda *xs: op(*xs, implementation=implementation)),
+        platforms=[platform],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(*operands)
+    assert "jax_gpuops_" in exported.mlir_module()
+    (tmp_path / "exported").write_bytes(exported.serialize(vjp_order=int(op.differentiable)))
+    paths = [tmp_path / f"operand{i}.npy" for i in range(len(operands))]
+    for path, operand in zip(paths, operands, strict=True):
+        np.save(path, operand)
+    run_python(RELOAD, tmp_path / "exported", tmp_path / "result.npy", *paths)
+    np.testing.assert_array_equal(
+        np.load(tmp_path / "result.npy"), op(*operands, implementation=implementation)
+    )
+
+
+@every_op
+def test_export_without_the_checks_disabled_names_the_target(op, implementation):
+    platform = {"interpret": "cpu", "cuda": "cuda"}[implementation]
+    function = jax.jit(lambda *xs: op(*xs, implementation=implementation))
+    with pytest.raises(ValueError, match="jax_gpuops_"):
+        jax.export.export(function, platforms=[platform])(*op.operands())
+
+
+# The default implementation
+
+
+@every_op
+@pytest.mark.parametrize("transformation", ["jit", "scan", "cond", "remat", "vmap", "grad"])
+def test_use_reaches_into_transformations(op, transformation, implementation):
+    def inner(*xs):
+        return op(*xs)
+
+    def summed(*xs):
+        return op(*xs).sum()
+
+    function = {
+        "jit": jax.jit(inner),
+        "scan": lambda *xs: jax.lax.scan(lambda c, _: (c, inner(*xs)), 0, None, length=2)[1],
+        "cond": lambda *xs: jax.lax.cond(xs[0].sum() > 0, inner, inner, *xs),
+        "remat": jax.checkpoint(inner),
+        "vmap": lambda *xs: jax.vmap(inner)(*(x[None] for x in xs)),
+        "grad": jax.value_and_grad(summed),
+    }[transformation]
+    operands = op.operands()
+    if transformation == "grad" and not op.differentiable:
+        pytest.skip("integers have no gradient")
+    with jax_gpuops.use(implementation):
+        assert is_ours(jax.jit(function).lower(*operands))
+    with jax_gpuops.use("xla"):
+        assert not is_ours(jax.jit(function).lower(*operands))
+
+
+def test_use_is_part_of_the_cache_key(implementation):
+    function = jax.jit(lambda x: jax_gpuops.softmax(x))
+    x = jnp.ones((2, 3))
+    for _ in range(2):
+        with jax_gpuops.use(implementation):
+            assert is_ours(function.lower(x))
+            function(x)
+        with jax_gpuops.use("xla"):
+            assert not is_ours(function.lower(x))
+            function(x)
+    assert function._cache_size() == 2
+
+
+def test_an_argument_goes_before_use(implementation):
+    x = jnp.ones((2, 3))
+    with jax_gpuops.use(implementation):
+        lowered = jax.jit(lambda x: jax_gpuops.softmax(x, implementation="xla")).lower(x)
+    assert not is_ours(lowered)
+
+
+def test_use_nests_and_ends(implementation):
+    def lower():
+        return jax.jit(lambda x: jax_gpuops.softmax(x)).lower(jnp.ones((2, 3)))
+
+    with jax_gpuops.use(implementation):
+        with jax_gpuops.use("xla"):
+            assert not is_ours(lower())
+        assert is_ours(lower())
+        with pytest.raises(ZeroDivisionError), jax_gpuops.use("xla"):
+            _ = 1 / 0
+        assert is_ours(lower())
+
+
+def test_threads_do_not_inherit_use(implementation):
+    def lower():
+        return is_ours(jax.jit(lambda x: jax_gpuops.softmax(x)).lower(jnp.ones((2, 3))))
+
+    with jax_gpuops.use(implementation), concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert lower()
+        with_none = pool.submit(lower).result()
+    assert with_none == lower()
+
+
+def test_use_checks_its_argument():
+    with (
+        pytest.raises(ValueError, match="'cuda', 'interpret', 'xla', got 'gpu'"),
+        jax_gpuops.use("gpu"),
+    ):
+        pass
+
+
+# Import
+
+
+def run_python(code: str, *arguments) -> str:
+    """Runs a program in a fresh interpreter and returns what it prints."""
+    process = subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)], capture_output=True, text=True
+    )
+    assert process.returncode == 0, process.stderr
+    return process.stdout
+
+
+def test_import_touches_no_backend():
+    """Programs configure JAX after their imports; a GPU taken at import is a GPU taken in vain."""
+    run_python("""
+import jax
+import jax_gpuops
+from jax._src import xla_bridge
+assert not xla_bridge.backends_are_initialized()
+jax_gpuops.algorithms("softmax")
+assert not xla_bridge.backends_are_initialized()
+""")
+
+
+def test_import_is_fast():
+    """At most 0.1 s beyond that of jax; the least of several runs, as other programs only add."""
+    code = """
+import time
+import jax, jax.numpy, jax.export, jax.ffi
+start = time.process_time()
+import jax_gpuops
+print(time.process_time() - start)
+"""
+    assert min(float(run_python(code)) for _ in range(5)) <= 0.1
+
+
+# Arguments
+
+
+def public_ops() -> list[str]:
+    return [
+        name
+        for name, value in vars(jax_gpuops).items()
+        if inspect.isfunction(value)
+        and {"implementation", "algorithm"} <= inspect.signature(value).parameters.keys()
+    ]
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.drop_in], ids=name_of)
+def test_signature_is_upstreams_and_ours_comes_after(op):
+    ours = list(inspect.signature(getattr(jax_gpuops, op.name)).parameters.values())
+    theirs = list(inspect.signature(op.upstream).parameters.values())
+    assert [(p.name, p.default) for p in ours[: len(theirs)]] == [
+        (p.name, p.default) for p in theirs
+    ]
+    extra = ours[len(theirs) :]
+    assert [p.name for p in extra][-2:] == ["implementation", "algorithm"]
+    assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in extra)
+
+
+@every_op
+def test_both_extra_arguments_are_checked_before_anything_runs(op, implementation):
+    def trace(**kwargs):
+        jax.jit(lambda *xs: op(*xs, **kwargs)).trace(*op.operands())
+
+    with pytest.raises(ValueError, match="must be None or one of 'cuda', 'interpret', 'xla', got"):
+        trace(implementation="gpu")
+    with pytest.raises(TypeError, match="algorithm must be None or a string, got 3"):
+        trace(algorithm=3)
+    with pytest.raises(ValueError, match="implementation is 'xla'"):
+        trace(implementation="xla", algorithm="naive")
+    with pytest.raises(ValueError, match="algorithm 'fast' is unknown; known are"):
+        trace(implementation=implementation, algorithm="fast")
+    with pytest.raises(ValueError, match="algorithm 'fast' is unknown; known are"):
+        trace(algorithm="fast")
+
+
+@every_op
+def test_operands_must_be_arrays(op, implementation):
+    for wrong in ([1.0, 2.0], "text", None, object()):
+        for kwargs in ({}, {"implementation": implementation}):
+            with pytest.raises(TypeError, match=r"must be an array, got"):
+                op(wrong, *op.operands()[1:], **kwargs)
+
+
+BAD_CALLS = [
+    ("softmax", ((2, 3),), {"axis": 2}, ValueError, "axis 2 is out of bounds"),
+    ("softmax", ((),), {}, ValueError, "axis -1 is out of bounds"),
+    ("softmax", ((2, 3),), {"axis": 0.5}, TypeError, "axis must be an int"),
+    ("softmax", ((2, 4000),), {"algorithm": "warp"}, ValueError, "rows of at most 2048"),
+    ("log_softmax", ((2, 3),), {"algorithm": "baseline"}, ValueError, "computes softmax only"),
+    ("logsumexp", ((2, 3),), {"axis": (0, 0)}, ValueError, "names a dimension twice"),
+    ("transpose", ((2, 3),), {"axes": (0,)}, ValueError, "each of the 2 dimensions"),
+    ("transpose", ((2, 3),), {"axes": (0, 2)}, ValueError, "axis 2 is out of bounds"),
+    ("transpose", ((2, 3),), {"axes": 1}, TypeError, "axes must be a sequence of ints"),
+]
+
+
+@pytest.mark.parametrize(("name", "shapes", "kwargs", "error", "text"), BAD_CALLS)
+def test_bad_calls_raise_before_anything_runs(name, shapes, kwargs, error, text, implementation):
+    operands = [jnp.zeros(shape) for shape in shapes]
+    function = getattr(jax_gpuops, name)
+    with pytest.raises(error, match=text):
+        jax.jit(lambda *xs: function(*xs, **kwargs, implementation=implementation)).trace(*operands)
+
+
+BAD_DTYPES = [("softmax", "int32"), ("log_softmax", "int32"), ("logsumexp", "complex64")]
+BAD_DTYPES += [("transpose", "int4")]
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # JAX, of -inf to int32
+@pytest.mark.parametrize(("name", "dtype"), BAD_DTYPES)
+def test_a_dtype_without_kernels_raises_only_where_one_is_named(name, dtype, implementation):
+    x = jnp.ones((2, 3)).astype(dtype)
+    function = getattr(jax_gpuops, name)
+    jax.jit(function).trace(x)
+    with pytest.raises(TypeError, match=f"dtype {dtype} is not among"):
+        jax.jit(lambda x: function(x, implementation=implementation)).trace(x)
+
+
+@every_op
+def test_cuda_needs_a_gpu(op):
+    if jax.default_backend() == "gpu":
+        pytest.skip("there is a GPU")
+    with pytest.raises(ValueError, match='implementation="cuda"'):
+        op(*op.operands(), implementation="cuda")
+
+
+@every_op
+def test_without_arguments_every_platform_works(op):
+    operands = op.operands()
+    assert_close(op(*operands), op.reference(*operands))
+    exported = jax.export.export(
+        jax.jit(lambda *xs: op(*xs)), platforms=["cpu", "tpu", "rocm"], disabled_checks=[]
+    )(*operands)
+    assert "jax_gpuops_" not in exported.mlir_module()
+
+
+@every_op
+def test_interpret_runs_on_cpu_only(op):
+    """What depends on the platform shows when the computation is lowered for it."""
+    function = jax.jit(lambda *xs: op(*xs, implementation="interpret"))
+    with pytest.raises(ValueError, match="runs on platform cpu"):
+        jax.export.export(function, platforms=["cuda"], disabled_checks=jax_gpuops.EXPORT_CHECKS)(
+            *op.operands()
+        )
+
+
+def test_every_public_op_is_in_the_table():
+    assert set(public_ops()) <= {op.name for op in OPS}
