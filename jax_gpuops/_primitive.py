@@ -389,7 +389,7 @@ def row_problem(shape: Sequence[int], inner_dims: int) -> dict[str, int]:
 
 def check_array(name: str, x: object) -> None:
     """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
-    if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):
+    if not isinstance(x, jax.typing.ArrayLike):  # type: ignore[arg-type]
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
 
 

@@ -240,7 +240,7 @@ def _is_for_xla(operands, implementation, algorithm, out_sharding) -> bool:
 def _precision(precision: Any) -> Any:
     """Returns a hashable precision, the configured default for None."""
     if precision is None:
-        return jax.config.jax_default_matmul_precision
+        return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     return tuple(precision) if isinstance(precision, list) else precision
 
 

@@ -20,7 +20,7 @@ compiled = jax.jit(lambda x: {call}).lower(jnp.zeros(({shape}))).compile()
 inputs = [jax.random.normal(jax.random.key(i), ({shape})) for i in range(6)]
 outputs = [compiled(x) for x in inputs]
 for x, y in zip(inputs, outputs):
-    np.testing.assert_allclose(y, {reference}, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(y, {reference}, rtol=2e-5, atol=2e-4)
 """
 
 CALLS = {

@@ -16,6 +16,13 @@ from jax_gpuops.flax import attention_fn
 pytestmark = pytest.mark.kernel
 
 
+@pytest.fixture(autouse=True)
+def full_precision():
+    """Stock layers multiply float32 in TF32 on a GPU, which our kernels do not."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 def assert_same(actual, expected, tolerance=1e-4):
     jax.tree.map(
         lambda a, e: np.testing.assert_allclose(

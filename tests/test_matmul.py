@@ -521,7 +521,7 @@ def test_bad_input_is_named_at_trace_time(call, error, text, implementation):
 
 def test_plan_says_what_runs(implementation):
     plan = jax_gpuops.plan(
-        "matmul", [(512, 64), (64, 512)], "float32", implementation=implementation
+        "matmul", [(2048, 64), (64, 2048)], "float32", implementation=implementation
     )
     assert (plan.implementation, plan.algorithm) == (implementation, "double_buffered")
     plan = jax_gpuops.plan("matmul", [(4, 4), (4, 4)], "float32", implementation=implementation)
