@@ -19,8 +19,9 @@ import jax
 def table() -> dict[str, list[dict[str, Any]]]:
     """Returns the measured classes by device kind.
 
-    A class names what a problem must match: a string, or an inclusive range [low, high] of a size;
-    under "ratio" stands the least speed relative to XLA that was measured in it.
+    A class names what a problem must match: a value, or an inclusive range [low, high] of a size;
+    for a list, such as a shape, one of these for each element. Under "ratio" stands the least speed
+    relative to XLA that was measured in the class.
     """
     text = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
     return json.loads(text)
@@ -50,6 +51,8 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
 
 
 def _matches(wanted: Any, value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(wanted) == len(value) and all(map(_matches, wanted, value))
     if isinstance(wanted, list):
         return isinstance(value, int) and wanted[0] <= value <= wanted[1]
     return wanted == value
