@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import jax
 
-from jax_gpuops import __version__, _library, _measurements
+from jax_gpuops import __version__, _library, _measurements, _primitive
 
-_INSTALL = {
-    "interpret": "pip install --force-reinstall --no-deps .   (in a checkout of jax_gpuops)",
-    "cuda": "pip install --force-reinstall --no-deps -C cmake.define.JAX_GPUOPS_CUDA=ON .   "
-    "(in a checkout of jax_gpuops)",
+_REINSTALL = "pip install --force-reinstall --no-deps{} .   (in a checkout of jax_gpuops)"
+_FIXES = {
+    "interpret": _REINSTALL.format(""),
+    "cuda": _REINSTALL.format(" -C cmake.define.JAX_GPUOPS_CUDA=ON"),
+    "gpu": "pip install 'jax[cuda13]'   (on a machine with an NVIDIA driver of 580 or newer)",
 }
 
 
@@ -18,37 +19,68 @@ def status() -> str:
 
     Each thing that is missing is followed by the one command that mends it.
     """
-    lines = [f"jax_gpuops {__version__}", f"jax        {jax.__version__}", "", "Compiled modules"]
+    sections = [_versions(), _modules(), _devices(), _operations()]
+    return "\n\n".join("\n".join(section) for section in sections)
+
+
+def _versions() -> list[str]:
+    return [
+        f"jax_gpuops  {__version__}",
+        f"jax         {jax.__version__}",
+        f"jaxlib      {jax.lib.__version__}",
+    ]
+
+
+def _modules() -> list[str]:
+    lines = ["Compiled modules"]
     for implementation in ("cuda", "interpret"):
         why = _library.missing(implementation)
         if why is not None:
             lines += [
-                f"  {implementation:<10} missing: {why}",
-                f"    fix: {_INSTALL[implementation]}",
+                f"  {implementation:<10}  missing: {why}",
+                f"    fix: {_FIXES[implementation]}",
             ]
             continue
         info = _library.module(implementation).build_info()
-        text = f"FFI API {'.'.join(map(str, info['ffi_api_version']))}"
+        text = f"FFI API {_dotted(info['ffi_api_version'])}"
         if implementation == "cuda":
-            text += f", CUDA {'.'.join(map(str, info['cuda_version']))}"
+            text += f", CUDA {_dotted(info['cuda_version'])}"
             text += f", architectures {info['cuda_architectures']}"
-        lines.append(f"  {implementation:<10} {text}")
-    lines += ["", "Devices"]
-    for device in jax.devices():
-        lines.append(f"  {device.platform}:{device.id}  {device.device_kind}")
-    has_gpu = _measurements.gpu_kind() is not None
-    lines += ["", "What runs"]
-    problem = _library.gpu_problem()
-    if has_gpu and problem is None:
-        driver = ".".join(map(str, _library.module("cuda").driver_version()))
-        lines.append(f"  driver     supports CUDA {driver}")
-        lines.append("  None       our kernels where measurements say they are level with XLA")
-        lines.append('  "cuda"     our kernels')
-    elif has_gpu:
-        lines.append(f"  None       XLA: {problem}")
-    else:
-        lines.append("  None       XLA: JAX sees no GPU")
-        lines.append("    fix: pip install 'jax[cuda13]'   (needs an NVIDIA driver >= 580)")
+        lines.append(f"  {implementation:<10}  {text}")
+    return lines
+
+
+def _devices() -> list[str]:
+    lines = ["Devices"]
+    lines += [f"  {each.platform}:{each.id}  {each.device_kind}" for each in jax.devices()]
+    if _library.missing("cuda") is None:
+        driver = _library.module("cuda").driver_version()
+        known = any(driver)
+        lines.append(
+            f"  driver  {'up to CUDA ' + _dotted(driver) if known else 'no NVIDIA driver'}"
+        )
+    return lines
+
+
+def _operations() -> list[str]:
+    lines = ["What runs"]
+    kind = _measurements.gpu_kind()
+    objection = "JAX sees no GPU" if kind is None else _library.gpu_problem()
+    for op in sorted({kernel.op for kernel in _primitive.KERNELS.values()}):
+        default = f"XLA: {objection}"
+        if objection is None:
+            classes = _measurements.table().get(kind or "", [])
+            count = sum(each["op"] == op for each in classes)
+            default = f'ours for {count} measured classes of problems (see "plan"), else XLA'
+        lines.append(f"  {op:<10}  None: {default}")
+    if objection is None:
+        lines.append('  "cuda": our kernels')
+    elif kind is None:
+        lines.append(f"    fix: {_FIXES['gpu']}")
     if _library.missing("interpret") is None:
-        lines.append('  "interpret" our kernels, on the host')
-    return "\n".join(lines)
+        lines.append('  "interpret": our kernels, on the host')
+    return lines
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

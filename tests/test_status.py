@@ -1,0 +1,86 @@
+"""What the library says of itself: the status report, plans, algorithms, measurements."""
+
+import subprocess
+import sys
+
+import jax
+import pytest
+
+import jax_gpuops
+from jax_gpuops import _library, _measurements
+
+FAMILIES = ("softmax", "reduce", "transpose", "matmul")
+
+
+def test_the_report_is_a_command():
+    outcome = subprocess.run(
+        [sys.executable, "-m", "jax_gpuops"], capture_output=True, text=True, check=True
+    )
+    for expected in (jax_gpuops.__version__, jax.__version__, "interpret", *FAMILIES):
+        assert expected in outcome.stdout
+
+
+@pytest.mark.parametrize("implementation", ["cuda", "interpret"])
+def test_what_is_missing_comes_with_a_fix(implementation, monkeypatch):
+    broken = {**_library._MODULES, implementation: "it was never built"}
+    monkeypatch.setattr(_library, "_MODULES", broken)
+    monkeypatch.setattr(_library, "gpu_problem", lambda: "it was never built")
+    report = jax_gpuops.status()
+    assert f"{implementation:<10}  missing: it was never built" in report
+    assert "fix: pip install" in report
+    with pytest.raises(ValueError, match="is not available: it was never built"):
+        _library.module(implementation)
+
+
+def test_a_module_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(_library, "__version__", "9.9.9")
+    why = _library._load("interpret")
+    assert isinstance(why, str)
+    assert "was built from jax_gpuops 0.1.0, but this is jax_gpuops 9.9.9" in why
+
+
+def test_a_gpu_that_cannot_run_the_kernels_means_xla_and_one_warning(monkeypatch):
+    monkeypatch.setattr(_library, "gpu_problem", lambda: "the driver is too old; update it")
+    _library.warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="uses XLA: the driver is too old; update it"):
+        plan = jax_gpuops.plan("softmax", (4, 8), "float32", platform="cuda")
+    assert plan.implementation == "xla"
+    if _library.missing("cuda") is None:
+        with pytest.raises(ValueError, match="the driver is too old"):
+            jax_gpuops.plan("softmax", (4, 8), "float32", platform="cuda", implementation="cuda")
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_algorithms_describe_themselves(family):
+    algorithms = jax_gpuops.algorithms(family)
+    assert len({a.name for a in algorithms}) == len(algorithms) > 1
+    for algorithm in algorithms:
+        assert algorithm.summary.endswith(".")
+        assert algorithm.source
+        assert algorithm.limits
+
+
+def test_a_plan_says_why(implementation):
+    plan = jax_gpuops.plan("softmax", (8, 100), "float32", implementation=implementation)
+    assert (plan.implementation, plan.algorithm) == (implementation, "warp")
+    assert "named by the caller; rows of 100 float32 elements fit" in plan.reason
+    plan = jax_gpuops.plan("softmax", (8, 100), "float32", platform="cpu")
+    assert (plan.implementation, plan.algorithm) == ("xla", None)
+    plan = jax_gpuops.plan("softmax", (8, 100), "int32")
+    assert plan.implementation == "xla"
+    with pytest.raises(ValueError, match=r"op must be one of .*softmax.*, got 'sofmax'"):
+        jax_gpuops.plan("sofmax", (8, 100), "float32")
+
+
+def test_measured_classes_decide_for_none(monkeypatch):
+    kind = "NVIDIA Test GPU"
+    classes = [
+        {"op": "a", "dtype": "float32", "columns": [8, 64], "shape": [[1, 4], 2], "ratio": 1.05}
+    ]
+    monkeypatch.setattr(_measurements, "gpu_kind", lambda: kind)
+    monkeypatch.setattr(_measurements, "table", lambda: {kind: classes})
+    inside = {"op": "a", "dtype": "float32", "columns": 8, "shape": (4, 2), "more": 1}
+    assert _measurements.best(inside)[0] == "cuda"
+    assert "at least 1.05 x the speed of XLA" in _measurements.best(inside)[1]
+    for change in ({"dtype": "int8"}, {"columns": 65}, {"shape": (5, 2)}, {"shape": (4, 2, 1)}):
+        assert _measurements.best({**inside, **change})[0] == "xla"
