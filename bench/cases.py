@@ -60,7 +60,8 @@ def _gpu() -> Iterator[Problem]:
         yield from _rows("softmax", _LENGTHS, dtype, "row length, 2^28 elements")
         yield from _rows("softmax", _ODD_LENGTHS, dtype)
     yield ops.make("softmax", (8192, 32768), "float32", axis=0)
-    yield ops.make("softmax", (1024, 1024), "float32")
+    for shape in ((1024, 1024), (2048, 2048), (65536, 1024)):
+        yield ops.make("softmax", shape, "float32")
     yield from _rows("softmax", (4096,), "float16")
     yield from _rows("softmax", (1024,), "float64")
     yield from _rows("log_softmax", (1024, 8192, 65536), "bfloat16")
