@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import cases, ops, report, run
+from bench import cases, documents, ops, report, run
 from bench.problem import Problem, Shape, Variant
 from bench.results import Run, environment
 
@@ -84,7 +84,8 @@ def _variants(problem: Problem, options: argparse.Namespace, gpu: bool) -> list[
         return run.variants(problem)
     named = "cuda" if gpu else "interpret"
     if options.command == "ladder":
-        return [Variant(named, each) for each in run.algorithms(problem)]
+        aside = documents.LADDERS[ops.OPS[problem.op].family].aside
+        return [Variant(named, each) for each in run.algorithms(problem) if each not in aside]
     if options.algorithm:
         return [Variant(named, each) for each in options.algorithm]
     return run.variants(problem) if gpu else [Variant(named)]

@@ -24,6 +24,8 @@ class Ladder:
       steps: our names of its steps, in its order; the first is what speed-ups are relative to.
       times_us: for each shape the time of every step in microseconds; None where it gives none.
       small_shape: a shape for machines without a GPU.
+      aside: algorithms of the family that are meant for other problems than the document's. All
+        the rest are steps of the document, or of ours between and after them.
     """
 
     op: str
@@ -32,6 +34,7 @@ class Ladder:
     steps: tuple[str, ...]
     times_us: Mapping[Shape, tuple[float | None, ...]]
     small_shape: Shape
+    aside: tuple[str, ...] = ()
 
     def speedup(self, shape: Shape, step: str) -> float | None:
         """Returns the speed-up of a step over the first one, as far as the document claims one."""
@@ -103,6 +106,7 @@ LADDERS: dict[str, Ladder] = {
         steps=("naive", "stride", "sequential", "first_add", "unroll", "multiple"),
         times_us={(_SUM_SIZE,): tuple(4 * _SUM_SIZE / rate / 1e3 for rate in _SUM_GB_PER_S)},
         small_shape=(8192,),
+        aside=("row", "column"),  # they reduce one axis of a matrix
     ),
     "transpose": Ladder(
         op="transpose",
@@ -111,6 +115,7 @@ LADDERS: dict[str, Ladder] = {
         steps=("naive", "tiled"),
         times_us={(16384, 16384): (63849.0, 6769.0)},
         small_shape=(128, 128),
+        aside=("copy",),  # for permutations that keep the last axis in place
     ),
     "matmul": Ladder(
         op="matmul",

@@ -36,12 +36,24 @@ def normal(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
     return jax.random.randint(key, shape, lowest, 100, dtype)
 
 
-def near_one(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
-    """Draws factors whose product neither overflows nor vanishes, however many they are."""
+def factors(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
+    """Draws factors whose product neither overflows nor vanishes, however many they are.
+
+    The logarithm of the product spreads so far that overflow is eight standard deviations away. Of
+    many factors it comes from a few: were all of them near 1, the exact products would lie just
+    below the middle between two floats again and again, and all roundings would lean to one side.
+    The others are 1 or -1; the sign still tells if one is left out.
+    """
     if not jnp.issubdtype(dtype, jnp.inexact):
         return normal(key, shape, dtype)
-    spread = 1 / math.sqrt(max(1, math.prod(shape)))
-    return jnp.exp(spread * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+    largest = min(float(jnp.finfo(dtype).max), float(jnp.finfo(jnp.float32).max))
+    spread = math.log(largest) / 8 / math.sqrt(max(1, math.prod(shape)))
+    wider = max(spread, 1 / 8)
+    magnitudes, choice, signs = jax.random.split(key, 3)
+    logarithms = wider * jax.random.normal(magnitudes, shape, jnp.float32)
+    chosen = jax.random.bernoulli(choice, (spread / wider) ** 2, shape)
+    signs = jax.random.rademacher(signs, shape, jnp.float32)
+    return (signs * jnp.exp(jnp.where(chosen, logarithms, 0.0))).astype(dtype)
 
 
 def one_array(shape: Shape) -> list[Shape]:
@@ -111,7 +123,7 @@ OPS: dict[str, Op] = {
     "logsumexp": _softmax(upstream=jax.nn.logsumexp, error=check.logarithm, limit="read"),
     "sum": _reduce(upstream=jnp.sum, error=check.total),
     "mean": _reduce(upstream=jnp.mean, error=check.total),
-    "prod": _reduce(upstream=jnp.prod, error=check.product, draw=near_one),
+    "prod": _reduce(upstream=jnp.prod, error=check.product, draw=factors),
     "max": _reduce(upstream=jnp.max, error=check.exact),
     "min": _reduce(upstream=jnp.min, error=check.exact),
     "argmax": _reduce(upstream=jnp.argmax, error=check.exact),

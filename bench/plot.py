@@ -5,13 +5,16 @@ from __future__ import annotations
 import itertools
 import math
 import pathlib
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 
-from matplotlib import ticker
+from matplotlib import patches, ticker
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
-from bench import ops, report
+from bench import documents, ops, report
 from bench.results import XLA, Result, Run
 
 # Okabe and Ito's colours, which people with colour vision deficiencies can tell apart, but wine for
@@ -49,7 +52,7 @@ def draw(run: Run, folder: pathlib.Path) -> list[pathlib.Path]:
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in figures.items():
-        figure.text(0.5, 0.005, report.environment_text(run), ha="center", fontsize=7, color="gray")
+        _put_title(figure, run)
         paths.append(folder / f"{name}.png")
         figure.savefig(paths[-1], dpi=150)
     return paths
@@ -58,8 +61,10 @@ def draw(run: Run, folder: pathlib.Path) -> list[pathlib.Path]:
 def _draw_lines(op: str, series: str, results: Sequence[Result]) -> Figure:
     """Rate over size, a panel for each dtype: our algorithms, XLA and the ceiling."""
     panels = _grouped(results, lambda each: each.problem.dtype)
-    figure = _figure(2 + 5 * len(panels), 5)
-    grid = figure.subplots(1, len(panels), squeeze=False)
+    title = f"{op} ladder" if series == "ladder" else op
+    figure = _figure(3 + 5 * len(panels), 6, f"{title}, {', '.join(each for each, _ in panels)}")
+    same_scale = ops.OPS[op].limit != "matmul"  # a ceiling of arithmetic is the dtype's own
+    grid = figure.subplots(1, len(panels), squeeze=False, sharey=same_scale)
     for axes, (dtype, points) in zip(grid[0], panels, strict=True):
         styles = zip(itertools.cycle(_COLORS), itertools.cycle(_MARKERS), strict=False)
         if series == "ladder":
@@ -74,73 +79,89 @@ def _draw_lines(op: str, series: str, results: Sequence[Result]) -> Figure:
         axes.axhline(points[0].ceiling, **_CEILING_STYLE, label="ceiling, measured")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
-        axes.set_xlabel("M = N, with K = 1024" if series == "ladder" else series)
-        axes.set_ylabel(ops.OPS[op].unit)
-        axes.set_title(f"{op}{' ladder' if series == 'ladder' else ''}, {dtype}")
-        _label_plainly(axes.yaxis, "{:g}")
+        superscripts = re.sub(r"2\^(\d+)", r"$2^{\1}$", series)
+        axes.set_xlabel("M = N, with K = 1024" if series == "ladder" else superscripts)
+        if len(panels) > 1:
+            axes.set_title(dtype, fontsize=10)
         axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
+    grid[0][0].set_ylabel(ops.OPS[op].unit)
+    for axes in grid[0]:
+        _label_plainly(axes.yaxis)
+    _put_legend(figure, grid[0][0])
     return figure
 
 
 def _draw_dots(results: Sequence[Result]) -> Figure:
-    """Every problem is a line with two dots: ours and XLA, as parts of the ceiling."""
-    figure = _figure(9, 1.6 + 0.2 * len(results))
+    """Every problem is a line with two dots: ours and XLA, as parts of the ceiling.
+
+    The line between the dots has the colour of the faster one.
+    """
+    figure = _figure(10, 1.9 + 0.24 * len(results), f"{results[0].family}: ours and XLA")
     axes = figure.subplots()
+    ours = [each.rate / each.ceiling for each in results]
+    xla = [each.xla_rate / each.ceiling for each in results]
     rows = range(len(results))
-    axes.scatter(
-        [each.rate / each.ceiling for each in results],
-        rows,
-        color=_COLORS[0],
-        label="ours",
-        zorder=3,
-    )
-    axes.scatter(
-        [each.xla_rate / each.ceiling for each in results],
-        rows,
-        color="black",
-        marker="x",
-        label="XLA",
-        zorder=3,
-    )
+    colors = [_COLORS[0] if a >= b else "lightgray" for a, b in zip(ours, xla, strict=True)]
+    axes.hlines(rows, ours, xla, color=colors, linewidth=2)
+    axes.scatter(ours, rows, color=_COLORS[0], label="ours", zorder=3)
+    axes.scatter(xla, rows, color="black", marker="x", label="XLA", zorder=3)
     axes.axvline(1, **_CEILING_STYLE, label="ceiling, measured")
-    axes.set_yticks(rows, [f"{each.problem}  [{each.algorithm}]" for each in results], fontsize=7)
+    axes.set_yticks(rows, [f"{each.problem}  [{each.algorithm}]" for each in results], fontsize=8)
     axes.invert_yaxis()
     axes.set_xscale("log")
-    _label_plainly(axes.xaxis, "{:.0%}")
+    _label_plainly(axes.xaxis, lambda part: f"{100 * part:g}%")
     axes.set_xlabel("rate, as a part of the ceiling")
-    axes.set_title(f"{results[0].family}: ours and XLA")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
+    _put_legend(figure, axes)
     return figure
 
 
 def _draw_bars(results: Sequence[Result]) -> Figure:
     """A panel for each shape: the time of each algorithm, its speed-up and the document's."""
-    panels = _grouped(results, lambda each: f"{each.problem.op} {each.problem.shape_text()}")
+    panels = _grouped(results, lambda each: each.problem.shape_text())
     columns = min(3, len(panels))
     rows = -(-len(panels) // columns)
     bars = max(len(each) for _, each in panels)
-    figure = _figure(1.5 + 5 * columns, 0.8 + rows * (0.9 + 0.26 * bars))
+    first = results[0].problem
+    figure = _figure(
+        max(8, 1.5 + 5 * columns),
+        1.5 + rows * (0.9 + 0.26 * bars),
+        f"{first.op} ladder, {first.dtype}: speed-ups over the first step",
+    )
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(panels) :]:
         axes.set_visible(False)
     for axes, (title, points) in zip(grid.flat, panels, strict=False):
         times = [each.time_us for each in points]
-        axes.barh([each.algorithm for each in points], times, color=_COLORS[0])
+        ceiling_us, xla_us = _ceiling_us(points[0]), points[0].xla_time_us
+        is_step = [each.algorithm in documents.LADDERS[each.family].steps for each in points]
+        colors = [_COLORS[0] if each else _COLORS[2] for each in is_step]
+        axes.barh([each.algorithm for each in points], times, color=colors, height=0.7)
         for y, each in enumerate(points):
-            behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
-            axes.text(each.time_us, y, _speedup_text(each), va="center", fontsize=7, bbox=behind)
-        axes.axvline(points[0].xla_time_us, color="black", linestyle="--", label="XLA")
-        axes.axvline(_ceiling_us(points[0]), **_CEILING_STYLE, label="ceiling, measured")
+            axes.annotate(
+                _speedup_text(each),
+                (max(each.time_us, xla_us), y),  # right of XLA's line, where it is legible
+                xytext=(4, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=7.5,
+            )
+        axes.axvline(xla_us, color="black", linestyle="--", label="XLA")
+        axes.axvline(ceiling_us, **_CEILING_STYLE, label="time at the measured ceiling")
         axes.invert_yaxis()
         axes.set_xscale("log")
-        axes.set_xlim(right=max(times) * 10)
-        _label_plainly(axes.xaxis, "{:g}")
+        # The ceiling of a tiny problem is far off, and would squeeze the bars.
+        left = max(ceiling_us, min(*times, xla_us) / 10) / 1.5
+        axes.set_xlim(left, max(times) * (max(times) / left) ** 0.4)
+        _label_plainly(axes.xaxis)
         axes.set_xlabel("time, us")
-        axes.tick_params(axis="y", labelsize=7)
-        axes.set_title(title, fontsize=9)
-        axes.legend(fontsize=7)
+        axes.tick_params(axis="y", labelsize=8)
+        axes.set_title(title, fontsize=10)
+    kinds = [
+        patches.Patch(color=_COLORS[0], label="step of the document"),
+        patches.Patch(color=_COLORS[2], label="further step"),
+    ]
+    _put_legend(figure, grid[0][0], kinds)
     return figure
 
 
@@ -148,8 +169,12 @@ def _speedup_text(result: Result) -> str:
     if result.speedup is None:
         return ""
     claimed = result.claimed_speedup
-    document = "" if claimed in (None, 1) else f" (document {claimed:.1f}x)"
-    return f" {result.speedup:.1f}x{document}"
+    document = "" if claimed in (None, 1) else f" (document {_times(claimed)})"
+    return _times(result.speedup) + document
+
+
+def _times(speedup: float) -> str:
+    return f"{speedup:.0f}x" if speedup >= 100 else f"{speedup:.1f}x"
 
 
 def _ceiling_us(result: Result) -> float:
@@ -157,24 +182,37 @@ def _ceiling_us(result: Result) -> float:
     return result.time_us * result.rate / result.ceiling
 
 
-def _figure(width: float, height: float) -> Figure:
-    """Returns a figure with room for a line below."""
+def _figure(width: float, height: float, title: str) -> Figure:
+    """Returns a figure that leaves room for its title and legend."""
     figure = Figure(figsize=(width, height), layout="constrained")
-    figure.get_layout_engine().set(rect=(0, 0.03, 1, 0.97))
+    figure.suptitle(title, fontsize=11)
     return figure
 
 
-def _label_plainly(axis: Axis, form: str) -> None:
+def _put_title(figure: Figure, run: Run) -> None:
+    """Adds to the title where the numbers are from."""
+    device, versions = report.environment_text(run).split("; ", 1)
+    figure.suptitle(f"{figure.get_suptitle()}; {device}\n{versions}", fontsize=10)
+
+
+def _put_legend(figure: Figure, axes: Axes, more: Sequence[Artist] = ()) -> None:
+    """Puts one legend for all panels below them, where it covers nothing."""
+    handles = [*more, *axes.get_legend_handles_labels()[0]]
+    columns = -(-len(handles) // 2) if len(handles) > 5 else len(handles)
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8)
+
+
+def _label_plainly(axis: Axis, text: Callable[[float], str] = "{:g}".format) -> None:
     """Gives a logarithmic axis a handful of ticks without powers of ten, however short it is."""
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
     if decades < 0.7:
-        axis.set_major_locator(ticker.MaxNLocator(6))
+        axis.set_major_locator(ticker.MaxNLocator(6, steps=(1, 2, 5, 10)))
     else:
-        steps = (1, 2, 5) if decades < 2.5 else (1,)
+        steps = (1, 2, 5) if decades < 3 else (1,)
         axis.set_major_locator(ticker.LogLocator(subs=steps, numticks=10))
     axis.set_minor_locator(ticker.NullLocator())
-    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: form.format(value)))
+    axis.set_major_formatter(ticker.FuncFormatter(lambda value, _: text(value)))
 
 
 def _grouped(results: Iterable[Result], key) -> list[tuple]:

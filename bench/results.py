@@ -37,7 +37,7 @@ class Result:
         the problem; FAILED, if the call raised.
       message: why, unless it is right.
       error: the error against the float64 reference, in the terms of the op; None if not finite.
-      excess: the largest error over its bound; at most 1 if the result is right.
+      excess: the largest error over its bound; at most 1 if a result of ours is right.
       xla_error: the error of XLA on the same data.
       bytes: what must be moved: operands read once, results written once.
       operations: the floating-point operations of a matrix product.

@@ -99,11 +99,12 @@ class Runner:
             result.xla_error = _finite(xla_error)
             result.bytes, result.operations = _work(problem, operands, function)
             result.warm = sum(each.nbytes for each in operands) < WARM_BYTES
-            if excess <= 1:
+            if excess <= _allowed_excess(result):
                 right.append((result, function))
             else:
                 result.status = WRONG
-                result.message = f"the error is {excess:.3g} times what it may be"
+                times = excess / _allowed_excess(result)
+                result.message = f"the error is {times:.3g} times what it may be"
         if self._timed and right:
             self._time(*zip(*right, strict=True), upstream, operands)
 
@@ -251,6 +252,17 @@ def _judge(problem: Problem, operands) -> Callable[[jax.Array], tuple[float, flo
         return float(value), float(excess)
 
     return judge
+
+
+def _allowed_excess(result: Result) -> float:
+    """Returns how many times the bound an error may be."""
+    op = ops.OPS[result.problem.op]
+    if result.algorithm != XLA or op.error is ops.check.exact:
+        return 1
+    # The bounds are our contract, which has 16-bit floats computed in float32. XLA may round every
+    # step of softmax to 16 bits, so several roundings add up where we have one.
+    dtype = jnp.dtype(result.problem.dtype)
+    return 8 if jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize == 2 else 1
 
 
 def _check_custom_call(function: Callable, operands) -> None:
