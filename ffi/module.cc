@@ -43,7 +43,12 @@ const Op& find_op(std::string_view name) {
   for (const Op& op : registry()) {
     if (op.name == name) return op;
   }
-  throw std::invalid_argument("there is no op called '" + std::string(name) + "'");
+  std::string known;
+  for (const Op& op : registry()) {
+    if (!op.algorithms.empty()) known += (known.empty() ? "" : ", ") + std::string(op.name);
+  }
+  throw std::invalid_argument("there is no op family '" + std::string(name) +
+                              "'; there are: " + known);
 }
 
 std::vector<nb::dict> algorithms(std::string_view op) {

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import jax
 
+from jax_gpuops import _library
+
 IMPLEMENTATIONS = ("cuda", "interpret", "xla")
 
 _default = jax.make_user_context(None)
@@ -39,11 +41,12 @@ def use(implementation: str | None) -> Iterator[None]:
         yield
 
 
-def resolve(implementation: str | None, algorithm: str | None) -> str | None:
-    """Returns the implementation that a call asks for, given its two arguments.
+def resolve(family: str, implementation: str | None, algorithm: str | None) -> str | None:
+    """Returns the implementation that a call to an op of `family` asks for, given its arguments.
 
     Raises:
-      ValueError: if it is unknown, or is "xla" while an algorithm of ours is named.
+      ValueError: if it is unknown or not installed, or is "xla" while an algorithm of ours is
+        named, or if there is no such algorithm.
       TypeError: if `algorithm` is not a string.
     """
     _check(implementation)
@@ -55,4 +58,10 @@ def resolve(implementation: str | None, algorithm: str | None) -> str | None:
             f"algorithm={algorithm!r} names a kernel of jax_gpuops, but implementation is 'xla'; "
             "leave one of them out"
         )
+    if algorithm is not None:
+        known = [each.name for each in _library.algorithms(family)]
+        if algorithm not in known:
+            raise ValueError(f"algorithm {algorithm!r} is unknown; known are {', '.join(known)}")
+    if chosen in ("cuda", "interpret"):
+        _library.module(chosen)  # raises if it is not installed
     return chosen

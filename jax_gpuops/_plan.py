@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,7 +45,7 @@ def plan(
       op: the name of a public op, such as "softmax".
       shape: the operand's shape, or a sequence of shapes for an op of several operands.
       dtype: the dtype of the operands.
-      platform: "cpu" or "cuda"; None is the platform of JAX's default device.
+      platform: "cpu", "cuda" (or "gpu"), "rocm" or "tpu"; None is that of JAX's default device.
       **arguments: keyword arguments of the op, `implementation` and `algorithm` among them.
 
     Returns:
@@ -52,18 +53,38 @@ def plan(
 
     Raises:
       TypeError: as the op itself would.
-      ValueError: as the op itself would, or if there is no such op.
+      ValueError: as the op itself would, or if there is no such op, shape or platform.
     """
     ops = _ops()
     if op not in ops:
         raise ValueError(f"op must be one of {', '.join(ops)}, got {op!r}")
-    shapes = shape if shape and isinstance(shape[0], Sequence) else (shape,)
-    operands = [jax.ShapeDtypeStruct(tuple(each), dtype) for each in shapes]  # type: ignore[arg-type]
+    platform = platform or jax.default_backend()
+    if platform not in _PLATFORMS:
+        raise ValueError(f"platform must be one of {', '.join(_PLATFORMS)}, got {platform!r}")
+    operands = [jax.ShapeDtypeStruct(each, dtype) for each in _shapes(shape)]
     jaxpr = jax.make_jaxpr(lambda *xs: ops[op](*xs, **arguments))(*operands)
-    platform = platform or {"gpu": "cuda"}.get(backend := jax.default_backend(), backend)
+    platform = "cuda" if platform == "gpu" else platform
     for p, avals, params in _calls(jaxpr.jaxpr):
         return _plan_call(_primitive.KERNELS[p], avals, platform, **params)
     return Plan("xla", None, "the arguments ask for XLA, or are none that the kernels take")
+
+
+_PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
+
+
+def _shapes(shape: Any) -> list[tuple[int, ...]]:
+    """Returns the operands' shapes, given one shape or a sequence of them."""
+    try:
+        dims = list(shape)
+        shapes = dims if any(isinstance(each, Sequence) for each in dims) else [dims]
+        result = [tuple(operator.index(size) for size in each) for each in shapes]
+    except TypeError:
+        raise TypeError(
+            f"shape must be a sequence of ints, or a sequence of these, got {shape!r}"
+        ) from None
+    if any(size < 0 for each in result for size in each):
+        raise ValueError(f"shape must have no negative sizes, got {shape!r}")
+    return result
 
 
 def _ops() -> dict[str, Callable[..., Any]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -55,10 +56,10 @@ class Kernel:
 
     name: str
     op: str
-    target: str
     result: Callable[..., Any]
     reference: Callable[..., jax.Array]
     problem: Callable[..., dict[str, Any]]
+    target: str | None = None
     attributes: Callable[..., dict[str, Any]] = lambda **_: {}
     layouts: Callable[..., tuple[list[Layout], list[Layout]]] | None = None
     rows: tuple[tuple[int, ...], int] | None = None
@@ -66,6 +67,8 @@ class Kernel:
     gathers: bool = True
     workspace: Callable[..., int] | None = None
 
+
+_MOST_ELEMENTS = 2**60  # kernels count elements, and their bytes, in 64 bits
 
 KERNELS: dict[Primitive, Kernel] = {}
 """The kernel behind each primitive that `primitive` has made."""
@@ -83,7 +86,7 @@ def primitive(kernel: Kernel) -> Primitive:
     for platform in (None, "cpu", "cuda"):
         mlir.register_lowering(p, functools.partial(_lower, kernel, platform), platform=platform)
     KERNELS[p] = kernel
-    if kernel.rows is not None:
+    if kernel.rows is not None and kernel.target is not None:
         batching.primitive_batchers[p] = functools.partial(_batch_rows, p)
         jax.ffi.register_ffi_target_as_batch_partitionable(kernel.target)
     return p
@@ -105,6 +108,9 @@ def check_problem(
     if implementation is None:
         implementation = "cuda" if _library.missing("cuda") is None else "interpret"
     kernel = KERNELS[p]
+    for aval in (*avals, kernel.result(*map(jax.typeof, avals), **params)):
+        if math.prod(aval.shape) > _MOST_ELEMENTS:
+            raise ValueError(f"{kernel.name}: an array of shape {aval.shape} has too many elements")
     _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
 
 
@@ -298,7 +304,7 @@ def _sharding_attributes(kernel, ctx) -> dict[str, ir.Attribute] | None:
     }
 
 
-def explicitly_sharded(x: jax.Array, axes: Sequence[int]) -> bool:
+def is_sharded_along(x: jax.Array, axes: Sequence[int]) -> bool:
     """True if the type of `x` says that one of these axes is divided among devices.
 
     In an explicit-sharding mesh a custom call cannot take such an axis apart, while XLA's own
@@ -349,11 +355,17 @@ class Rows:
         adjacent = self.axes[-1] - self.axes[0] == len(self.axes) - 1
         return self.ndim - 1 - self.axes[-1] if adjacent else 0
 
+    @property
+    def trailing(self) -> bool:
+        """True if the rows are what the last axes hold, so that nothing has to be moved."""
+        return self.axes == tuple(range(self.ndim - len(self.axes), self.ndim))
+
     def apply(self, x: jax.Array) -> jax.Array:
         y = jnp.transpose(x, (*self.leading, *self.axes))
         if len(self.axes) == 1:
             return y
-        return y.reshape(*(x.shape[d] for d in self.leading), -1)
+        columns = math.prod(x.shape[d] for d in self.axes)
+        return y.reshape(*(x.shape[d] for d in self.leading), columns)
 
     def undo(self, y: jax.Array, shape: Sequence[int]) -> jax.Array:
         y = y.reshape(*(shape[d] for d in self.leading), *(shape[d] for d in self.axes))
@@ -389,11 +401,11 @@ def row_problem(shape: Sequence[int], inner_dims: int) -> dict[str, int]:
 
 def check_array(name: str, x: object) -> None:
     """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
-    if not isinstance(x, jax.typing.ArrayLike):  # type: ignore[arg-type]
+    if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
 
 
-def is_explicitly_sharded(x: jax.typing.ArrayLike) -> bool:
+def has_explicit_sharding(x: jax.typing.ArrayLike) -> bool:
     """True if the sharding of `x` is part of its type: under a mesh with explicit axes."""
     mesh = jax.typeof(x).sharding.mesh
     return not mesh.empty and AxisType.Explicit in mesh.axis_types

@@ -73,7 +73,7 @@ def matmul(
     """
     _primitive.check_array("a", a)
     _primitive.check_array("b", b)
-    chosen = resolve(implementation, algorithm)
+    chosen = resolve("matmul", implementation, algorithm)
     upstream = functools.partial(
         jnp.matmul,
         precision=precision,
@@ -81,6 +81,10 @@ def matmul(
         out_sharding=out_sharding,
     )
     if _is_for_xla((a, b), chosen, algorithm, out_sharding):
+        return upstream(a, b)
+    if preferred_element_type is not None and jnp.result_type(a) != jnp.result_type(b):
+        why = "with a preferred_element_type, matmul kernels take operands of one dtype"
+        _primitive.refuse(chosen, algorithm, f"{why}, not {_dtypes(a, b)}", TypeError)
         return upstream(a, b)
     return _matmul(
         a,
@@ -127,7 +131,7 @@ def dot_general(
     """
     _primitive.check_array("lhs", lhs)
     _primitive.check_array("rhs", rhs)
-    chosen = resolve(implementation, algorithm)
+    chosen = resolve("matmul", implementation, algorithm)
     if _is_for_xla((lhs, rhs), chosen, algorithm, out_sharding):
         return lax.dot_general(
             lhs,
@@ -203,7 +207,7 @@ def gemm(
     alpha, beta = _factor("alpha", alpha), _factor("beta", beta)
     if c is None and beta != 0:
         raise ValueError(f"beta={beta} needs the argument c, which is None")
-    chosen = resolve(implementation, algorithm)
+    chosen = resolve("matmul", implementation, algorithm)
     if chosen != "xla" and _is_for_xla(arrays.values(), chosen, algorithm, None):
         chosen = "xla"
     return _gemm(
@@ -226,7 +230,7 @@ def _is_for_xla(operands, implementation, algorithm, out_sharding) -> bool:
     """True if upstream's function must take the call; raises if a kernel was asked for."""
     if implementation == "xla":
         return True
-    if out_sharding is None and not any(map(_primitive.is_explicitly_sharded, operands)):
+    if out_sharding is None and not any(map(_primitive.has_explicit_sharding, operands)):
         return False
     _primitive.refuse(
         implementation,
@@ -235,6 +239,10 @@ def _is_for_xla(operands, implementation, algorithm, out_sharding) -> bool:
         "inside jax.shard_map",
     )
     return True
+
+
+def _dtypes(*arrays: jax.typing.ArrayLike) -> str:
+    return " and ".join(str(jnp.result_type(x)) for x in arrays)
 
 
 def _precision(precision: Any) -> Any:
@@ -392,7 +400,7 @@ def _gemm(a, b, c, *, alpha, beta, transpose_a, transpose_b, implementation, alg
     shape = tuple(y.shape[d] for d in product.order)
     addends = []
     if c is not None:
-        if np.broadcast_shapes(jnp.shape(c), shape) != shape:
+        if jnp.broadcast_shapes(jnp.shape(c), shape) != shape:
             raise ValueError(
                 f"c of shape {jnp.shape(c)} does not broadcast to the result's shape {shape}"
             )
@@ -699,7 +707,6 @@ _gemm_p = _primitive.primitive(
     _primitive.Kernel(
         name="gpuops_gemm",
         op="matmul",
-        target="jax_gpuops_gemm_v1",
         result=_result,
         reference=_product,
         problem=_problem,

@@ -337,7 +337,7 @@ def _reduce(
 ) -> jax.Array:
     """Runs the primitive of `name`, or upstream's function where no kernel is to run."""
     _primitive.check_array("a", a)
-    chosen = resolve(implementation, algorithm)
+    chosen = resolve("reduce", implementation, algorithm)
     operands = {"initial": initial, "where": where}
     operands = {key: value for key, value in operands.items() if value is not None}
     if chosen == "xla" or out is not None:
@@ -381,16 +381,16 @@ def _apply(a, operands, *, name, axis, arguments, implementation, algorithm):
         why = f"dtype {element} is not among {', '.join(_DTYPES)}"
         _primitive.refuse(implementation, algorithm, why, TypeError)
         return upstream(a, **operands)
-    if _primitive.explicitly_sharded(a, axes):
+    if _primitive.is_sharded_along(a, axes):
         why = f"a is sharded along the reduced axes, {jax.typeof(a)}; use jax.shard_map"
         _primitive.refuse(implementation, algorithm, why)
         return upstream(a, **operands)
     rows = _primitive.Rows(axes, a.ndim)
-    if implementation is None and algorithm is None:
-        # XLA does these in the one pass of its reduction; for a kernel they take a pass before.
-        apart = axes[-1] - axes[0] != len(axes) - 1
-        if apart or "where" in operands or element != a.dtype:
-            return upstream(a, **operands)
+    # XLA does these in the one pass of its reduction; for a kernel they take a pass before, or
+    # leave a transpose behind where the kernel turns out not to run.
+    moves = not rows.trailing or "where" in operands or element != a.dtype
+    if implementation is None and algorithm is None and moves:
+        return upstream(a, **operands)
 
     # What comes before the kernel, the kernel, and what comes after.
     x = a.astype(element)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,6 +16,11 @@ from jax_gpuops._implementation import resolve
 
 Axis = int | Sequence[int] | None
 
+_UPSTREAM: dict[str, Callable[..., Any]] = {
+    "softmax": jax.nn.softmax,
+    "log_softmax": jax.nn.log_softmax,
+    "logsumexp": jax.nn.logsumexp,
+}
 _DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
@@ -52,7 +57,7 @@ def softmax(
       ValueError: if `axis` is out of range, if `implementation` or `algorithm` is unknown, cannot
         take the problem or cannot run on the platform.
     """
-    return _rowwise(_softmax_p, x, axis, where, implementation, algorithm)
+    return _call("softmax", x, axis, where, implementation, algorithm)
 
 
 def log_softmax(
@@ -82,7 +87,7 @@ def log_softmax(
       TypeError: as `softmax` does.
       ValueError: as `softmax` does.
     """
-    return _rowwise(_log_softmax_p, x, axis, where, implementation, algorithm)
+    return _call("log_softmax", x, axis, where, implementation, algorithm)
 
 
 def logsumexp(
@@ -116,69 +121,69 @@ def logsumexp(
       ValueError: as `softmax` does; also if a kernel was asked for together with `b` or
         `return_sign`.
     """
-    _primitive.check_array("a", a)
-    chosen = resolve(implementation, algorithm)
     if b is not None or return_sign:
+        _primitive.check_array("a", a)
+        chosen = resolve("softmax", implementation, algorithm)
         _primitive.refuse(chosen, algorithm, "logsumexp kernels take neither b nor return_sign")
         return jax.nn.logsumexp(a, axis, b, keepdims, return_sign, where)
+    result = _call("logsumexp", a, axis, where, implementation, algorithm, argument="a")
     axes = _primitive.canonical_axes(axis, jnp.ndim(a))
-    if not _takes(a, axes, chosen, algorithm):
-        return jax.nn.logsumexp(a, axis, None, keepdims, False, where)
-    result = _apply(
-        _logsumexp_p, jnp.asarray(a), where, axes=axes, implementation=chosen, algorithm=algorithm
-    )
     return jnp.expand_dims(result, axes) if keepdims else result
 
 
-def _rowwise(p, x, axis, where, implementation, algorithm):
-    _primitive.check_array("x", x)
-    chosen = resolve(implementation, algorithm)
-    axes = _primitive.canonical_axes(axis, jnp.ndim(x))
-    if not _takes(x, axes, chosen, algorithm):
-        upstream = jax.nn.softmax if p is _softmax_p else jax.nn.log_softmax
-        return upstream(x, axis, where)
-    return _apply(p, jnp.asarray(x), where, axes=axes, implementation=chosen, algorithm=algorithm)
+def _call(name, x, axis, where, implementation, algorithm, *, argument="x"):
+    """Runs the primitive of `name`, or upstream's function where no kernel is to run."""
+    _primitive.check_array(argument, x)
+    chosen = resolve("softmax", implementation, algorithm)
+    _primitive.canonical_axes(axis, jnp.ndim(x))  # raises what is no axis of x
+    if chosen == "xla":
+        return _UPSTREAM[name](x, axis=axis, where=where)
+    axis = tuple(axis) if isinstance(axis, list) else axis
+    return _apply(x, where, name=name, axis=axis, implementation=chosen, algorithm=algorithm)
 
 
-def _takes(x, axes: tuple[int, ...], implementation: str | None, algorithm: str | None) -> bool:
-    """True if the primitive takes `x`; else XLA does, unless a kernel was asked for."""
-    if implementation == "xla":
-        return False
-    dtype = jnp.result_type(x)
-    if dtype.name not in _DTYPES:
-        _primitive.refuse(
-            implementation, algorithm, f"dtype {dtype} is not among {', '.join(_DTYPES)}", TypeError
-        )
-        return False
-    return len(axes) > 0
-
-
-@functools.partial(
-    jax.jit, static_argnums=0, static_argnames=("axes", "implementation", "algorithm")
-)
-def _apply(p, x, where, *, axes, implementation, algorithm):
-    """Runs primitive `p` over `axes`, under jit so that the moves around it cost nothing.
-
-    The kernels know no masks: what `where` leaves out enters as -inf and is replaced afterwards.
-    """
+@functools.partial(jax.jit, static_argnames=("name", "axis", "implementation", "algorithm"))
+def _apply(x, where, *, name, axis, implementation, algorithm):
+    """Under jit, so that the moves around a kernel cost nothing."""
+    upstream = functools.partial(_UPSTREAM[name], axis=axis, where=where)
+    jax.eval_shape(upstream, x)  # raises what upstream raises, for example of `where`
+    axes = _primitive.canonical_axes(axis, x.ndim)
     rows = _primitive.Rows(axes, x.ndim)
-    if where is not None:
-        x_masked = jnp.where(where, x, -jnp.inf)
-        if x_masked.shape != x.shape:
-            raise ValueError(
-                f"where of shape {jnp.shape(where)} does not broadcast to x of shape {x.shape}"
-            )
-        x = x_masked
-    moved = rows.apply(x)
+    if x.size == 0 or not axes:
+        return upstream(x)
+    if implementation is None and algorithm is None and (not rows.trailing or where is not None):
+        # XLA reads another axis and applies a mask in passing. Moves made for a kernel would stay
+        # behind where it turns out not to run.
+        return upstream(x)
+    if (refusal := _refusal(x, axes, where)) is not None:
+        why, error = refusal
+        _primitive.refuse(implementation, algorithm, why, error)
+        return upstream(x)
+
+    # The kernels know no masks: what `where` leaves out enters as -inf and is replaced afterwards.
+    p = _PRIMITIVES[name]
+    moved = rows.apply(x if where is None else jnp.where(where, x, -jnp.inf))
     inner_dims = rows.inner_dims
     _primitive.check_problem(p, implementation, algorithm, moved, inner_dims=inner_dims)
     y = p.bind(moved, inner_dims=inner_dims, implementation=implementation, algorithm=algorithm)
-    if p is _logsumexp_p:
+    if name == "logsumexp":
         return y
     y = rows.undo(y, x.shape)
-    if where is None:
-        return y
-    return jnp.where(where, y, 0 if p is _softmax_p else -jnp.inf)
+    return y if where is None else jnp.where(where, y, 0 if name == "softmax" else -jnp.inf)
+
+
+def _refusal(x, axes, where) -> tuple[str, type[Exception]] | None:
+    """Returns why no kernel takes the call, and the error that says so, or None if one does."""
+    if x.dtype.name not in _DTYPES:
+        return f"dtype {x.dtype} is not among {', '.join(_DTYPES)}", TypeError
+    if where is not None and jnp.broadcast_shapes(jnp.shape(where), x.shape) != x.shape:
+        return f"where of shape {jnp.shape(where)} does not broadcast to {x.shape}", ValueError
+    if len(axes) > 1 and _primitive.is_sharded_along(x, axes):
+        return (
+            f"x is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map",
+            ValueError,
+        )
+    return None
 
 
 def _problem(function: str, x, *, inner_dims: int) -> dict[str, Any]:
@@ -213,21 +218,17 @@ def _attributes(*, inner_dims: int):
     return {"inner_dims": inner_dims}
 
 
-def _reference(upstream):
+def _make(function: str, *, keeps_row: bool) -> Primitive:
     def reference(x, *, inner_dims: int):
         del inner_dims  # where the row lies in memory is the compiler's business here
-        return upstream(x, axis=-1)
+        return _UPSTREAM[function](x, axis=-1)
 
-    return reference
-
-
-def _make(function: str, upstream, *, keeps_row: bool) -> Primitive:
     kernel = _primitive.Kernel(
         name=f"gpuops_{function}",
         op="softmax",
         target=f"jax_gpuops_{function}_v1",
         result=_same if keeps_row else _without_row,
-        reference=_reference(upstream),
+        reference=reference,
         problem=functools.partial(_problem, function),
         attributes=_attributes,
         layouts=_layouts if keeps_row else _layouts_without_row,
@@ -236,9 +237,11 @@ def _make(function: str, upstream, *, keeps_row: bool) -> Primitive:
     return _primitive.primitive(kernel)
 
 
-_softmax_p = _make("softmax", jax.nn.softmax, keeps_row=True)
-_log_softmax_p = _make("log_softmax", jax.nn.log_softmax, keeps_row=True)
-_logsumexp_p = _make("logsumexp", jax.nn.logsumexp, keeps_row=False)
+_PRIMITIVES = {
+    "softmax": _make("softmax", keeps_row=True),
+    "log_softmax": _make("log_softmax", keeps_row=True),
+    "logsumexp": _make("logsumexp", keeps_row=False),
+}
 
 
 # Derivatives. Each is the one that JAX gives the upstream function, in terms of the primal result.
@@ -258,15 +261,21 @@ def _logsumexp_jvp(x, y, t):
     return jnp.sum(weights * t, -1) / jnp.sum(weights, -1)
 
 
-def _define_jvp(p: Primitive, tangent_rule) -> None:
+_TANGENTS = {
+    "softmax": lambda x, y, t: _softmax_jvp(y, t),
+    "log_softmax": lambda x, y, t: _log_softmax_jvp(y, t),
+    "logsumexp": _logsumexp_jvp,
+}
+
+
+def _define_jvp(name: str) -> None:
     def jvp(primals, tangents, **params):
         (x,), (t,) = primals, tangents
-        y = p.bind(x, **params)
-        return y, tangent_rule(x, y, ad.instantiate_zeros(t))
+        y = _PRIMITIVES[name].bind(x, **params)
+        return y, _TANGENTS[name](x, y, ad.instantiate_zeros(t))
 
-    ad.primitive_jvps[p] = jvp
+    ad.primitive_jvps[_PRIMITIVES[name]] = jvp
 
 
-_define_jvp(_softmax_p, lambda x, y, t: _softmax_jvp(y, t))
-_define_jvp(_log_softmax_p, lambda x, y, t: _log_softmax_jvp(y, t))
-_define_jvp(_logsumexp_p, _logsumexp_jvp)
+for _name in _PRIMITIVES:
+    _define_jvp(_name)

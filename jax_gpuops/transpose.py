@@ -48,7 +48,7 @@ def transpose(
         `algorithm` is unknown or cannot run on the platform.
     """
     _primitive.check_array("a", a)
-    chosen = resolve(implementation, algorithm)
+    chosen = resolve("transpose", implementation, algorithm)
     permutation = _canonical_permutation(axes, jnp.ndim(a))
     if not _takes(a, chosen, algorithm):
         return jnp.transpose(a, permutation)
@@ -88,7 +88,7 @@ def _takes(a, implementation: str | None, algorithm: str | None) -> bool:
             TypeError,
         )
         return False
-    if _primitive.is_explicitly_sharded(a):
+    if _primitive.has_explicit_sharding(a):
         _primitive.refuse(
             implementation,
             algorithm,

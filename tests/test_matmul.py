@@ -572,3 +572,25 @@ def test_shard_map(check_vma, mesh, implementation):
     expected = jax.jit(jax.grad(loss(jnp.matmul), (0, 1)))(a, b)
     for x, y in zip(actual, expected, strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+
+
+def test_mixed_dtypes_with_a_preferred_type_as_in_jax(implementation):
+    """jnp.matmul does not promote the operands then: 1.5 becomes 1 in int32, as it asks for."""
+    a, b = jnp.ones((1, 2), jnp.bfloat16) * 1.5, jnp.ones((2, 1)) * 1.5
+    arguments = {"preferred_element_type": "int32"}
+    np.testing.assert_array_equal(
+        jax_gpuops.matmul(a, b, **arguments), jnp.matmul(a, b, **arguments)
+    )
+    with pytest.raises(TypeError, match="operands of one dtype, not bfloat16 and float32"):
+        jax_gpuops.matmul(a, b, **arguments, implementation=implementation)
+
+
+def test_gemm_with_an_addend_of_symbolic_shape():
+    m, k, n = jax.export.symbolic_shape("m, k, n")
+    shapes = [(m, k), (k, n), (n,)]
+    exported = jax.export.export(
+        jax.jit(lambda a, b, c: jax_gpuops.gemm(a, b, c, beta=1.0)),
+    )(*(jax.ShapeDtypeStruct(shape, "float32") for shape in shapes))
+    a, b, c = helpers.normal((3, 4), "float32"), helpers.normal((4, 5), "float32"), np.ones(5)
+    y = exported.call(a, b, c.astype(np.float32))
+    np.testing.assert_allclose(y, a @ b + 1, rtol=1e-5, atol=1e-5)

@@ -130,3 +130,16 @@ def test_every_mask_with_every_sharding(where_shape, spec, implementation, devic
         x, jnp.asarray(where)
     )
     np.testing.assert_allclose(y, jax.nn.softmax(host, where=where), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("spec", "axis"), [(P(None, "d"), (0, 1)), (P(None, None, "d"), None)])
+def test_several_sharded_axes_in_an_explicit_mesh(name, spec, axis, implementation, devices):
+    mesh = mesh_of(devices, AxisType.Explicit)
+    host = helpers.normal((8, 4, 12), "float32")
+    x = jax.device_put(host, NamedSharding(mesh, spec))
+    with jax.set_mesh(mesh):
+        y = jax.jit(lambda x: getattr(jax_gpuops, name)(x, axis=axis))(x)
+        np.testing.assert_allclose(y, UPSTREAM[name](host, axis=axis), rtol=1e-5, atol=1e-6)
+        with pytest.raises(ValueError, match=r"use jax\.shard_map"):
+            getattr(jax_gpuops, name)(x, axis=axis, implementation=implementation)

@@ -215,6 +215,43 @@ def test_empty_arrays_as_in_jax(name, shape, implementation):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(("shape", "axis"), [((0, 3, 4), (1, 2)), ((2, 0, 3, 4), (2, 3))])
+def test_several_axes_of_an_empty_array(name, shape, axis, implementation):
+    for each in (None, implementation):
+        y = ours(name, jnp.zeros(shape), axis, implementation=each)
+        assert y.shape == UPSTREAM[name](jnp.zeros(shape), axis=axis).shape
+
+
+@pytest.mark.parametrize("axis", [0, 1, (0, 2)])
+def test_none_leaves_no_moves_behind(axis):
+    """On another axis XLA's own lowering runs; the program must be the one JAX makes."""
+
+    def program(function):
+        text = jax.jit(function).lower(jnp.zeros((8, 64, 32))).compile().as_text()
+        return text.count(" copy("), text.count(" transpose(")
+
+    assert program(lambda x: jax_gpuops.softmax(x, axis)) == program(
+        lambda x: jax.nn.softmax(x, axis)
+    )
+
+
+def test_a_mask_must_be_boolean(implementation):
+    """An additive mask in its place would give numbers that mean nothing."""
+    x = jnp.ones((2, 3))
+    with pytest.raises(ValueError, match="where must be None or a boolean array"):
+        jax_gpuops.softmax(x, where=x, implementation=implementation)
+
+
+def test_a_mask_of_higher_rank(implementation):
+    x, where = jnp.ones((2, 3)), jnp.ones((4, 2, 3), bool)
+    np.testing.assert_array_equal(
+        jax_gpuops.softmax(x, where=where), jax.nn.softmax(x, where=where)
+    )
+    with pytest.raises(ValueError, match="does not broadcast to"):
+        jax_gpuops.softmax(x, where=where, implementation=implementation)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("axis", [0, 1])
 def test_derivatives_of_any_order(name, axis, implementation):
     x = helpers.normal((3, 5), "float32")

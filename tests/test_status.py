@@ -4,6 +4,7 @@ import subprocess
 import sys
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 import jax_gpuops
@@ -84,3 +85,38 @@ def test_measured_classes_decide_for_none(monkeypatch):
     assert "at least 1.05 x the speed of XLA" in _measurements.best(inside)[1]
     for change in ({"dtype": "int8"}, {"columns": 65}, {"shape": (5, 2)}, {"shape": (4, 2, 1)}):
         assert _measurements.best({**inside, **change})[0] == "xla"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        (((4, 8), "float32", "bogus"), ValueError, "platform must be one of cpu, cuda, gpu"),
+        ((4, "float32"), TypeError, "shape must be a sequence of ints"),
+        (((-4, 8), "float32"), ValueError, "no negative sizes"),
+    ],
+)
+def test_plans_of_bad_calls(arguments, error, text):
+    shape, dtype, *platform = arguments
+    with pytest.raises(error, match=text):
+        jax_gpuops.plan("softmax", shape, dtype, platform=platform[0] if platform else None)
+
+
+@pytest.mark.parametrize("op", ["softmax", "sum", "transpose"])
+def test_arrays_beyond_counting_are_refused(op, implementation):
+    with pytest.raises(ValueError, match=r"an array of shape \(.*\) has too many elements"):
+        jax_gpuops.plan(op, (2**32, 2**32), "float32", implementation=implementation)
+
+
+@pytest.mark.parametrize("op", ["softmax", "sum", "argmax", "transpose"])
+def test_an_algorithm_is_never_ignored(op, implementation):
+    """Not even where there is nothing to compute."""
+    for shape in ((0, 3), (2, 3)):
+        with pytest.raises(ValueError, match="'nonsense' is unknown; known are"):
+            getattr(jax_gpuops, op)(
+                jnp.ones(shape), implementation=implementation, algorithm="nonsense"
+            )
+
+
+def test_an_unknown_family_is_named():
+    with pytest.raises(ValueError, match=r"no op family 'sum'; there are: .*reduce"):
+        jax_gpuops.algorithms("sum")

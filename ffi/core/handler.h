@@ -65,7 +65,9 @@ inline void require(bool condition, const char* what) {
 inline std::int64_t product(ffi::Span<const std::int64_t> dimensions, std::size_t begin,
                             std::size_t end) {
   std::int64_t result = 1;
-  for (std::size_t i = begin; i < end; ++i) result *= dimensions[i];
+  for (std::size_t i = begin; i < end; ++i) {
+    require(!__builtin_mul_overflow(result, dimensions[i], &result), "an array is too large");
+  }
   return result;
 }
 

@@ -60,18 +60,25 @@ Problem to_problem(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b, const ffi::
           share_b};
 }
 
+// True for (m, n), after the batch if a or b has one.
+bool has_shape_of_product(const ffi::AnyBuffer& buffer, const Problem& problem) {
+  const auto dims = buffer.dimensions();
+  const std::size_t rank = problem.share_a && problem.share_b ? 2 : 3;
+  return dims.size() == rank && dims[rank - 2] == problem.m && dims[rank - 1] == problem.n &&
+         (rank == 2 || dims[0] == problem.batch);
+}
+
 template <Backend kBackend>
 void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
               const ffi::AnyBuffer* c, ffi::Result<ffi::AnyBuffer> result,
               const Attributes& attributes) {
   const Problem problem = to_problem(a, b, *result, attributes);
-  const std::int64_t elements = problem.batch * problem.m * problem.n;
-  require(static_cast<std::int64_t>(result->element_count()) == elements,
-          "the result has the wrong number of elements");
-  require(c == nullptr || (c->element_type() == result->element_type() &&
-                           c->element_count() == result->element_count()),
+  require(has_shape_of_product(*result, problem), "the result must have the shape of the product");
+  require(c == nullptr ||
+              (c->element_type() == result->element_type() && has_shape_of_product(*c, problem)),
           "c must have the shape and dtype of the result");
-  if (elements == 0) return;
+  const auto dims = result->dimensions();
+  if (product(dims, 0, dims.size()) == 0) return;
   const Operand a_data(a), b_data(b);
   const Operand c_data(c == nullptr ? a : *c);
   const Result result_data(result);

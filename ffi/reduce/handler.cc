@@ -60,6 +60,7 @@ void run(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
   check_dtypes(problem);
   require(static_cast<std::int64_t>(y->element_count()) == problem.rows(),
           "the result must have one element for each row");
+  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
   if (problem.rows() == 0) return;
   require(problem.columns > 0, "the reduction of rows without elements has no kernel");
   const Plan chosen = plan(problem, attributes.algorithm, *queue.device);
