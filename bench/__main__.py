@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from bench import cases, documents, ops, report, run
 from bench.problem import Problem, Shape, Variant
 from bench.results import Run, environment
+from jax_gpuops import _library
 
 _DESCRIPTION = """\
 Measures the kernels of jax_gpuops against XLA, after checking every result against float64.
@@ -50,6 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _plot(Run.load(options.file), options.out)
         return 0
     gpu = run.has_gpu()
+    # Without our kernels every row would time XLA against XLA, and be right.
+    why = _library.gpu_problem() if gpu else _library.missing("interpret")
+    if why is not None:
+        parser.error(f"there is nothing of ours to measure: {why}; see python -m jax_gpuops")
     try:
         problems = _problems(options, gpu)
     except ValueError as error:

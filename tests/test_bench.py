@@ -13,7 +13,7 @@ from bench import __main__ as command_line
 from bench import cases, documents, measure, ops, plot, report, results, run
 from bench.problem import Problem, Variant
 from bench.results import REFUSED, RIGHT, WRONG, Result, Run
-from jax_gpuops import _plan
+from jax_gpuops import _library, _plan
 
 HOST_CASES = cases.main(gpu=False)
 
@@ -304,6 +304,21 @@ def test_without_a_gpu_it_says_that_no_speed_was_measured(tmp_path, capsys):
     assert "No speed was measured" in out
     assert "us" not in out.split()
     assert "nothing to draw" in out
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_it_refuses_to_compare_xla_with_xla(gpu, monkeypatch, capsys):
+    """Without our kernels every row would be XLA's own, right, and a result of nothing."""
+    named = "cuda" if gpu else "interpret"
+    monkeypatch.setattr(run, "has_gpu", lambda: gpu)
+    broken = {**_library._MODULES, named: "it was never built"}
+    monkeypatch.setattr(_library, "_MODULES", broken)
+    _library.gpu_problem.cache_clear()
+    with pytest.raises(SystemExit) as stop:
+        command_line.main(["--quick"])
+    _library.gpu_problem.cache_clear()
+    assert stop.value.code == 2
+    assert "it was never built" in capsys.readouterr().err
 
 
 def test_json_round_trip(tmp_path):
