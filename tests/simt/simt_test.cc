@@ -524,7 +524,7 @@ std::string asan_report(Kernel kernel, int size) {
 void test_out_of_bounds() {
   check_contains(asan_report(selftest::global_out_of_bounds<float>, 80),
                  {"heap-buffer-overflow", "WRITE of size 4", "global_out_of_bounds",
-                  "block (1, 0, 0), thread (16, 0, 0)"});
+                  "block (1, 0, 0), thread (15, 0, 0)"});
   check_contains(asan_report(selftest::shared_out_of_bounds<float>, 80),
                  {"heap-buffer-overflow", "WRITE of size 4", "shared_out_of_bounds",
                   "256-byte region", "block (0, 0, 0), thread (63, 0, 0)"});
