@@ -1,7 +1,5 @@
 """softmax, log_softmax and logsumexp against float64 and against JAX."""
 
-import contextlib
-
 import helpers
 import hypothesis
 import hypothesis.strategies as st
@@ -203,15 +201,13 @@ def test_masked_values_have_no_gradient(name, implementation):
 def test_empty_arrays_as_in_jax(name, shape, implementation):
     x = jnp.zeros(shape)
     for axis in range(len(shape)):
-        expected, actual = contextlib.nullcontext(), None
         try:
             expected = UPSTREAM[name](x, axis=axis)
         except ValueError:
             with pytest.raises(ValueError, match="zero-size"):
                 ours(name, x, axis, implementation=implementation)
             continue
-        actual = ours(name, x, axis, implementation=implementation)
-        np.testing.assert_array_equal(actual, expected)
+        np.testing.assert_array_equal(ours(name, x, axis, implementation=implementation), expected)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
