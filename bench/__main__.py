@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import pathlib
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from bench import cases, documents, ops, report, run
+from bench import cases, documents, ops, peers, report, run
 from bench.problem import Problem, Shape, Variant
 from bench.results import Run, environment
 from jax_gpuops import _library
@@ -20,7 +21,10 @@ _DESCRIPTION = """\
 Measures the kernels of jax_gpuops against XLA, after checking every result against float64.
 
   python -m bench                                     the main table: every op against XLA
+  python -m bench --only '^softmax .*bfloat16'        some of it
+  python -m bench --only '^softmax' --algorithm block cluster     by other kernels than planned
   python -m bench softmax --shape 8192x32768 --dtype bf16
+  python -m bench softmax --shape 8x16x2048x2048 --dtype bf16 --causal --scale 0.125
   python -m bench sum --shape 8192x32768 --axis 0 --algorithm naive multiple
   python -m bench transpose --shape 64x1024x16x64 --axes 0,2,1,3
   python -m bench matmul --shape 4096x4096x4096 --precision highest      M x K x N
@@ -71,29 +75,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
+    """Returns what to run.
+
+    Raises:
+      ValueError: if that is nothing, or if an op cannot have the shape or the algorithms.
+    """
     if options.command == "main":
-        return cases.main(gpu=gpu, quick=options.quick)
-    if options.command == "ladder":
-        return cases.ladder(options.family or ops.FAMILIES, gpu=gpu, quick=options.quick)
-    given = {k: getattr(options, k) for k in ops.OPS[options.command].options if k in options}
-    problem = ops.make(options.command, options.shape, options.dtype, **given)
-    if unknown := set(options.algorithm or ()) - set(known := run.algorithms(problem)):
-        raise ValueError(
-            f"{problem.op} has no algorithm {', '.join(sorted(unknown))}; it has {', '.join(known)}"
-        )
-    return [problem]
+        problems = cases.main(gpu=gpu, quick=options.quick)
+    elif options.command == "ladder":
+        if options.algorithm:
+            raise ValueError("a ladder runs every step of it; leave out --algorithm")
+        problems = cases.ladder(options.family or ops.FAMILIES, gpu=gpu, quick=options.quick)
+    else:
+        given = {k: getattr(options, k) for k in ops.OPS[options.command].options if k in options}
+        problems = [ops.make(options.command, options.shape, options.dtype, **given)]
+    problems = [each for each in problems if options.only.search(str(each))]
+    if not problems:
+        raise ValueError(f"no problem matches --only {options.only.pattern!r}")
+    for each in problems:
+        if unknown := set(options.algorithm or ()) - set(known := run.algorithms(each)):
+            raise ValueError(
+                f"{each.op} has no algorithm {', '.join(sorted(unknown))}; it has "
+                f"{', '.join(known)}"
+            )
+    return problems
 
 
 def _variants(problem: Problem, options: argparse.Namespace, gpu: bool) -> list[Variant]:
-    if options.command == "main":
-        return run.variants(problem)
     named = "cuda" if gpu else "interpret"
     if options.command == "ladder":
         aside = documents.LADDERS[ops.OPS[problem.op].family].aside
         return [Variant(named, each) for each in run.algorithms(problem) if each not in aside]
     if options.algorithm:
         return [Variant(named, each) for each in options.algorithm]
-    return run.variants(problem) if gpu else [Variant(named)]
+    if gpu or options.command == "main":
+        return run.variants(problem)
+    return [Variant(named)]
 
 
 def _solve(done: Run, problems: Sequence[Problem], options: argparse.Namespace, gpu: bool) -> None:
@@ -110,7 +127,8 @@ def _solve(done: Run, problems: Sequence[Problem], options: argparse.Namespace, 
                 if ops.OPS[problem.op].family != family:
                     continue
                 progress.update(task, description=str(problem))
-                results += runner.run(problem, _variants(problem, options, gpu))
+                others = [Variant(peer=name) for name in peers.NAMES if options.peers]
+                results += runner.run(problem, _variants(problem, options, gpu) + others)
                 progress.advance(task)
             if not results:
                 continue
@@ -145,8 +163,18 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=plain,
     )
-    parser.set_defaults(command="main", json=None, plot=None, quick=False, commit=None)
-    _add_output_arguments(parser)
+    parser.set_defaults(
+        command="main",
+        json=None,
+        plot=None,
+        quick=False,
+        only=re.compile(""),
+        algorithm=None,
+        peers=False,
+        commit=None,
+    )
+    _add_common_arguments(parser)
+    _add_algorithm_argument(parser)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
@@ -155,11 +183,11 @@ def _parser() -> argparse.ArgumentParser:
         return command
 
     ladder = add("ladder", "every step of the optimisation ladders")
-    _add_output_arguments(ladder)
+    _add_common_arguments(ladder)
     ladder.add_argument(
         "family",
         nargs="*",
-        choices=ops.FAMILIES,
+        type=_family,  # not choices: among them argparse of Python 3.11 looks for "none named"
         metavar="FAMILY",
         help=f"{', '.join(ops.FAMILIES)}; all of them if none is named",
     )
@@ -168,12 +196,13 @@ def _parser() -> argparse.ArgumentParser:
     plot.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), metavar="DIR")
     for name, op in ops.OPS.items():
         case = add(name, f"one case of {name}")
-        _add_output_arguments(case)
+        _add_common_arguments(case)
+        _add_algorithm_argument(case)
         _add_case_arguments(case, op)
     return parser
 
 
-def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
+def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what may stand before and after the command, so it has no defaults of its own."""
     keep = argparse.SUPPRESS
     parser.add_argument(
@@ -189,10 +218,33 @@ def _add_output_arguments(parser: argparse.ArgumentParser) -> None:
         help="fewer problems, measured less long: a smoke test",
     )
     parser.add_argument(
+        "--only",
+        type=_pattern,
+        metavar="REGEX",
+        default=keep,
+        help='only problems that match, such as "softmax 8192x32768 float32 axis=-1"',
+    )
+    parser.add_argument(
+        "--peers",
+        action="store_true",
+        default=keep,
+        help=f"also {' and '.join(peers.NAMES)}, where they are installed",
+    )
+    parser.add_argument(
         "--commit",
         metavar="HASH",
         default=keep,
         help="what to record as the commit, for a copy without its git repository",
+    )
+
+
+def _add_algorithm_argument(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--algorithm",
+        nargs="+",
+        metavar="NAME",
+        default=argparse.SUPPRESS,
+        help="kernels to run; by default what the plan chooses",
     )
 
 
@@ -211,19 +263,19 @@ def _add_case_arguments(command: argparse.ArgumentParser, op: ops.Op) -> None:
         default="float32",
         help=f"of the operands: a name, or {', '.join(ops.SHORT_DTYPES)}; float32 by default",
     )
-    command.add_argument(
-        "--algorithm",
-        nargs="+",
-        metavar="NAME",
-        help="kernels to run; by default what the plan chooses",
-    )
     for name, default in op.options.items():
-        command.add_argument(
-            f"--{name}",
-            type=_OPTION_TYPES[name],
-            default=argparse.SUPPRESS,
-            help=f"{_OPTION_HELP[name]}; default {default}",
-        )
+        kind, text = _OPTION_TYPES[name], _OPTION_HELP[name]
+        if kind is bool:
+            keywords = {"action": "store_true", "help": text}
+        else:
+            keywords = {"type": kind, "help": f"{text}; default {default}"}
+        command.add_argument(f"--{name}", default=argparse.SUPPRESS, **keywords)
+
+
+def _family(text: str) -> str:
+    if text not in ops.FAMILIES:
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(ops.FAMILIES)}")
+    return text
 
 
 def _shape(text: str) -> Shape:
@@ -234,6 +286,13 @@ def _dtype(text: str) -> str:
     return jnp.dtype(ops.SHORT_DTYPES.get(text, text)).name
 
 
+def _pattern(text: str) -> re.Pattern[str]:
+    try:
+        return re.compile(text)
+    except re.error as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+
+
 def _axes(text: str) -> Any:
     """Reads "1", "0,2" or "none"."""
     if text.lower() == "none":
@@ -242,9 +301,21 @@ def _axes(text: str) -> Any:
     return axes if len(axes) > 1 else axes[0]
 
 
-_OPTION_TYPES = {"axis": _axes, "axes": _axes, "precision": str, "alpha": float, "beta": float}
+_OPTION_TYPES: dict[str, Callable[[str], Any]] = {
+    "axis": _axes,
+    "scale": float,
+    "causal": bool,
+    "where": bool,
+    "axes": _axes,
+    "precision": str,
+    "alpha": float,
+    "beta": float,
+}
 _OPTION_HELP = {
     "axis": "the axis or axes to reduce over: 1, or 0,2, or none for all",
+    "scale": "factor of the operand, inside the op",
+    "causal": "leave out what lies right of the diagonal",
+    "where": "leave out what a mask says, of the last two dims",
     "axes": "the permutation, such as 0,2,1,3",
     "precision": "default, high or highest; highest for float32 unless given",
     "alpha": "factor of the product",

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from bench import documents, ops
-from bench.problem import Problem, Shape
+from bench.problem import Floor, Problem, Shape
 
 
 def main(*, gpu: bool, quick: bool = False) -> list[Problem]:
@@ -43,31 +46,61 @@ def ladder(families: Sequence[str], *, gpu: bool, quick: bool = False) -> list[P
     return problems
 
 
-def _rows(op: str, columns: Sequence[int], dtype: str, series: str | None = None, **options):
-    """Rows of each length, 2^28 elements in all; the lengths make a line of a figure."""
+def _rows(op: str, columns: Sequence[int], dtype: str, **options: Any) -> Iterator[Problem]:
+    """Rows of each length, 2^28 elements in all; in a series the lengths make a figure's line."""
     for n in columns:
-        yield ops.make(
-            op, (2**28 // n, n), dtype, series=series, size=n if series else None, **options
-        )
+        size = n if "series" in options else None
+        yield ops.make(op, (2**28 // n, n), dtype, size=size, **options)
 
 
-_LENGTHS = (32, 128, 512, 1024, 2048, 4096, 8192, 16384, 32768, 131072)
-_ODD_LENGTHS = (33, 127, 1001, 4097, 50257)
+_SHORT_ROWS = tuple(2**e for e in range(5, 14))
+_LONG_ROWS = tuple(2**e for e in range(14, 19))
+_ODD_ROWS = (31, 33, 127, 1000, 1001, 1023, 4097, 50257, 128257)
+_SMALL = tuple(itertools.product((32, 1024, 2048), repeat=2))
+_ATTENTION = (8, 16, 2048, 2048)
+
+
+def _softmax_family() -> Iterator[Problem]:
+    """Rows of every length, in every way that softmax is used.
+
+    The floors are for an H200. What they ask is the copy bandwidth: one read and one write of the
+    memory, however long the rows and whatever the op does on the way.
+    """
+    lengths = "row length, 2^28 elements"
+    short = Floor(ceiling=0.95, ratio=0.99, mean_ratio=1.0)
+    small = Floor(ratio=1 / 1.05, slack_us=0.1)
+    for dtype in ("float32", "bfloat16"):
+        yield from _rows("softmax", _SHORT_ROWS, dtype, series=lengths, floor=short)
+        yield from _rows("softmax", _LONG_ROWS, dtype, series=lengths, floor=Floor(ceiling=0.94))
+        yield from _rows("softmax", _ODD_ROWS, dtype, floor=Floor(ceiling=0.88))
+        for shape in _SMALL:
+            yield ops.make("softmax", shape, dtype, floor=small)
+    for shape in ((1, 2**28), (16, 2**24)):
+        yield ops.make("softmax", shape, "float32", floor=Floor(ceiling=0.92))
+    yield ops.make("softmax", (100, 1_000_000), "float32", floor=Floor(ceiling=0.80))
+    yield ops.make("softmax", (65536, 1024), "float32")
+    yield from _rows("softmax", (4096,), "float16")
+    yield from _rows("softmax", (1024,), "float64")
+
+    attention = functools.partial(ops.make, "softmax", _ATTENTION, "bfloat16")
+    yield attention(where=True, floor=Floor(ceiling=0.90))
+    yield attention(scale=0.125, causal=True, floor=Floor(ceiling=1.10))  # not all is read
+    yield attention(axis=1, floor=Floor(ceiling=0.90))
+    yield ops.make("softmax", (8192, 32768), "float32", axis=0, floor=Floor(ceiling=0.90))
+
+    for op in ("log_softmax", "logsumexp"):
+        for dtype in ("float32", "bfloat16"):
+            yield from _rows(op, (1024, 8192, 65536, 262144), dtype, floor=Floor(ceiling=0.94))
+    for op in ("softmax_vjp", "log_softmax_vjp"):
+        backward = Floor(ceiling=0.93)
+        yield from _rows(op, (1024, 8192, 32768, 131072), "bfloat16", floor=backward)
+    yield from _rows("cross_entropy_grad", (1024,), "bfloat16")
+    loss = Floor(ceiling=0.93, ratio=3.2)
+    yield from _rows("cross_entropy_grad", (8192, 32768, 131072), "bfloat16", floor=loss)
 
 
 def _gpu() -> Iterator[Problem]:
-    for dtype in ("float32", "bfloat16"):
-        yield from _rows("softmax", _LENGTHS, dtype, "row length, 2^28 elements")
-        yield from _rows("softmax", _ODD_LENGTHS, dtype)
-    yield ops.make("softmax", (8192, 32768), "float32", axis=0)
-    for shape in ((1024, 1024), (2048, 2048), (65536, 1024)):
-        yield ops.make("softmax", shape, "float32")
-    yield from _rows("softmax", (4096,), "float16")
-    yield from _rows("softmax", (1024,), "float64")
-    yield from _rows("log_softmax", (1024, 8192, 65536), "bfloat16")
-    yield from _rows("logsumexp", (1024, 32768), "float32", axis=-1)
-    yield from _rows("logsumexp", (32768,), "bfloat16", axis=-1)
-
+    yield from _softmax_family()
     for exponent in (14, 18, 20, 22, 24, 26, 29):
         yield ops.make("sum", (2**exponent,), "float32", series="elements", size=2**exponent)
     yield ops.make("sum", (2**26,), "bfloat16")
@@ -125,6 +158,14 @@ def _host() -> Iterator[Problem]:
         yield ops.make(op, (7, 65), "bfloat16")
         yield ops.make(op, (50, 9), "float32", axis=0)
     yield ops.make("logsumexp", (33, 130), "float32")
+    yield ops.make("softmax", (3, 33, 40), "float32", scale=-0.5, where=True)
+    yield ops.make("softmax", (3, 40, 33), "bfloat16", scale=0.3, causal=True)
+    yield ops.make("softmax_vjp", (33, 130), "float32")
+    yield ops.make("softmax_vjp", (3, 40, 33), "bfloat16", scale=0.3, where=True, causal=True)
+    yield ops.make("log_softmax_vjp", (33, 130), "float32", scale=2.0)
+    yield ops.make("log_softmax_vjp", (7, 65), "bfloat16")
+    yield ops.make("cross_entropy_grad", (33, 130), "float32")
+    yield ops.make("cross_entropy_grad", (7, 65), "bfloat16")
     for op in ("sum", "mean", "prod", "max", "min", "argmax", "argmin"):
         yield ops.make(op, (5003,), "float32")
         yield ops.make(op, (33, 130), "bfloat16", axis=1)

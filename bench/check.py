@@ -1,6 +1,6 @@
 """Is a result right? Errors against a float64 reference, and how large they may be.
 
-Every function here takes the problem, the result, the reference and the operands, and returns two
+The function of an op takes the problem, the result, the reference and the operands, and returns two
 numbers: the error in the terms that suit the op, and the largest ratio of an error to its bound,
 which is above 1 (or NaN) if the result is wrong. They run on the device, in 64-bit mode.
 """
@@ -26,11 +26,17 @@ def _computed_epsilon(dtype) -> float:
     return _epsilon(jnp.promote_types(dtype, jnp.float32))
 
 
-def _row_length(problem: Problem, x: jax.Array) -> int:
+def row_length(problem: Problem, x: jax.Array) -> int:
     """How many elements make one result, or one row of softmax."""
     axis = problem.options["axis"]
     axes = range(x.ndim) if axis is None else (axis if isinstance(axis, tuple) else (axis,))
     return math.prod(x.shape[each] for each in axes)
+
+
+def _scale(problem: Problem) -> float:
+    """Returns the factor that derivatives of softmax have."""
+    scale = problem.options.get("scale")
+    return 1.0 if scale is None else abs(scale)
 
 
 def exact(problem: Problem, y, reference, operands) -> Errors:
@@ -43,35 +49,134 @@ def exact(problem: Problem, y, reference, operands) -> Errors:
     return wrong, 2 * wrong  # the bound is less than one element
 
 
+def _scores(problem: Problem, operands) -> jax.Array:
+    """Returns what softmax exponentiates, in float64: scaled, and -inf where masked."""
+    x, options = operands[0], problem.options
+    scores = x.astype(jnp.float64)
+    if options.get("scale") is not None:
+        scores *= options["scale"]
+    if options.get("where"):
+        scores = jnp.where(operands[-1], scores, -jnp.inf)
+    if options.get("causal"):
+        scores = jnp.where(jnp.tri(*x.shape[-2:], dtype=bool), scores, -jnp.inf)
+    return scores
+
+
+def _below_maximum(problem: Problem, scores: jax.Array) -> jax.Array:
+    """Returns how far each element lies below the maximum of its row; 0 where masked."""
+    distance = jnp.max(scores, problem.options["axis"], keepdims=True) - scores
+    return jnp.where(jnp.isfinite(distance), distance, 0.0)
+
+
+def _exp_bound(distance: jax.Array, dtype) -> jax.Array:
+    """The relative error of exp(-distance), which loses more the larger the distance is."""
+    bound = (6 + 1.25 * distance) * _computed_epsilon(dtype)
+    bits = jnp.finfo(dtype).bits
+    if bits == 16:
+        bound += 1.5 * _epsilon(dtype)
+    elif bits == 64:
+        bound *= 2  # the reference is no better
+    return bound
+
+
+def _sum_bound(terms: int, dtype) -> float:
+    """The relative error of a sum of positive terms."""
+    return (8 + 2 * math.log2(terms + 1)) * _computed_epsilon(dtype)
+
+
+def _at_least_normal(size: jax.Array, dtype) -> jax.Array:
+    """Returns what to divide an error by: results below the normal numbers lose digits.
+
+    Even for float64 the product with a bound is a normal number: XLA divides by such products.
+    """
+    return jnp.maximum(size, max(float(jnp.finfo(dtype).tiny), 1e-290))
+
+
 def softmax(problem: Problem, y, reference, operands) -> Errors:
     """The largest relative error; exp(x - max) may lose more the farther x is from the maximum."""
-    (x,) = operands
-    wide, info = x.astype(jnp.float64), jnp.finfo(x.dtype)
-    error = jnp.abs(y.astype(jnp.float64) - reference)
-    error /= jnp.maximum(reference, float(info.tiny))
-    distance = jnp.max(wide, problem.options["axis"], keepdims=True) - wide
-    bound = (6 + 1.25 * distance) * _computed_epsilon(x.dtype)
-    if info.bits == 16:
-        bound += 1.5 * _epsilon(x.dtype)
-    elif info.bits == 64:
-        bound *= 2  # the reference is no better
-    return jnp.max(error), jnp.max(error / bound)
+    distance = _below_maximum(problem, _scores(problem, operands))
+    error = jnp.abs(y.astype(jnp.float64) - reference) / _at_least_normal(reference, y.dtype)
+    return jnp.max(error), jnp.max(error / _exp_bound(distance, y.dtype))
 
 
 def logarithm(problem: Problem, y, reference, operands) -> Errors:
     """The largest error relative to max(1, |reference|): the logarithm of a sum may be near 0."""
-    (x,) = operands
+    x = operands[0]
     error = jnp.abs(y.astype(jnp.float64) - reference)
+    error = jnp.where(y == reference, 0.0, error)  # both are -inf where masked
     error /= jnp.maximum(1.0, jnp.abs(reference))
-    bound = (8 + 2 * math.log2(_row_length(problem, x) + 1)) * _computed_epsilon(x.dtype)
-    bound += 1.5 * _epsilon(x.dtype)
+    bound = _sum_bound(row_length(problem, x), x.dtype) + 1.5 * _epsilon(x.dtype)
     return jnp.max(error), jnp.max(error) / bound
+
+
+def softmax_vjp(problem: Problem, dx, reference, operands) -> Errors:
+    """The largest error of y * (dy - s), s = sum(y * dy), relative to y * (|dy - s| + sum(y|dy|)).
+
+    The backward pass knows only the rounded y, which moves the factor y as well as the terms of s.
+    """
+    dy = operands[1].astype(jnp.float64)
+    axis, scores = problem.options["axis"], _scores(problem, operands)
+    y = jax.nn.softmax(scores, axis)
+    s = jnp.sum(y * dy, axis, keepdims=True)
+    size = jnp.abs(dy - s) + jnp.sum(y * jnp.abs(dy), axis, keepdims=True)
+    size *= _scale(problem) * _at_least_normal(y, dx.dtype)
+    size = _at_least_normal(size, dx.dtype)
+    error = jnp.abs(dx.astype(jnp.float64) - reference) / size
+    distance = _below_maximum(problem, scores)
+    bound = _exp_bound(distance, dx.dtype) + 10 * _computed_epsilon(dx.dtype)
+    return jnp.max(error), jnp.max(error / bound)
+
+
+def log_softmax_vjp(problem: Problem, dx, reference, operands) -> Errors:
+    """The largest error of dy - exp(y) * sum(dy) relative to |dy| + exp(y) * sum|dy|.
+
+    The backward pass knows only the rounded y, whose absolute error is the relative one of exp(y).
+    """
+    dy = operands[1].astype(jnp.float64)
+    axis, rounding = problem.options["axis"], _epsilon(dx.dtype)
+    y = jax.nn.log_softmax(_scores(problem, operands), axis)
+    sums = _sum_bound(row_length(problem, dx), dx.dtype)
+    product = jnp.exp(y) * jnp.abs(jnp.sum(dy, axis, keepdims=True))
+    weighted = jnp.exp(y) * jnp.sum(jnp.abs(dy), axis, keepdims=True)
+    bound = (sums + rounding / 2) * jnp.maximum(1.0, jnp.abs(y)) * product
+    bound += sums * weighted + rounding * (jnp.abs(dy) + product)
+    bound = _at_least_normal(_scale(problem) * bound, dx.dtype)
+    size = _at_least_normal(_scale(problem) * (jnp.abs(dy) + weighted), dx.dtype)
+    error = jnp.abs(dx.astype(jnp.float64) - reference)
+    return jnp.max(error / size), jnp.max(error / bound)
+
+
+def cross_entropy_grad(problem: Problem, results, references, operands) -> Errors:
+    """The larger of two errors: of the mean loss as of a logarithm, and of its gradient.
+
+    That is (exp(x - logsumexp(x)) - onehot) / rows; its error is relative to the sum of the terms.
+    """
+    del problem
+    (loss, gradient), (true_loss, true_gradient) = results, references
+    h, labels = operands
+    classes, rows = h.shape[-1], labels.size
+    dtype = gradient.dtype
+    logits = 2 * h.astype(jnp.float64)  # as the benchmark's producer makes them
+    lse = jax.nn.logsumexp(logits, axis=-1, keepdims=True)
+    sums = _sum_bound(classes, dtype)
+
+    loss_error = jnp.abs(loss.astype(jnp.float64) - true_loss) / jnp.maximum(1.0, true_loss)
+    loss_bound = sums + _sum_bound(rows, dtype) + 1.5 * _epsilon(dtype)
+
+    size = jnp.exp(logits - lse) + (jnp.arange(classes) == labels[..., None])
+    error = jnp.abs(gradient.astype(jnp.float64) - true_gradient)
+    error /= _at_least_normal(size / rows, dtype)
+    bound = _exp_bound(lse - logits, dtype) + sums * jnp.maximum(1.0, jnp.abs(lse))
+    return (
+        jnp.maximum(loss_error, jnp.max(error)),
+        jnp.maximum(loss_error / loss_bound, jnp.max(error / bound)),
+    )
 
 
 def total(problem: Problem, y, reference, operands) -> Errors:
     """The largest error of a sum or mean relative to that of the absolute values."""
     (x,) = operands
-    terms = _row_length(problem, x)
+    terms = row_length(problem, x)
     scale = jnp.sum(jnp.abs(x.astype(jnp.float64)), problem.options["axis"])
     if problem.op == "mean":
         scale /= terms
@@ -89,7 +194,7 @@ def product(problem: Problem, y, reference, operands) -> Errors:
     chance of 2 * exp(-lambda**2 / 2) (Higham and Mary, 2019); lambda is 8 here.
     """
     (x,) = operands
-    factors = _row_length(problem, x)
+    factors = row_length(problem, x)
     error = jnp.abs(y.astype(jnp.float64) - reference) / jnp.abs(reference)
     bound = 4 * factors**0.5 * _computed_epsilon(x.dtype) + _epsilon(y.dtype)
     return jnp.max(error), jnp.max(error) / bound

@@ -98,6 +98,7 @@ LADDERS: dict[str, Ladder] = {
             (2048, 2048): (287.0, 139.7, 144.6, 243.1, 134.8, 141.9, 197.3),
         },
         small_shape=(32, 128),
+        aside=("column", "elementwise"),  # for another axis than the last, and for derivatives
     ),
     "reduce": Ladder(
         op="sum",

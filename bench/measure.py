@@ -12,6 +12,7 @@ import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 
@@ -22,7 +23,24 @@ AGREEMENT = 0.05
 """How far the two times of a large problem may be apart, as a fraction of the kernel time."""
 
 _KEPT_BYTES = 8 << 30  # the profiler keeps the result of every iteration
-_MAX_CHUNK = 10
+_MAX_CHUNK = 70  # over three rounds that makes 200 runs of a kernel that is soon done
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """A function and what to call it with.
+
+    Attributes:
+      function: made by `jax.jit`; the profiler cannot see into others.
+      arguments: arrays, and pytrees of arrays.
+    """
+
+    function: Callable
+    arguments: Sequence[Any]
+
+    def __call__(self) -> Any:
+        """Returns the function's result, which may still be in the making."""
+        return self.function(*self.arguments)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +49,7 @@ class Timing:
 
     Attributes:
       kernel_us: median of the kernels' time; None if the profiler saw none.
-      loop_us: median over loops of the time per call.
+      loop_us: time per call of the fastest loop: whatever disturbs a loop makes it slower.
       kernels: how many kernels a call launches.
     """
 
@@ -47,6 +65,19 @@ class Timing:
         difference = abs(self.loop_us - self.kernel_us)
         return self.kernel_us < LARGE_US or difference <= AGREEMENT * self.kernel_us
 
+    def without(self, part: Timing) -> Timing:
+        """Returns the timing of what is left without a part that was timed alone."""
+        seen = self.kernel_us is not None and part.kernel_us is not None
+        return Timing(
+            self.kernel_us - part.kernel_us if seen else None,
+            self.loop_us - part.loop_us,
+            self.kernels - part.kernels,
+        )
+
+
+NOTHING = Timing(kernel_us=0.0, loop_us=0.0, kernels=0)
+"""The timing of no work at all."""
+
 
 def times_us(timings: Sequence[Timing]) -> list[float]:
     """Returns comparable times: the kernels' if they tell the whole for all, else the loops'."""
@@ -55,66 +86,62 @@ def times_us(timings: Sequence[Timing]) -> list[float]:
     return [each.loop_us for each in timings]
 
 
-def measure(
-    functions: Sequence[Callable],
-    operands: Sequence[jax.Array],
-    *,
-    rounds: int = 3,
-    seconds: float = 0.2,
-) -> list[Timing]:
-    """Times functions on the same operands, in turns, so that they share the GPU's state.
+def measure(calls: Sequence[Call], *, rounds: int = 3, seconds: float = 0.2) -> list[Timing]:
+    """Times calls in turns, so that they share the GPU's state.
 
     Args:
-      functions: jitted functions that have been called once.
-      operands: what they are called with.
+      calls: of functions that have been called once.
       rounds: how many turns each gets.
-      seconds: about how long one function is measured in all; slow functions take at least
-        `rounds` kernel runs and loops of two calls.
+      seconds: about how long one call is measured in all; slow ones take at least `rounds` kernel
+        runs and loops of two calls.
 
     Returns:
-      One timing for each function.
+      One timing for each call.
     """
-    estimates = [_loop(f, operands, 2) for f in functions]
+    estimates = [_loop(call, 2) for call in calls]
     per_turn = seconds / rounds / 2
-    kernel_times: list[list[float]] = [[] for _ in functions]
-    loop_times: list[list[float]] = [[] for _ in functions]
-    kernels = [0] * len(functions)
+    kernel_times: list[list[float]] = [[] for _ in calls]
+    loop_times: list[list[float]] = [[] for _ in calls]
+    kernels = [0] * len(calls)
     for _ in range(rounds):
-        for i, (f, estimate) in enumerate(zip(functions, estimates, strict=True)):
-            chunk = min(_MAX_CHUNK, _KEPT_BYTES // _result_bytes(f, operands))
-            runs = _kernel_runs(f, operands, max(1, min(chunk, int(per_turn / estimate))))
+        for i, (call, estimate) in enumerate(zip(calls, estimates, strict=True)):
+            runs = _kernel_runs(call, max(1, min(_MAX_CHUNK, int(per_turn / estimate))))
             kernel_times[i] += [sum(us for _, us in run) for run in runs]
             kernels[i] = max((len(run) for run in runs), default=0)
-        for i, (f, estimate) in enumerate(zip(functions, estimates, strict=True)):
-            calls = max(2, min(1000, int(per_turn / estimate)))
-            loop_times[i].append(1e6 * _loop(f, operands, calls))
+        for i, (call, estimate) in enumerate(zip(calls, estimates, strict=True)):
+            repeats = max(2, min(1000, int(per_turn / estimate)))
+            loop_times[i].append(1e6 * _loop(call, repeats))
     return [
-        Timing(statistics.median(k) if k else None, statistics.median(loops), count)
+        Timing(statistics.median(k) if k else None, min(loops), count)
         for k, loops, count in zip(kernel_times, loop_times, kernels, strict=True)
     ]
 
 
-def _kernel_runs(f, operands, iterations: int) -> list[list[tuple[str, float]]]:
+def _kernel_runs(call: Call, iterations: int) -> list[list[tuple[str, float]]]:
     """Returns (name, microseconds) of every kernel, for each iteration; empty if none was seen."""
     from jax.experimental.mosaic.gpu import profiler  # needs a jaxlib with GPU support
 
-    _, timings = profiler.measure(f, aggregate=False, iterations=iterations)(*operands)
+    if not isinstance(call.function, jax.stages.Wrapped):
+        return []
+    iterations = max(1, min(iterations, _KEPT_BYTES // _result_bytes(call)))
+    run = profiler.measure(call.function, aggregate=False, iterations=iterations)
+    _, timings = run(*call.arguments)
     if timings is None:
         return []
     runs = [timings] if iterations == 1 else timings
     return [[(name, 1e3 * milliseconds) for name, milliseconds in run] for run in runs]
 
 
-def _loop(f, operands, calls: int) -> float:
+def _loop(call: Call, repeats: int) -> float:
     """Returns the seconds per call."""
-    jax.block_until_ready(f(*operands))
+    jax.block_until_ready(call())
     start = time.perf_counter()
-    for _ in range(calls):
-        result = f(*operands)
+    for _ in range(repeats):
+        result = call()
     jax.block_until_ready(result)
-    return (time.perf_counter() - start) / calls
+    return (time.perf_counter() - start) / repeats
 
 
-def _result_bytes(f, operands) -> int:
-    results = jax.tree.leaves(jax.eval_shape(f, *operands))
+def _result_bytes(call: Call) -> int:
+    results = jax.tree.leaves(jax.eval_shape(call.function, *call.arguments))
     return max(1, sum(each.size * each.dtype.itemsize for each in results))

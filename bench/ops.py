@@ -14,7 +14,7 @@ import numpy as np
 
 import jax_gpuops
 from bench import check
-from bench.problem import Problem, Shape
+from bench.problem import Floor, Problem, Shape
 
 SHORT_DTYPES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
@@ -24,6 +24,9 @@ SHORT_DTYPES = {
 """Short names of dtypes, for the command line and the tables."""
 
 FAMILIES = ("softmax", "reduce", "transpose", "matmul")
+
+ON_CHIP_BYTES = 60_000_000
+"""About what an H200 holds on the chip: in its L2 cache, or in all its multiprocessors together."""
 
 
 def normal(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
@@ -56,36 +59,158 @@ def factors(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
     return (signs * jnp.exp(jnp.where(chosen, logarithms, 0.0))).astype(dtype)
 
 
-def one_array(shape: Shape) -> list[Shape]:
+def labels(key: jax.Array, shape: Shape, dtype: np.dtype, *, classes: int) -> jax.Array:
+    """Draws the index of a class for each row."""
+    return jax.random.randint(key, shape, 0, classes, dtype)
+
+
+def cotangents(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
+    """Draws normal numbers around 1; around 0, a sum that lacks some could pass as rounded."""
+    return 1 + jax.random.normal(key, shape, dtype)
+
+
+def masks(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
+    """Draws a causal mask with random holes, but none in the first column: no row is empty."""
+    kept = jax.random.bernoulli(key, 7 / 8, shape).at[..., 0].set(True)
+    return jnp.tril(kept).astype(dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operand:
+    """An operand of an op, and how to draw it from a random key, its shape and its dtype."""
+
+    shape: Shape
+    dtype: str
+    draw: Callable[[jax.Array, Shape, np.dtype], jax.Array] = normal
+
+
+def one_array(problem: Problem) -> list[Operand]:
     """The op takes one array."""
-    return [shape]
+    return [Operand(problem.shape, problem.dtype)]
 
 
-def two_matrices(shape: Shape) -> list[Shape]:
-    """The op takes A (..., M, K) and B (..., K, N); `shape` is (..., M, K, N)."""
-    *batch, m, k, n = shape
-    return [(*batch, m, k), (*batch, k, n)]
+def array_of_factors(problem: Problem) -> list[Operand]:
+    """The op takes one array, and multiplies."""
+    return [Operand(problem.shape, problem.dtype, factors)]
 
 
-def three_matrices(shape: Shape) -> list[Shape]:
+def array_and_mask(problem: Problem) -> list[Operand]:
+    """The op takes an array and, if the problem says so, a mask for the matrices in it."""
+    if not problem.options.get("where"):
+        return one_array(problem)
+    return [*one_array(problem), Operand(problem.shape[-2:], "bool", masks)]
+
+
+def array_cotangent_and_mask(problem: Problem) -> list[Operand]:
+    """The op is a derivative: it takes the cotangent of the result, too."""
+    x, *mask = array_and_mask(problem)
+    return [x, Operand(problem.shape, problem.dtype, cotangents), *mask]
+
+
+def array_and_labels(problem: Problem) -> list[Operand]:
+    """The op takes rows, and the index of an element of each."""
+    *rows, classes = problem.shape
+    draw = functools.partial(labels, classes=classes)
+    return [*one_array(problem), Operand(tuple(rows), "int32", draw)]
+
+
+def two_matrices(problem: Problem) -> list[Operand]:
+    """The op takes A (..., M, K) and B (..., K, N); the shape is (..., M, K, N)."""
+    *batch, m, k, n = problem.shape
+    return [Operand((*batch, m, k), problem.dtype), Operand((*batch, k, n), problem.dtype)]
+
+
+def three_matrices(problem: Problem) -> list[Operand]:
     """The op takes A, B and a C (M, N) to add to."""
-    m, _, n = shape
-    return [*two_matrices(shape), (m, n)]
+    m, _, n = problem.shape
+    return [*two_matrices(problem), Operand((m, n), problem.dtype)]
+
+
+# What is timed, where it is not just a call of the op's function with the operands. A function in
+# two parts, as `prepare` and `apply` of `Op`, has its first part run before the clock starts.
+
+
+def _prepare_nothing(function, *operands):
+    del function
+    return operands
+
+
+def _apply(function, *operands):
+    return function(*operands)
+
+
+def _apply_masked(function, x, where=None):
+    return function(x, where=where)
+
+
+def _run_forward(function, x, dy, where=None):
+    """Returns the pullback, which holds what the forward pass keeps, and the cotangent."""
+    _, pullback = jax.vjp(lambda x: function(x, where=where), x)
+    return pullback, dy
+
+
+def _run_backward(function, pullback, dy):
+    del function
+    (dx,) = pullback(dy)
+    return dx
+
+
+def _produce_logits(h, labels=None):
+    """Logits as a network has them: an array in memory that only the loss needs."""
+    del labels
+    return jax.lax.optimization_barrier(2 * h)
+
+
+def _value_and_grad(function, h, labels):
+    def mean_loss(logits):
+        return jnp.mean(function(logits, labels))
+
+    return jax.value_and_grad(mean_loss)(_produce_logits(h))
+
+
+# The bytes that an op must move, given the problem, its operands and its results
+
+
+def _each_once(problem: Problem, operands, results) -> int:
+    """Operands are read once, results are written once."""
+    del problem
+    return sum(each.size * each.dtype.itemsize for each in [*operands, *results])
+
+
+def _each_once_or_long_rows_twice(problem: Problem, operands, results) -> int:
+    """No chip holds a row above `ON_CHIP_BYTES`: it is read again for the result."""
+    x, *_ = operands
+    moved = _each_once(problem, operands, results)
+    row_bytes = check.row_length(problem, x) * x.dtype.itemsize
+    return moved + x.size * x.dtype.itemsize if row_bytes > ON_CHIP_BYTES else moved
+
+
+def _two_reads_one_write(problem: Problem, operands, results) -> int:
+    """Logits are read for the loss, and read again for the gradient that takes their place."""
+    del problem, results
+    logits, *_ = operands
+    return 3 * logits.size * logits.dtype.itemsize
 
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """What the benchmark must know of an op.
+    """What the benchmark must know of an op: a function of jax_gpuops, or a derivative of one.
 
     Attributes:
       family: the folder of kernels, as `jax_gpuops.algorithms` takes it.
       upstream: the function of JAX with the same arguments.
       error: how a result is judged, from `bench.check`.
       limit: what bounds the speed: the copy or read bandwidth of the memory, or arithmetic.
-      options: the keyword arguments that a problem may set, with their defaults.
-      operands: maps the shape of a problem to those of the operands.
+      options: what a problem may set, with defaults: keyword arguments of the function, and
+        `where` for a mask. None, where it is the default, leaves the function its own default.
+      public: the function of jax_gpuops; None for the one of the op's own name.
+      operands: what the op takes.
       fixed: further keyword arguments, from the problem.
-      draw: makes an operand from a random key, shape and dtype.
+      prepare: maps the function and the operands to the arguments of `apply`, untimed.
+      apply: maps the function and these arguments to the results: what is timed.
+      producer: a part of `apply`, as a function of the operands, that is not the op's own; it is
+        timed alone, and its time taken off.
+      bytes: what must be moved, from the problem, the operands and the results.
     """
 
     family: str
@@ -93,14 +218,41 @@ class Op:
     error: Callable[..., check.Errors]
     limit: Literal["copy", "read", "matmul"]
     options: dict[str, Any]
-    operands: Callable[[Shape], list[Shape]] = one_array
+    public: str | None = None
+    operands: Callable[[Problem], list[Operand]] = one_array
     fixed: Callable[[Problem], dict[str, Any]] = lambda problem: {}
-    draw: Callable[[jax.Array, Shape, np.dtype], jax.Array] = normal
+    prepare: Callable[..., tuple] = _prepare_nothing
+    apply: Callable[..., Any] = _apply
+    producer: Callable[..., jax.Array] | None = None
+    bytes: Callable[..., int] = _each_once
 
     @property
     def unit(self) -> str:
         """The unit of the op's rate."""
         return "TFLOP/s" if self.limit == "matmul" else "GB/s"
+
+
+def _with_scale_and_causal(function: Callable) -> Callable:
+    """Adds to a function of `jax.nn` what ours fuse, the way that is fastest in plain JAX.
+
+    That is to scale, and to put -inf where a causal mask leaves an element out: XLA fuses both into
+    its softmax. `where` stays the argument of `jax.nn`.
+    """
+
+    def upstream(x, axis=-1, where=None, *, scale=None, causal=None):
+        if scale is not None:
+            x = scale * x
+        if causal:
+            x = jnp.where(jnp.tri(*x.shape[-2:], dtype=bool), x, -jnp.inf)
+        return function(x, axis=axis, where=where)
+
+    return upstream
+
+
+def _cross_entropy(logits, labels):
+    """The formula of `optax.softmax_cross_entropy_with_integer_labels`, over the last axis."""
+    label_logits = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return jax.nn.logsumexp(logits, axis=-1) - label_logits
 
 
 def _gemm(a, b, c, *, alpha, beta):
@@ -113,17 +265,60 @@ def _contract_last_with_first(problem: Problem) -> dict[str, Any]:
     return {"dimension_numbers": (((last,), (last - 1,)), (batch, batch))}
 
 
-_softmax = functools.partial(Op, family="softmax", limit="copy", options={"axis": -1})
+_softmax = functools.partial(
+    Op,
+    family="softmax",
+    limit="copy",
+    options={"axis": -1, "scale": None, "causal": None, "where": None},
+    operands=array_and_mask,
+    apply=_apply_masked,
+)
+_softmax_vjp = functools.partial(
+    _softmax, operands=array_cotangent_and_mask, prepare=_run_forward, apply=_run_backward
+)
 _reduce = functools.partial(Op, family="reduce", limit="read", options={"axis": None})
 _matmul = functools.partial(Op, family="matmul", limit="matmul", error=check.matmul)
 
 OPS: dict[str, Op] = {
-    "softmax": _softmax(upstream=jax.nn.softmax, error=check.softmax),
-    "log_softmax": _softmax(upstream=jax.nn.log_softmax, error=check.logarithm),
-    "logsumexp": _softmax(upstream=jax.nn.logsumexp, error=check.logarithm, limit="read"),
+    "softmax": _softmax(
+        upstream=_with_scale_and_causal(jax.nn.softmax),
+        error=check.softmax,
+        bytes=_each_once_or_long_rows_twice,
+    ),
+    "log_softmax": _softmax(
+        upstream=_with_scale_and_causal(jax.nn.log_softmax),
+        error=check.logarithm,
+        bytes=_each_once_or_long_rows_twice,
+    ),
+    "logsumexp": _softmax(
+        upstream=_with_scale_and_causal(jax.nn.logsumexp), error=check.logarithm, limit="read"
+    ),
+    "softmax_vjp": _softmax_vjp(
+        public="softmax",
+        upstream=_with_scale_and_causal(jax.nn.softmax),
+        error=check.softmax_vjp,
+    ),
+    "log_softmax_vjp": _softmax_vjp(
+        public="log_softmax",
+        upstream=_with_scale_and_causal(jax.nn.log_softmax),
+        error=check.log_softmax_vjp,
+        options={"axis": -1, "scale": None},
+    ),
+    "cross_entropy_grad": Op(
+        family="softmax",
+        public="softmax_cross_entropy_with_integer_labels",
+        upstream=_cross_entropy,
+        error=check.cross_entropy_grad,
+        limit="copy",
+        options={},
+        operands=array_and_labels,
+        apply=_value_and_grad,
+        producer=_produce_logits,
+        bytes=_two_reads_one_write,
+    ),
     "sum": _reduce(upstream=jnp.sum, error=check.total),
     "mean": _reduce(upstream=jnp.mean, error=check.total),
-    "prod": _reduce(upstream=jnp.prod, error=check.product, draw=factors),
+    "prod": _reduce(upstream=jnp.prod, error=check.product, operands=array_of_factors),
     "max": _reduce(upstream=jnp.max, error=check.exact),
     "min": _reduce(upstream=jnp.min, error=check.exact),
     "argmax": _reduce(upstream=jnp.argmax, error=check.exact),
@@ -151,31 +346,46 @@ OPS: dict[str, Op] = {
 
 
 def ours(op: str) -> Callable[..., jax.Array]:
-    """Returns the public function of jax_gpuops."""
-    return getattr(jax_gpuops, op)
+    """Returns the public function of jax_gpuops that an op calls."""
+    return getattr(jax_gpuops, OPS[op].public or op)
 
 
 def keywords(problem: Problem) -> dict[str, Any]:
-    """Returns the keyword arguments of a problem, for ours and for XLA."""
+    """Returns the keyword arguments of a problem, for ours and for XLA; a mask is an operand."""
     op = OPS[problem.op]
-    return {**problem.options, **op.fixed(problem)}
+    given = {
+        name: value
+        for name, value in problem.options.items()
+        if name != "where" and not (value is None and op.options[name] is None)
+    }
+    return {**given, **op.fixed(problem)}
 
 
-def make(op: str, shape: Shape, dtype: str, **options: Any) -> Problem:
+def make(
+    op: str,
+    shape: Shape,
+    dtype: str,
+    *,
+    series: str | None = None,
+    size: int | None = None,
+    floor: Floor | None = None,
+    **options: Any,
+) -> Problem:
     """Returns a problem with the op's defaults for what `options` leaves out.
 
     Raises:
       ValueError: if the op has no such option, or cannot have such a shape.
     """
     defaults = OPS[op].options
-    if unknown := options.keys() - defaults.keys() - {"series", "size"}:
+    if unknown := options.keys() - defaults.keys():
         raise ValueError(f"{op} has no option {', '.join(sorted(unknown))}")
     if OPS[op].limit == "matmul" and len(shape) < 3:
         raise ValueError(f"{op} takes the shape MxKxN (batch dims before it), got {shape}")
-    series, size = options.pop("series", None), options.pop("size", None)
+    if (options.get("causal") or options.get("where")) and len(shape) < 2:
+        raise ValueError(f"a mask takes the shape of a matrix (batch dims before it), got {shape}")
     if defaults.get("precision", ...) is None and dtype in ("float32", "float64"):
         defaults = {**defaults, "precision": "highest"}
-    return Problem(op, shape, dtype, {**defaults, **options}, series, size)
+    return Problem(op, shape, dtype, {**defaults, **options}, series, size, floor)
 
 
 def floating_point_operations(problem: Problem) -> int:

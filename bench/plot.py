@@ -15,7 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from bench import documents, ops, report
-from bench.results import XLA, Result, Run
+from bench.results import Result, Run
 
 # Okabe and Ito's colours, which people with colour vision deficiencies can tell apart, but wine for
 # their yellow, which is faint on white. Markers tell the lines apart without any colour.
@@ -44,9 +44,7 @@ def draw(run: Run, folder: pathlib.Path) -> list[pathlib.Path]:
         ):
             name = f"{run.command}_{op}" + ("" if series == "ladder" else "_sizes")
             figures[name] = _draw_lines(op, series, points)
-        if rest := [
-            each for each in group if each.problem.series is None and each.algorithm != XLA
-        ]:
+        if rest := [each for each in group if each.problem.series is None and each.ours]:
             name = f"{run.command}_{family}"
             figures[name] = _draw_bars(rest) if run.command == "ladder" else _draw_dots(rest)
     folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +68,7 @@ def _draw_lines(op: str, series: str, results: Sequence[Result]) -> Figure:
         if series == "ladder":
             lines = _grouped(points, lambda each: each.algorithm)
         else:  # one line, though the algorithm may change with the size
-            lines = [("ours", [each for each in points if each.algorithm != XLA])]
+            lines = [("ours", [each for each in points if each.ours])]
         for (label, line), (color, marker) in zip(lines, styles, strict=False):
             xs = [each.problem.size for each in line]
             axes.plot(xs, [each.rate for each in line], color=color, marker=marker, label=label)

@@ -9,16 +9,46 @@ Shape = tuple[int, ...]
 
 
 @dataclasses.dataclass(frozen=True)
+class Floor:
+    """How fast our kernel must at least be for the problem to count as solved.
+
+    Attributes:
+      ceiling: the least rate, as a part of what bounds it.
+      ratio: the least speed relative to XLA.
+      slack_us: with `ratio`: so much longer than XLA is never too long. Of a kernel that takes
+        2 us, 5 % are below the resolution of the clock.
+      mean_ratio: the least geometric mean of the speeds relative to XLA, over all problems of a
+        run that have this very floor.
+    """
+
+    ceiling: float | None = None
+    ratio: float | None = None
+    slack_us: float = 0.0
+    mean_ratio: float | None = None
+
+    def __str__(self) -> str:
+        """Returns what a single result must reach, such as "95%, 0.99x"."""
+        parts = []
+        if self.ceiling is not None:
+            parts.append(f"{self.ceiling:.0%}")
+        if self.ratio is not None:
+            slack = f" or +{self.slack_us:g} us" if self.slack_us else ""
+            parts.append(f"{self.ratio:.2f}x{slack}")
+        return ", ".join(parts)
+
+
+@dataclasses.dataclass(frozen=True)
 class Problem:
     """An op on arrays of some shape and dtype.
 
     Attributes:
-      op: the name of a public op.
+      op: the name of an op of `bench.ops`.
       shape: the operand's shape; for matrix products (..., M, K, N).
-      dtype: the dtype of all operands.
-      options: keyword arguments of the op that differ from its defaults, such as axis.
+      dtype: the dtype of the operands.
+      options: the op's options, such as axis; None for one that is left to the op.
       series: the figure's line that this problem is a point of, if it is.
       size: where on that line.
+      floor: how fast our kernel must be, if that is settled.
     """
 
     op: str
@@ -27,15 +57,23 @@ class Problem:
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
     series: str | None = None
     size: int | None = None
+    floor: Floor | None = None
 
     def shape_text(self) -> str:
         """Returns the shape as `--shape` takes it."""
         return "x".join(map(str, self.shape))
 
     def options_text(self) -> str:
-        """Returns the options that are set, in a short form such as "axis=0"."""
-        options = {k: str(v).replace(" ", "") for k, v in self.options.items() if v is not None}
-        return " ".join(v if k == "precision" else f"{k}={v}" for k, v in options.items())
+        """Returns the options that are set, in a short form such as "axis=0 causal"."""
+        texts = []
+        for name, value in self.options.items():
+            if value is True:
+                texts.append(name)
+            elif name == "precision" and value is not None:
+                texts.append(value)
+            elif value is not None:
+                texts.append(f"{name}={value}".replace(" ", ""))
+        return " ".join(texts)
 
     def __str__(self) -> str:
         """Returns the problem on one line."""
@@ -44,11 +82,18 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """One way to run a problem: the two arguments that every op takes."""
+    """One way to run a problem: the two arguments that every op takes, or a peer of ours.
+
+    Attributes:
+      implementation: as the ops take it.
+      algorithm: as the ops take it.
+      peer: another library, one of `bench.peers.NAMES`, that runs in place of ours.
+    """
 
     implementation: str | None = None
     algorithm: str | None = None
+    peer: str | None = None
 
     def __str__(self) -> str:
         """Returns the most specific name."""
-        return self.algorithm or self.implementation or "default"
+        return self.peer or self.algorithm or self.implementation or "default"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 
 from rich import box
@@ -12,23 +13,33 @@ from rich.text import Text
 from bench import documents, ops
 from bench.results import FAILED, REFUSED, WRONG, Result, Run
 
-_WIDTH = 170  # of tables that go to a file or a pipe
+_WIDTH = 240  # at most, of tables that go to a file or a pipe
 
 _DTYPE_NAMES = {name: short for short, name in ops.SHORT_DTYPES.items()}
 
 LEGEND = """\
 time us  median time of the kernels of one call, from CUPTI
 loop us  time of one call in a long loop of calls; for small problems that is Python and the launch
-GB/s     the bytes of the op (operands read once, results written once) over its time, in 1e9
+GB/s     the bytes of the op over its time, in 1e9: operands read once, results written once; of
+         cross_entropy_grad the logits read twice and the gradient written; of softmax rows above
+         60 MB, which no chip holds, a second read
 TFLOP/s  the additions and multiplications of a matrix product over its time, in 1e12
 ceiling  the rate as a part of what this GPU did in this run: for softmax and transpose copying
          2 GiB, for reductions and logsumexp summing 2 GiB, for products XLA's best one of that
          dtype and precision
-x XLA    how many times as fast as XLA, which ran in turns with ours on the same arrays
+x XLA    how many times as fast as XLA, which ran in turns with ours on the same arrays. For scale
+         and causal it runs jax.nn.softmax(where(mask, scale * x, -inf)), for where the argument of
+         that name, for cross_entropy_grad the formula of optax
+floor    what ours must reach: a part of the ceiling, a number of times XLA's speed
 error    against float64: relative for softmax, prod; relative to the sum of |x| for sum, mean; to
-         max(1, |y|) for log_softmax, logsumexp; in the Frobenius norm for products; the number of
-         wrong elements for exact ops. A result whose error is beyond its bound is WRONG and has
-         no speed; for XLA, which computes some 16-bit ops in 16 bits, that bound is 8 times ours
+         max(1, |y|) for log_softmax, logsumexp; to the terms that are subtracted for *_vjp and
+         *_grad; in the Frobenius norm for products; the number of wrong elements for exact ops. A
+         result whose error is beyond its bound is WRONG and has no speed; for XLA, which computes
+         some 16-bit ops in 16 bits, that bound is 8 times ours
+*_vjp    the backward pass alone, from what the forward pass keeps and a cotangent
+*_grad   value and gradient of the mean loss; its logits are made by a kernel whose own time, from
+         the same turns, is taken off
+where    a causal mask with random holes, for all matrices alike
 default  what runs unless the caller asks: ours where a measurement says it is level, else XLA
 k        how many kernels a call launches
 loop     as a note: on a large problem loop and kernels differ by over 5 %, for ours or XLA, or no
@@ -74,6 +85,9 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
         numbers += ["speed-up", "document"]
     for name in numbers:
         result.add_column(name, justify="right", no_wrap=True)
+    floors = timed and any(each.problem.floor is not None for each in results)
+    if floors:
+        result.add_column("floor", no_wrap=True)
     result.add_column("result" if not timed else "note", no_wrap=True)
 
     previous = None
@@ -91,6 +105,8 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
         cells += [_error_cell(each, each.error), _error_cell(each, each.xla_error)]
         if timed and ladder:
             cells += [_number(each.speedup, "{:.1f}x"), _number(each.claimed_speedup, "{:.1f}x")]
+        if floors:
+            cells.append("" if each.meets_floor is None else str(each.problem.floor))
         result.add_row(*cells, _note(each), style="bold red" if _is_bad(each) else None)
     return result
 
@@ -105,6 +121,26 @@ def refusals(results: Iterable[Result]) -> list[str]:
     for first, *others in refused.values():
         more = f" (and {len(others)} more)" if others else ""
         lines.append(f"Not run: {first.algorithm} on {first.problem}{more}: {first.message}")
+    return lines
+
+
+def floors_text(results: Iterable[Result]) -> list[str]:
+    """Returns how many floors are met, and a line for each that is not."""
+    held = [each for each in results if each.meets_floor is not None]
+    if not held:
+        return []
+    missed = [each for each in held if not each.meets_floor]
+    lines = [f"{len(held) - len(missed)} of {len(held)} results meet their floor."]
+    for each in missed:
+        reached = f"{each.rate / each.ceiling:.1%} of the ceiling, {each.ratio:.2f}x XLA"
+        lines.append(f"  {each.problem} by {each.algorithm}: {reached}; floor {each.problem.floor}")
+    for floor in dict.fromkeys(each.problem.floor for each in held):
+        if floor.mean_ratio is not None:
+            ratios = [each.ratio for each in held if each.problem.floor == floor]
+            lines.append(
+                f"  geometric mean of the {len(ratios)} with floor {floor}: "
+                f"{statistics.geometric_mean(ratios):.3f}x XLA; floor {floor.mean_ratio:.2f}x"
+            )
     return lines
 
 
@@ -127,6 +163,8 @@ def verdict(run: Run, *, timed: bool) -> Text:
         text.append("Nothing ran.\n", style="bold red")
     else:
         text.append(f"All {len(ran)} results are right.\n", style="green")
+    for line in floors_text(run.results):
+        text.append(line + "\n")
     if timed:
         text.append(LEGEND, style="dim")
     else:
@@ -153,7 +191,7 @@ def _problem_cell(result: Result, column: str) -> str:
 
 def _algorithm_cell(result: Result) -> str:
     """Marks what the user gets without asking."""
-    asked = result.implementation or result.named_algorithm
+    asked = result.implementation or result.named_algorithm or result.peer
     return result.algorithm if asked else f"{result.algorithm} (default)"
 
 
@@ -183,6 +221,8 @@ def _note(result: Result) -> str:
     notes = ["warm"] if result.warm else []
     if result.time_us != result.kernel_us:
         notes.append("loop")
+    if result.meets_floor is False:
+        notes.append("below floor")
     return ", ".join(notes)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 import jax_gpuops
-from bench.problem import Problem
+from bench.problem import Floor, Problem
 
 SCHEMA = 1
 
@@ -32,17 +32,18 @@ class Result:
       family: the op's family.
       implementation: as asked for; None is the default.
       named_algorithm: as asked for; None if the plan chooses.
-      algorithm: what ran: one of our algorithms, or XLA.
+      algorithm: what ran: one of our algorithms (several joined by "+", if the op is made of
+        several kernels), XLA, or the peer.
       status: RIGHT; WRONG, if an error exceeds its bound; REFUSED, if the algorithm does not take
         the problem; FAILED, if the call raised.
       message: why, unless it is right.
       error: the error against the float64 reference, in the terms of the op; None if not finite.
       excess: the largest error over its bound; at most 1 if a result of ours is right.
       xla_error: the error of XLA on the same data.
-      bytes: what must be moved: operands read once, results written once.
+      bytes: what must be moved, as the op counts it.
       operations: the floating-point operations of a matrix product.
-      kernel_us: time in kernels; None if not timed or not seen.
-      loop_us: time per call in a long loop.
+      kernel_us: time in kernels, without the producer's; None if not timed or not seen.
+      loop_us: time per call in a long loop, without the producer's.
       time_us: the one of both that counts.
       kernels: how many kernels a call launches.
       xla_kernel_us, xla_loop_us, xla_time_us, xla_kernels: the same for XLA, in turns with ours.
@@ -52,6 +53,7 @@ class Result:
       ceiling: the rate that bounds it, measured in the same run.
       speedup: over the first step of the ladder.
       claimed_speedup: the same from the ladder's document.
+      peer: the other library that ran in place of ours, if one did.
     """
 
     problem: Problem
@@ -80,6 +82,12 @@ class Result:
     ceiling: float | None = None
     speedup: float | None = None
     claimed_speedup: float | None = None
+    peer: str | None = None
+
+    @property
+    def ours(self) -> bool:
+        """True if kernels of ours ran."""
+        return self.algorithm not in (XLA, self.peer)
 
     @property
     def timed(self) -> bool:
@@ -92,6 +100,19 @@ class Result:
         if self.time_us is None or self.xla_time_us is None:
             return None
         return self.xla_time_us / self.time_us
+
+    @property
+    def meets_floor(self) -> bool | None:
+        """Whether ours is as fast as it must be; None without a floor, or without a speed."""
+        floor = self.problem.floor
+        if floor is None or not (self.ours and self.timed):
+            return None
+        if floor.ceiling is not None and self.rate < floor.ceiling * self.ceiling:
+            return False
+        if floor.ratio is None:
+            return True
+        longest = max(self.xla_time_us / floor.ratio, self.xla_time_us + floor.slack_us)
+        return self.time_us <= longest
 
 
 @dataclasses.dataclass
@@ -135,6 +156,8 @@ class Run:
             problem = each["problem"]
             problem["shape"] = tuple(problem["shape"])
             problem["options"] = {k: _tuples(v) for k, v in problem["options"].items()}
+            if (floor := problem.get("floor")) is not None:
+                problem["floor"] = Floor(**floor)
             each["problem"] = Problem(**problem)
         return Run(**content, results=[Result(**each) for each in results])
 

@@ -12,14 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import Primitive
 
 import jax_gpuops
-from bench import documents, measure, ops
+from bench import documents, measure, ops, peers
 from bench.problem import Problem, Variant
 from bench.results import FAILED, REFUSED, RIGHT, WRONG, XLA, Result
-
-WARM_BYTES = 60_000_000
-"""Operands below this size stay in an H200's L2 cache from one call to the next."""
+from jax_gpuops import _plan, _primitive
 
 _CEILING_ELEMENTS = 2**29
 _CEILING_MATRIX = 8192
@@ -33,13 +32,14 @@ def has_gpu() -> bool:
 def variants(problem: Problem) -> list[Variant]:
     """Returns what the main table runs of a problem.
 
-    On a GPU: what the user gets, and our kernel if that is not the same. Without one: every
+    On a GPU: what the user gets, and our kernels if that is not the same. Without one: every
     algorithm of ours on the host.
     """
     if not has_gpu():
         return [Variant("interpret", each) for each in algorithms(problem)]
-    default = _plan(problem, Variant())
-    return [Variant()] if default.implementation == "cuda" else [Variant(), Variant("cuda")]
+    default = plans(problem, Variant())
+    ours = all(each.implementation == "cuda" for each in default)
+    return [Variant()] if default and ours else [Variant(), Variant("cuda")]
 
 
 def algorithms(problem: Problem) -> list[str]:
@@ -82,31 +82,31 @@ class Runner:
     def _solve(self, problem: Problem, results: Sequence[Result]) -> None:
         """Runs, checks and times what is not refused, and completes the results."""
         operands = _operands(problem)
-        upstream = _jit(ops.OPS[problem.op].upstream, problem)
+        upstream = _call(problem, ops.OPS[problem.op].upstream, operands)
         judge = _judge(problem, operands)
-        xla_error, _ = judge(upstream(*operands))
-        right: list[tuple[Result, Callable]] = []
+        xla_error, _ = judge(upstream())
+        right: list[tuple[Result, measure.Call]] = []
         for result in results:
-            function = _ours(result)
             try:
-                if result.algorithm != XLA:
-                    _check_custom_call(function, operands)
-                error, excess = judge(function(*operands))
-            except Exception as failure:  # the other algorithms may work
-                result.status, result.message = FAILED, _first_line(failure)
+                call = _call_of(result, operands)
+                error, excess = judge(peers.as_jax(call()))
+            except Exception as failure:  # the others may work
+                # A peer need not be installed, nor take every problem.
+                result.status = REFUSED if result.peer else FAILED
+                result.message = _first_line(failure)
                 continue
             result.error, result.excess = _finite(error), _finite(excess)
             result.xla_error = _finite(xla_error)
-            result.bytes, result.operations = _work(problem, operands, function)
-            result.warm = sum(each.nbytes for each in operands) < WARM_BYTES
+            result.bytes, result.operations = _work(problem, operands, upstream)
+            result.warm = sum(each.nbytes for each in operands) < ops.ON_CHIP_BYTES
             if excess <= _allowed_excess(result):
-                right.append((result, function))
+                right.append((result, call))
             else:
                 result.status = WRONG
                 times = excess / _allowed_excess(result)
                 result.message = f"the error is {times:.3g} times what it may be"
         if self._timed and right:
-            self._time(*zip(*right, strict=True), upstream, operands)
+            self._time(problem, *zip(*right, strict=True), upstream, operands)
 
     def rate(self, results: Sequence[Result]) -> None:
         """Fills in rates and ceilings, once all results of a family are there."""
@@ -118,14 +118,19 @@ class Runner:
             if each.timed:
                 each.ceiling = self._ceiling(each, results)
 
-    def _time(self, results, functions, upstream, operands) -> None:
-        xla, *timings = self._measure([upstream, *functions], operands)
+    def _time(self, problem, results, calls, upstream, operands) -> None:
+        """Times calls and XLA's in turns, without the part that is not the op's own."""
+        producer = ops.OPS[problem.op].producer
+        alone = [] if producer is None else [measure.Call(jax.jit(producer), operands)]
+        xla, *timings = self._measure([upstream, *calls, *alone])
+        part = timings.pop() if alone else measure.NOTHING
         for result, timing in zip(results, timings, strict=True):
-            result.kernel_us, result.loop_us = timing.kernel_us, timing.loop_us
-            result.kernels = timing.kernels
-            result.xla_kernel_us, result.xla_loop_us = xla.kernel_us, xla.loop_us
-            result.xla_kernels = xla.kernels
-            result.time_us, result.xla_time_us = measure.times_us([timing, xla])
+            part_us, time_us, xla_time_us = measure.times_us([part, timing, xla])
+            result.time_us, result.xla_time_us = time_us - part_us, xla_time_us - part_us
+            own, xla_own = timing.without(part), xla.without(part)
+            result.kernel_us, result.loop_us = own.kernel_us, own.loop_us
+            result.xla_kernel_us, result.xla_loop_us = xla_own.kernel_us, xla_own.loop_us
+            result.kernels, result.xla_kernels = own.kernels, xla_own.kernels
 
     def _ceiling(self, result: Result, results: Sequence[Result]) -> float:
         """Returns what bounds a rate: measured bandwidth, or the best product of XLA."""
@@ -168,16 +173,44 @@ def _mode(dtype: str) -> contextlib.AbstractContextManager:
     return jax.enable_x64(jnp.dtype(dtype) in (np.int64, np.uint64, np.float64, np.complex128))
 
 
-def _plan(problem: Problem, variant: Variant) -> jax_gpuops.Plan:
+def kernel_calls(problem: Problem, **arguments: Any) -> list[tuple[Primitive, list, dict]]:
+    """Returns the calls of our kernels in what is timed of a problem, without running it.
+
+    Args:
+      problem: the problem.
+      **arguments: `implementation` and `algorithm`.
+
+    Returns:
+      For each call the primitive, the avals of its operands, and its parameters.
+
+    Raises:
+      TypeError: as the op would.
+      ValueError: as the op would.
+    """
+    op = ops.OPS[problem.op]
+    function = functools.partial(ops.ours(problem.op), **ops.keywords(problem), **arguments)
+    operands = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in op.operands(problem)]
     with _mode(problem.dtype):
-        return jax_gpuops.plan(
-            problem.op,
-            ops.OPS[problem.op].operands(problem.shape),
-            problem.dtype,
-            implementation=variant.implementation,
-            algorithm=variant.algorithm,
-            **ops.keywords(problem),
-        )
+        prepared = jax.eval_shape(functools.partial(op.prepare, function), *operands)
+        jaxpr = jax.make_jaxpr(functools.partial(op.apply, function))(*prepared)
+    return list(_plan._calls(jaxpr.jaxpr))
+
+
+def plans(problem: Problem, variant: Variant) -> list[jax_gpuops.Plan]:
+    """Returns what each call of our kernels in a problem would run; empty if XLA takes it all.
+
+    Raises:
+      TypeError: as the op would.
+      ValueError: as the op would.
+    """
+    calls = kernel_calls(
+        problem, implementation=variant.implementation, algorithm=variant.algorithm
+    )
+    platform = "cuda" if has_gpu() else "cpu"
+    return [
+        _plan._plan_call(_primitive.KERNELS[primitive], avals, platform, **params)
+        for primitive, avals, params in calls
+    ]
 
 
 def _start(problem: Problem, variant: Variant) -> Result:
@@ -188,67 +221,94 @@ def _start(problem: Problem, variant: Variant) -> Result:
         variant.implementation,
         variant.algorithm,
         algorithm=str(variant),
+        peer=variant.peer,
     )
-    try:
-        result.algorithm = _plan(problem, variant).algorithm or XLA
-    except (TypeError, ValueError) as error:
-        result.status, result.message = REFUSED, _first_line(error)
+    if variant.peer is None:
+        try:
+            names = [each.algorithm or XLA for each in plans(problem, variant)]
+            planned = "+".join(dict.fromkeys(names)) or XLA
+            if variant.algorithm not in (None, *names):  # a derivative may choose for itself
+                raise ValueError(f"what is timed of it runs {planned}")
+            result.algorithm = planned
+        except (TypeError, ValueError) as error:
+            result.status, result.message = REFUSED, _first_line(error)
     return result
 
 
-def _jit(function: Callable, problem: Problem, **arguments: Any) -> Callable:
-    return jax.jit(functools.partial(function, **ops.keywords(problem), **arguments))
+def _call(problem: Problem, function: Callable, operands, **arguments: Any) -> measure.Call:
+    """Returns the timed part of a problem, solved by a function; what comes before is done."""
+    op = ops.OPS[problem.op]
+    function = functools.partial(function, **ops.keywords(problem), **arguments)
+    prepared = op.prepare(function, *operands)
+    return measure.Call(jax.jit(functools.partial(op.apply, function)), prepared)
 
 
-def _ours(result: Result) -> Callable:
-    return _jit(
-        ops.ours(result.problem.op),
+def _call_of(result: Result, operands) -> measure.Call:
+    """Returns the timed part of the problem as a result says that it is to be solved.
+
+    Raises:
+      RuntimeError: if XLA would compute what should be a kernel of ours.
+    """
+    if result.peer is not None:
+        return peers.call(result.peer, result.problem, operands)
+    call = _call(
         result.problem,
+        ops.ours(result.problem.op),
+        operands,
         implementation=result.implementation,
         algorithm=result.named_algorithm,
     )
+    if result.ours or result.implementation not in (None, "xla"):
+        program = call.function.lower(*call.arguments).as_text()
+        if "jax_gpuops_" not in program:
+            raise RuntimeError("the compiled program does not call our kernel")
+    return call
 
 
 def _operands(problem: Problem) -> list[jax.Array]:
     """Draws the operands, the same ones for the same problem, on the device."""
-    op, dtype = ops.OPS[problem.op], np.dtype(jnp.dtype(problem.dtype))
-    draw = jax.jit(op.draw, static_argnums=(1, 2))
+    operands = ops.OPS[problem.op].operands(problem)
     key = jax.random.key(zlib.crc32(str(problem).encode()), impl="rbg")
-    shapes = op.operands(problem.shape)
-    keys = jax.random.split(key, len(shapes))
-    return [draw(k, shape, dtype) for k, shape in zip(keys, shapes, strict=True)]
+    return [
+        jax.jit(functools.partial(each.draw, shape=each.shape, dtype=jnp.dtype(each.dtype)))(k)
+        for k, each in zip(jax.random.split(key, len(operands)), operands, strict=True)
+    ]
 
 
-def _judge(problem: Problem, operands) -> Callable[[jax.Array], tuple[float, float]]:
+def _judge(problem: Problem, operands) -> Callable[[Any], tuple[float, float]]:
     """Returns a function that gives the error of a result and its excess over the bound.
 
     The reference is XLA's result in float64, for the whole array. Ops that round nothing, and
     integers, have their reference in their own dtype.
     """
     op = ops.OPS[problem.op]
-    dtype = jnp.dtype(problem.dtype)
-    rounds = jnp.issubdtype(dtype, jnp.inexact) and op.error is not ops.check.exact
+    rounds = jnp.issubdtype(problem.dtype, jnp.inexact) and op.error is not ops.check.exact
     error = op.error if rounds else ops.check.exact
-    wide = jnp.promote_types(dtype, jnp.float64) if rounds else dtype
+
+    def widen(x):
+        return x.astype(jnp.float64) if rounds and jnp.issubdtype(x.dtype, jnp.inexact) else x
 
     def compute_reference(*operands):
-        return op.upstream(*[x.astype(wide) for x in operands], **ops.keywords(problem))
+        function = functools.partial(op.upstream, **ops.keywords(problem))
+        return op.apply(function, *op.prepare(function, *map(widen, operands)))
 
-    with jax.enable_x64(True):
-        reference = jax.jit(compute_reference)(*operands)
-
-        @jax.jit
-        def errors(y, reference, *operands):
-            value, excess = error(problem, y, reference, operands)
-            # Not left to the maxima in `error`: XLA's on CPU lose NaN in long arrays.
-            lost = jnp.any(jnp.isnan(y) != jnp.isnan(reference)) if rounds else False
-            return value, jnp.where(lost, jnp.inf, excess)
+    @jax.jit
+    def errors(y, *operands):
+        reference = compute_reference(*operands)
+        value, excess = error(problem, y, reference, operands)
+        # Not left to the maxima in `error`: XLA's on CPU lose NaN in long arrays.
+        lost = excess < 0
+        if rounds:
+            nan = jax.tree.map(lambda a, b: jnp.any(jnp.isnan(a) != jnp.isnan(b)), y, reference)
+            lost |= functools.reduce(jnp.logical_or, jax.tree.leaves(nan))
+        return value, jnp.where(lost, jnp.inf, excess)
 
     def judge(y) -> tuple[float, float]:
-        if y.shape != reference.shape:
-            return float("inf"), float("inf")
         with jax.enable_x64(True):
-            value, excess = errors(y, reference, *operands)
+            expected = jax.eval_shape(compute_reference, *operands)
+            if jax.tree.map(jnp.shape, y) != jax.tree.map(jnp.shape, expected):
+                return float("inf"), float("inf")
+            value, excess = errors(y, *operands)
         return float(value), float(excess)
 
     return judge
@@ -257,26 +317,19 @@ def _judge(problem: Problem, operands) -> Callable[[jax.Array], tuple[float, flo
 def _allowed_excess(result: Result) -> float:
     """Returns how many times the bound an error may be."""
     op = ops.OPS[result.problem.op]
-    if result.algorithm != XLA or op.error is ops.check.exact:
+    if result.ours or op.error is ops.check.exact:
         return 1
-    # The bounds are our contract, which has 16-bit floats computed in float32. XLA may round every
-    # step of softmax to 16 bits, so several roundings add up where we have one.
+    # The bounds are our contract, which has 16-bit floats computed in float32. Others may round
+    # every step of softmax to 16 bits, so several roundings add up where we have one.
     dtype = jnp.dtype(result.problem.dtype)
     return 8 if jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize == 2 else 1
 
 
-def _check_custom_call(function: Callable, operands) -> None:
-    """Raises RuntimeError if XLA would compute what should be a kernel of ours."""
-    if "jax_gpuops_" not in function.lower(*operands).as_text():
-        raise RuntimeError("the compiled program does not call our kernel")
-
-
-def _work(problem: Problem, operands, function) -> tuple[int, int | None]:
-    results = jax.tree.leaves(jax.eval_shape(function, *operands))
-    moved = sum(each.size * each.dtype.itemsize for each in [*operands, *results])
-    if ops.OPS[problem.op].limit == "matmul":
-        return moved, ops.floating_point_operations(problem)
-    return moved, None
+def _work(problem: Problem, operands, call: measure.Call) -> tuple[int, int | None]:
+    results = jax.tree.leaves(jax.eval_shape(call.function, *call.arguments))
+    op = ops.OPS[problem.op]
+    moved = op.bytes(problem, operands, results)
+    return moved, ops.floating_point_operations(problem) if op.limit == "matmul" else None
 
 
 def _rate(result: Result, time_us: float) -> float:
@@ -286,20 +339,20 @@ def _rate(result: Result, time_us: float) -> float:
     return result.bytes / time_us / 1e3
 
 
-def _bandwidth(limit: str, measure_functions) -> float:
+def _bandwidth(limit: str, measure_calls) -> float:
     """Returns the GB/s of a copy or of a sum that is far larger than the L2 cache."""
     x = jax.random.normal(jax.random.key(0, impl="rbg"), (_CEILING_ELEMENTS,), jnp.float32)
     function = jax.jit({"copy": lambda x: x + 1, "read": jnp.sum}[limit])
-    (timing,) = measure_functions([function], [x])
+    (timing,) = measure_calls([measure.Call(function, [x])])
     moved = x.nbytes * {"copy": 2, "read": 1}[limit]
     return moved / measure.times_us([timing])[0] / 1e3
 
 
-def _matmul_rate(problem: Problem, measure_functions) -> float:
+def _matmul_rate(problem: Problem, measure_calls) -> float:
     """Returns the TFLOP/s of XLA for a large product."""
     with _mode(problem.dtype):
-        function = _jit(ops.OPS[problem.op].upstream, problem)
-        (timing,) = measure_functions([function], _operands(problem))
+        call = _call(problem, ops.OPS[problem.op].upstream, _operands(problem))
+        (timing,) = measure_calls([call])
     return ops.floating_point_operations(problem) / measure.times_us([timing])[0] / 1e6
 
 

@@ -8,6 +8,9 @@ from jax_gpuops._library import Algorithm as Algorithm
 from jax_gpuops._library import algorithms as algorithms
 from jax_gpuops._plan import Plan as Plan
 from jax_gpuops._plan import plan as plan
+from jax_gpuops.cross_entropy import (
+    softmax_cross_entropy_with_integer_labels as softmax_cross_entropy_with_integer_labels,
+)
 from jax_gpuops.matmul import dot_general as dot_general
 from jax_gpuops.matmul import gemm as gemm
 from jax_gpuops.matmul import matmul as matmul

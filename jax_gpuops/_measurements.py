@@ -20,8 +20,9 @@ def table() -> dict[str, list[dict[str, Any]]]:
     """Returns the measured classes by device kind.
 
     A class names what a problem must match: a value, or an inclusive range [low, high] of a size;
-    for a list, such as a shape, one of these for each element. Under "ratio" stands the least speed
-    relative to XLA that was measured in the class.
+    for a list, such as a shape, one of these for each element. Problems with a mask ("masked" is 1)
+    or a causal one ("queries" is not 0) are only in classes that name these. Under "ratio" stands
+    the least speed relative to XLA that was measured in the class.
     """
     text = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
     return json.loads(text)
@@ -45,9 +46,18 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
     if kind is None:
         return "xla", "no GPU is visible"
     for entry in table().get(kind, []):
-        if all(_matches(entry[key], problem.get(key)) for key in entry if key != "ratio"):
+        if contains(entry, problem):
             return "cuda", f"measured on {kind}: at least {entry['ratio']:.2f} x the speed of XLA"
     return "xla", f"no measurement on {kind} says that ours is level with XLA for this problem"
+
+
+_UNLESS_NAMED = {"masked": 0, "queries": 0}
+
+
+def contains(entry: dict[str, Any], problem: dict[str, Any]) -> bool:
+    """True if a class of the table contains a problem."""
+    wanted, problem = _UNLESS_NAMED | entry, _UNLESS_NAMED | problem
+    return all(_matches(wanted[key], problem.get(key)) for key in wanted if key != "ratio")
 
 
 def _matches(wanted: Any, value: Any) -> bool:

@@ -39,14 +39,18 @@ def plan(
     """Says what a call of an op would run on one device, without running it.
 
     >>> jax_gpuops.plan("softmax", (8192, 4096), "float32", implementation="interpret")
-    Plan(implementation='interpret', algorithm='block_shared', reason=...)
+    Plan(implementation='interpret', algorithm='block', reason=...)
+    >>> mask = jax.ShapeDtypeStruct((2048, 2048), bool)
+    >>> jax_gpuops.plan("softmax", (8, 16, 2048, 2048), "bfloat16", where=mask, platform="cuda")
+    Plan(implementation=...)
 
     Args:
       op: the name of a public op, such as "softmax".
       shape: the operand's shape, or a sequence of shapes for an op of several operands.
       dtype: the dtype of the operands.
       platform: "cpu", "cuda" (or "gpu"), "rocm" or "tpu"; None is that of JAX's default device.
-      **arguments: keyword arguments of the op, `implementation` and `algorithm` among them.
+      **arguments: keyword arguments of the op, `implementation` and `algorithm` among them. An
+        array, such as a mask or labels, may be a `jax.ShapeDtypeStruct`.
 
     Returns:
       The plan.
@@ -62,7 +66,9 @@ def plan(
     if platform not in _PLATFORMS:
         raise ValueError(f"platform must be one of {', '.join(_PLATFORMS)}, got {platform!r}")
     operands = [jax.ShapeDtypeStruct(each, dtype) for each in _shapes(shape)]
-    jaxpr = jax.make_jaxpr(lambda *xs: ops[op](*xs, **arguments))(*operands)
+    structs = {k: x for k, x in arguments.items() if isinstance(x, jax.ShapeDtypeStruct)}
+    static = {k: x for k, x in arguments.items() if k not in structs}
+    jaxpr = jax.make_jaxpr(lambda xs, ys: ops[op](*xs, **ys, **static))(operands, structs)
     platform = "cuda" if platform == "gpu" else platform
     for p, avals, params in _calls(jaxpr.jaxpr):
         return _plan_call(_primitive.KERNELS[p], avals, platform, **params)

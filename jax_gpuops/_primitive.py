@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import numbers
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import batching, mlir, xla
+from jax.interpreters import mlir, xla
 from jax.interpreters.mlir import ir
 from jax.sharding import AxisType
 
@@ -35,37 +36,46 @@ class Kernel:
       name: the primitive's name in jaxprs.
       op: the op family in the compiled modules.
       target: the FFI target.
-      result: maps operand avals and parameters to the result's aval.
+      result: maps operand avals and parameters to the result's aval, or to a list of avals.
       reference: the same computation in jnp: the fallback, and the oracle of the tests.
       problem: maps operand avals and parameters to the problem that the module's plan takes.
       attributes: maps parameters to the FFI attributes, except `algorithm`.
-      layouts: maps operand avals, the result aval and parameters to the layouts of operands and
-        results, or None for row-major ones.
-      rows: how many trailing dims of each operand, and of the result, belong to a row. The dims
-        before them are the same in all, and sharding them needs no communication. None if the op
-        has no such dims: it then runs within one device only.
+      layouts: maps operand avals and parameters to the layouts of operands and results; None for
+        row-major ones.
+      rows: maps parameters to how many trailing dims of the first operand belong to a row. The dims
+        before them are the first ones of all operands and results, and sharding them needs no
+        communication. None if the op has no such dims: it then runs within one device only.
+      arrange: maps operand avals, `partitioned` (see `choose`) and parameters to None where the
+        custom call takes the operands as they are; else to a function of `bind` and the operands,
+        which binds the primitive to others that it takes.
       call: makes the custom call, for an op that must rearrange its operands or result around it:
         maps operands, `algorithm` and parameters to the result. With it `target`, `attributes` and
         `layouts` are not used.
+      aliases: which operand's memory the custom call may take for which result, by index.
       gathers: False if XLA reduces a sharded row without collecting it on one device, as our
         custom call must. None then leaves programs that span several devices to XLA.
       workspace: maps the compiled module, operand avals, `algorithm` and parameters to the bytes of
-        workspace that each index of the leading dims needs at most; requires `rows`. The custom
-        call has it as its last result, which nobody sees: handlers must not allocate.
+        workspace that each row along the last dim of the first operand needs at most; requires
+        `rows`. The custom call has it as its last result, which nobody sees: handlers must not
+        allocate.
+      multiple_results: True if `result` and `reference` return lists.
     """
 
     name: str
     op: str
     result: Callable[..., Any]
-    reference: Callable[..., jax.Array]
+    reference: Callable[..., Any]
     problem: Callable[..., dict[str, Any]]
     target: str | None = None
     attributes: Callable[..., dict[str, Any]] = lambda **_: {}
     layouts: Callable[..., tuple[list[Layout], list[Layout]]] | None = None
-    rows: tuple[tuple[int, ...], int] | None = None
+    rows: Callable[..., int] | None = None
+    arrange: Callable[..., Callable[..., Any] | None] | None = None
     call: Callable[..., jax.Array] | None = None
+    aliases: dict[int, int] = dataclasses.field(default_factory=dict)
     gathers: bool = True
     workspace: Callable[..., int] | None = None
+    multiple_results: bool = False
 
 
 _MOST_ELEMENTS = 2**60  # kernels count elements, and their bytes, in 64 bits
@@ -75,20 +85,47 @@ KERNELS: dict[Primitive, Kernel] = {}
 
 
 def primitive(kernel: Kernel) -> Primitive:
-    """Makes the primitive of a kernel, with everything but its derivatives."""
-    p = Primitive(kernel.name)
+    """Makes the primitive of a kernel, with everything but its derivatives and batching."""
+    p = _new(kernel.name, kernel.result, multiple_results=kernel.multiple_results)
+    for platform in (None, "cpu", "cuda"):
+        mlir.register_lowering(p, functools.partial(_lower, p, platform), platform=platform)
+    KERNELS[p] = kernel
+    if kernel.rows is not None and kernel.target is not None:
+        jax.ffi.register_ffi_target_as_batch_partitionable(kernel.target)
+    return p
+
+
+def primitive_without_kernel(
+    name: str, result: Callable[..., Any], reference: Callable[..., jax.Array]
+) -> Primitive:
+    """Makes a primitive that XLA always computes, such as a linear map whose transpose is ours.
+
+    Its parameters are those of a kernel's, for the sake of that transpose.
+
+    Args:
+      name: as in `Kernel`.
+      result: as in `Kernel`.
+      reference: as in `Kernel`.
+    """
+    p = _new(name, result)
+
+    def lower(ctx, *operands, implementation, algorithm, **params):
+        rule = mlir.lower_fun(functools.partial(reference, **params), multiple_results=False)
+        return rule(ctx, *operands)
+
+    mlir.register_lowering(p, lower)
+    return p
+
+
+def _new(name: str, result: Callable[..., Any], *, multiple_results: bool = False) -> Primitive:
+    p = Primitive(name)
+    p.multiple_results = multiple_results
     p.def_impl(functools.partial(xla.apply_primitive, p))
 
     def abstract_eval(*avals, implementation, algorithm, **params):
-        return kernel.result(*avals, **params)
+        return result(*avals, **params)
 
     p.def_abstract_eval(abstract_eval)
-    for platform in (None, "cpu", "cuda"):
-        mlir.register_lowering(p, functools.partial(_lower, kernel, platform), platform=platform)
-    KERNELS[p] = kernel
-    if kernel.rows is not None and kernel.target is not None:
-        batching.primitive_batchers[p] = functools.partial(_batch_rows, p)
-        jax.ffi.register_ffi_target_as_batch_partitionable(kernel.target)
     return p
 
 
@@ -108,7 +145,8 @@ def check_problem(
     if implementation is None:
         implementation = "cuda" if _library.missing("cuda") is None else "interpret"
     kernel = KERNELS[p]
-    for aval in (*avals, kernel.result(*map(jax.typeof, avals), **params)):
+    result = kernel.result(*map(jax.typeof, avals), **params)
+    for aval in (*avals, *(result if kernel.multiple_results else [result])):
         if math.prod(aval.shape) > _MOST_ELEMENTS:
             raise ValueError(f"{kernel.name}: an array of shape {aval.shape} has too many elements")
     _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
@@ -203,29 +241,42 @@ def choose(
     return implementation, reason
 
 
-def _lower(kernel, platform, ctx, *operands, implementation, algorithm, **params):
+def _lower(p, platform, ctx, *operands, implementation, algorithm, **params):
     """Lowers to our custom call or to the reference."""
+    kernel = KERNELS[p]
+    partitioned = _spans_devices(ctx)
     chosen, _ = choose(
         kernel,
         platform,
         implementation,
         algorithm,
         lambda: kernel.problem(*ctx.avals_in, **params),
-        partitioned=_spans_devices(ctx),
+        partitioned=partitioned,
     )
+    traced = None  # what to lower in place of a custom call
     if chosen == "xla" or any(size == 0 for aval in ctx.avals_in for size in aval.shape):
-        reference = functools.partial(kernel.reference, **params)
-        return mlir.lower_fun(reference, multiple_results=False)(ctx, *operands)
-    if kernel.call is not None:
-        call = functools.partial(kernel.call, algorithm=algorithm or "", **params)
-        return mlir.lower_fun(call, multiple_results=False)(ctx, *operands)
+        traced = functools.partial(kernel.reference, **params)
+    elif kernel.call is not None:
+        traced = functools.partial(kernel.call, algorithm=algorithm or "", **params)
+    elif kernel.arrange is not None:
+        arranged = kernel.arrange(*ctx.avals_in, partitioned=partitioned, **params)
+        if arranged is not None:
+            bind = functools.partial(p.bind, implementation=chosen, algorithm=algorithm)
+            traced = functools.partial(arranged, bind)
+    if traced is not None:
+        rule = mlir.lower_fun(traced, multiple_results=kernel.multiple_results)
+        return rule(ctx, *operands)
+    return _lower_custom_call(kernel, ctx, *operands, chosen=chosen, algorithm=algorithm, **params)
+
+
+def _lower_custom_call(kernel, ctx, *operands, chosen, algorithm, **params):
     operand_layouts = result_layouts = None
     if kernel.layouts is not None:
         operand_layouts, result_layouts = kernel.layouts(*ctx.avals_in, **params)
     if kernel.workspace is not None:
         module = _library.module(chosen)
         size = kernel.workspace(module, *ctx.avals_in, algorithm=algorithm, **params)
-        workspace = _workspace_aval(kernel, ctx.avals_in[0], size)
+        workspace = _workspace_aval(ctx.avals_in[0], size)
         ctx = ctx.replace(avals_out=[*ctx.avals_out, workspace])
         if result_layouts is not None:
             result_layouts = [*result_layouts, tuple(reversed(range(workspace.ndim)))]
@@ -233,20 +284,19 @@ def _lower(kernel, platform, ctx, *operands, implementation, algorithm, **params
         kernel.target,
         operand_layouts=operand_layouts,
         result_layouts=result_layouts,
-        extra_attributes=_sharding_attributes(kernel, ctx),
+        operand_output_aliases=kernel.aliases or None,
+        extra_attributes=_sharding_attributes(kernel, ctx, **params),
     )
     results = rule(ctx, *operands, algorithm=algorithm or "", **kernel.attributes(**params))
     return results if kernel.workspace is None else results[:-1]
 
 
-def _workspace_aval(kernel, x, size: int):
-    """The leading dims of `x`, then bytes: a shard of the problem gets its share of them."""
-    leading = x.ndim - kernel.rows[0][0]
-    sharding = x.sharding.update(spec=(*x.sharding.spec[:leading], None))
+def _workspace_aval(x, size: int):
+    """Bytes for each row of `x`: a shard of the problem gets its share of them."""
     return x.update(
-        shape=(*x.shape[:leading], size),
+        shape=(*x.shape[:-1], size),
         dtype=np.dtype("uint8"),
-        sharding=sharding,
+        sharding=x.sharding.update(spec=(*x.sharding.spec[:-1], None)),
         weak_type=False,
     )
 
@@ -260,7 +310,7 @@ def _spans_devices(ctx) -> bool:
     return (getattr(axis_context, "num_devices", 1) or 1) > 1
 
 
-def _sharding_attributes(kernel, ctx) -> dict[str, ir.Attribute] | None:
+def _sharding_attributes(kernel, ctx, **params) -> dict[str, ir.Attribute] | None:
     """Tells the partitioner that leading dims shard freely, by JAX's own means for LAPACK calls.
 
     The Shardy rule propagates shardings through the call and gathers the row dims; the partitioner
@@ -270,32 +320,31 @@ def _sharding_attributes(kernel, ctx) -> dict[str, ir.Attribute] | None:
     avals = [*ctx.avals_in, *ctx.avals_out]
     if kernel.rows is None or not all(_has_constant_shape(aval) for aval in avals):
         return None
-    operand_rows, result_rows = kernel.rows
-    leading = len(ctx.avals_in[0].shape) - operand_rows[0]
-    if leading == 0:
-        return None
+    shape = ctx.avals_in[0].shape
+    leading = len(shape) - kernel.rows(**params)
+    if leading == 0 or any(aval.shape[:leading] != shape[:leading] for aval in avals):
+        return None  # a program that is not partitioned may have masks that broadcast
     names = iter(string.ascii_lowercase[8:] + string.ascii_lowercase[:8])
-    factors = {next(names): size for size in ctx.avals_in[0].shape[:leading]}
+    factors = {next(names): size for size in shape[:leading]}
     leading_names = list(factors)
-    row_names: dict[int, str] = {}  # row dims of one size share a factor: x and y of softmax
+    # Row dims of one place and size share a factor: x and y of softmax.
+    row_names: dict[tuple[int, int], str] = {}
 
-    def dims(aval, rows: int) -> str:
-        assert aval.shape[:leading] == ctx.avals_in[0].shape[:leading]
+    def dims(aval) -> str:
         result = list(leading_names)
-        for size in aval.shape[len(aval.shape) - rows :]:
-            if size not in row_names:
-                row_names[size] = next(names)
-                factors[row_names[size]] = size
-            result.append(row_names[size])
+        for dim in enumerate(aval.shape[leading:]):
+            if dim not in row_names:
+                row_names[dim] = next(names)
+                factors[row_names[dim]] = dim[1]
+            result.append(row_names[dim])
         return "[" + ", ".join(result) + "]"
 
-    operand_dims = [dims(a, rows) for a, rows in zip(ctx.avals_in, operand_rows, strict=True)]
-    results_rows = (result_rows,) if kernel.workspace is None else (result_rows, 1)
-    result_dims = [dims(a, rows) for a, rows in zip(ctx.avals_out, results_rows, strict=True)]
+    operand_dims = ", ".join(map(dims, ctx.avals_in))
+    result_dims = ", ".join(map(dims, ctx.avals_out))
     sizes = ", ".join(f"{name}={size}" for name, size in factors.items())
     replicated = ", ".join(row_names.values())
     rule = (
-        f"#sdy.op_sharding_rule<({', '.join(operand_dims)})->({', '.join(result_dims)}) "
+        f"#sdy.op_sharding_rule<({operand_dims})->({result_dims}) "
         f"{{{sizes}}}{f' need_replication={{{replicated}}}' if replicated else ''}, custom>"
     )
     return {
@@ -317,14 +366,15 @@ def is_sharded_along(x: jax.Array, axes: Sequence[int]) -> bool:
 # Batching
 
 
-def _batch_rows(p, operands: Sequence[jax.Array], axes: Sequence[int | None], **params):
+def batch_rows(p, operands: Sequence[jax.Array], axes: Sequence[int | None], **params):
     """A mapped axis becomes the first of the leading dims: more rows, same rows."""
     size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
     moved = [
         jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
         for x, axis in zip(operands, axes, strict=True)
     ]
-    return p.bind(*moved, **params), 0
+    results = p.bind(*moved, **params)
+    return results, [0] * len(results) if p.multiple_results else 0
 
 
 # Rows: an axis of an array as the last one, without moving the data
@@ -403,6 +453,31 @@ def check_array(name: str, x: object) -> None:
     """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
     if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
+
+
+def factor(name: str, value: Any, instead: str) -> float:
+    """Returns a static number as a float.
+
+    Args:
+      name: of the argument.
+      value: a Python or numpy number.
+      instead: what to do with an array.
+
+    Raises:
+      TypeError: if it is anything else, such as an array or a traced number.
+    """
+    if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
+        return float(value)
+    raise TypeError(
+        f"{name} must be a Python number, known when the program is traced, got "
+        f"{type(value).__name__}; to scale by an array, {instead}"
+    )
+
+
+def accumulator(dtype: Any) -> np.dtype:
+    """The dtype in which kernels compute on `dtype`: float32 for 16-bit floats, else the same."""
+    dtype = jnp.dtype(dtype)
+    return jnp.dtype(jnp.float32) if dtype.name in ("float16", "bfloat16") else dtype
 
 
 def has_explicit_sharding(x: jax.typing.ArrayLike) -> bool:

@@ -98,16 +98,19 @@ def attention_fn(
         preferred_element_type=score_dtype,
     )  # (..., key heads, query length, group, key length)
     scores = jnp.swapaxes(scores, -3, -2)
-    scores = scores.reshape(*batch, heads, *scores.shape[-2:]) / math.sqrt(depth)
+    scores = scores.reshape(*batch, heads, *scores.shape[-2:])
+    scale = 1 / math.sqrt(depth)
     if bias is not None:
-        scores = scores + jnp.asarray(bias, score_dtype)
+        scores, scale = scores * scale + jnp.asarray(bias, score_dtype), 1.0
     allowed = None if mask is None else jnp.asarray(mask, bool)
-    if is_causal:
-        causal = jnp.tril(jnp.ones(scores.shape[-2:], bool))
-        allowed = causal if allowed is None else allowed & causal
+    weights = softmax(scores, where=allowed, scale=scale, causal=is_causal)
     if allowed is not None:
-        scores = jnp.where(allowed, scores, jnp.finfo(score_dtype).min)
-    weights = softmax(scores).astype(dtype)
+        if is_causal:
+            allowed = allowed & jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool)
+        # Of a query that may attend to nothing, softmax makes zeros.
+        attends = jnp.any(allowed, -1, keepdims=True)
+        weights = jnp.where(attends, weights, 1 / max(1, scores.shape[-1]))
+    weights = weights.astype(dtype)
     if module is not None:
         _sow(module, weights)
     if not deterministic and dropout_rate > 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
 from collections.abc import Sequence
 from typing import Any
 
@@ -204,7 +203,8 @@ def gemm(
                 f"{name} must have at least two dimensions, got shape {jnp.shape(x)}; matmul takes "
                 "vectors"
             )
-    alpha, beta = _factor("alpha", alpha), _factor("beta", beta)
+    alpha = _primitive.factor("alpha", alpha, "multiply the result")
+    beta = _primitive.factor("beta", beta, "multiply the result")
     if c is None and beta != 0:
         raise ValueError(f"beta={beta} needs the argument c, which is None")
     chosen = resolve("matmul", implementation, algorithm)
@@ -262,21 +262,6 @@ def _as_tuples(dimension_numbers: Any) -> Any:
     return dimension_numbers
 
 
-def _factor(name: str, value: Any) -> float:
-    if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
-        return float(value)
-    raise TypeError(
-        f"{name} must be a Python number, known when the program is traced, got "
-        f"{type(value).__name__}; to scale by an array, multiply the result"
-    )
-
-
-def _accumulator(dtype: Any) -> np.dtype:
-    """The dtype in which products of `dtype` are summed."""
-    dtype = jnp.dtype(dtype)
-    return jnp.dtype(jnp.float32) if dtype.name in ("float16", "bfloat16") else dtype
-
-
 def _takes(a, b, result_dtype, precision, implementation, algorithm) -> bool:
     """True if the primitive takes the operands; else XLA does, unless a kernel was asked for."""
     if a.dtype != b.dtype or a.dtype.name not in _ALGORITHMS:
@@ -288,7 +273,7 @@ def _takes(a, b, result_dtype, precision, implementation, algorithm) -> bool:
             TypeError,
         )
         return False
-    if result_dtype not in (a.dtype, _accumulator(a.dtype)):
+    if result_dtype not in (a.dtype, _primitive.accumulator(a.dtype)):
         _primitive.refuse(
             implementation,
             algorithm,
@@ -494,7 +479,7 @@ def _product(
     if alpha == 1 and not c:
         return lax.dot_general(a, b, dimension_numbers, precision, preferred_element_type)
     result_dtype = preferred_element_type or a.dtype
-    wide = jnp.promote_types(_accumulator(a.dtype), result_dtype)
+    wide = jnp.promote_types(_primitive.accumulator(a.dtype), result_dtype)
     y = alpha * lax.dot_general(a, b, dimension_numbers, precision, wide)
     for addend in c:
         y = y + beta * addend.astype(wide)
@@ -796,7 +781,7 @@ def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, *
     (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
     is_a, is_b = a_axis is not None, b_axis is not None
     if not (is_a or is_b):  # only c is mapped: multiply once, add to each
-        wide = _accumulator(a.dtype)
+        wide = _primitive.accumulator(a.dtype)
         y = _gemm_p.bind(
             a,
             b,

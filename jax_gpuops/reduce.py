@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
-from jax.interpreters import ad
+from jax.interpreters import ad, batching
 
 from jax_gpuops import _primitive
 from jax_gpuops._implementation import resolve
@@ -512,11 +512,13 @@ def _make(function: str, reference: Callable[..., jax.Array]) -> Primitive:
         problem=functools.partial(_problem, function),
         attributes=_attributes,
         layouts=_layouts,
-        rows=((1,), 0),
+        rows=lambda **_: 1,
         gathers=False,
         workspace=functools.partial(_workspace, function),
     )
-    return _primitive.primitive(kernel)
+    p = _primitive.primitive(kernel)
+    batching.primitive_batchers[p] = functools.partial(_primitive.batch_rows, p)
+    return p
 
 
 def _folding(upstream):

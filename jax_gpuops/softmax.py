@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad
 
-from jax_gpuops import _primitive
+from jax_gpuops import _primitive, _rowwise
 from jax_gpuops._implementation import resolve
 
 Axis = int | Sequence[int] | None
@@ -21,7 +23,6 @@ _UPSTREAM: dict[str, Callable[..., Any]] = {
     "log_softmax": jax.nn.log_softmax,
     "logsumexp": jax.nn.logsumexp,
 }
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def softmax(
@@ -29,35 +30,45 @@ def softmax(
     axis: Axis = -1,
     where: jax.typing.ArrayLike | None = None,
     *,
+    scale: float = 1.0,
+    causal: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
     """Softmax over one or more axes; drop-in for `jax.nn.softmax`.
 
-    Computes `exp(x - max) / sum(exp(x - max))`. As in JAX, a row of only -inf, or with +inf or NaN
-    in it, is NaN; elements that `where` leaves out are ignored and give 0, and so does a row
-    that it leaves out as a whole.
+    Computes `exp(z - max(z)) / sum(exp(z - max(z)))` of `z = scale * x`. As in JAX, a row of only
+    -inf, or with +inf or NaN in it, is NaN; elements that are left out are ignored and give 0, and
+    so does a row that is left out as a whole.
 
     Args:
       x: an array of any shape. Our kernels take float16, bfloat16, float32 and float64; 16-bit
         floats are computed in float32.
       axis: the axis or axes to normalise over; None is all of them. Another axis than the last
         is read where it lies, not transposed in memory.
-      where: a boolean array that broadcasts to `x`: the elements to include.
+      where: a boolean array that broadcasts to `x`: the elements to include. Our kernels read it as
+        it is; only a program that XLA divides among devices expands it in memory, except along
+        `axis`.
+      scale: a Python number of any sign that multiplies `x` first. 16-bit floats are not rounded
+        after it.
+      causal: True to include only the elements (i, j) of the last two dims with j <= i, of those
+        that `where` includes. Kernels do not read the others.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
-      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("softmax")`.
+      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("softmax")`,
+        which tells what each cannot take. Derivatives choose their own.
 
     Returns:
       An array of the shape and dtype of `x`.
 
     Raises:
-      TypeError: if an argument has a type that is not accepted, or a kernel was asked for and
-        has no version for the dtype.
-      ValueError: if `axis` is out of range, if `implementation` or `algorithm` is unknown, cannot
-        take the problem or cannot run on the platform.
+      TypeError: if an argument has a type that is not accepted, such as an array as `scale`, or a
+        kernel was asked for and has no version for the dtype.
+      ValueError: if `axis` is out of range, if `where` is not boolean, if `scale` is not finite, if
+        `causal` is True and `axis` is not the last of at least two, if `implementation` or
+        `algorithm` is unknown, cannot take the problem or cannot run on the platform.
     """
-    return _call("softmax", x, axis, where, implementation, algorithm)
+    return _call("softmax", x, axis, where, scale, causal, implementation, algorithm)
 
 
 def log_softmax(
@@ -65,20 +76,24 @@ def log_softmax(
     axis: Axis = -1,
     where: jax.typing.ArrayLike | None = None,
     *,
+    scale: float = 1.0,
+    causal: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
     """Logarithm of softmax, without forming softmax; drop-in for `jax.nn.log_softmax`.
 
-    Computes `x - max - log(sum(exp(x - max)))`. Elements that `where` leaves out are ignored and
-    give -inf.
+    Computes `z - max(z) - log(sum(exp(z - max(z))))` of `z = scale * x`. Elements that are left out
+    are ignored and give -inf.
 
     Args:
       x: an array of any shape, dtypes as for `softmax`.
       axis: the axis or axes to normalise over; None is all of them.
-      where: a boolean array that broadcasts to `x`: the elements to include.
+      where: as for `softmax`.
+      scale: as for `softmax`.
+      causal: as for `softmax`.
       implementation: as for `softmax`.
-      algorithm: None, "warp", "block_shared" or "block_uncached".
+      algorithm: as for `softmax`.
 
     Returns:
       An array of the shape and dtype of `x`.
@@ -87,7 +102,7 @@ def log_softmax(
       TypeError: as `softmax` does.
       ValueError: as `softmax` does.
     """
-    return _call("log_softmax", x, axis, where, implementation, algorithm)
+    return _call("log_softmax", x, axis, where, scale, causal, implementation, algorithm)
 
 
 def logsumexp(
@@ -98,10 +113,14 @@ def logsumexp(
     return_sign: bool = False,
     where: jax.typing.ArrayLike | None = None,
     *,
+    scale: float = 1.0,
+    causal: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
-    """Logarithm of the sum of exponentials; drop-in for `jax.nn.logsumexp`.
+    """Logarithm of the sum of exponentials of `scale * a`; drop-in for `jax.nn.logsumexp`.
+
+    A row that is left out as a whole gives -inf.
 
     Args:
       a: an array of any shape, dtypes as for `softmax`.
@@ -109,75 +128,118 @@ def logsumexp(
       b: factors of the exponentials. XLA computes this case: kernels do not take it.
       keepdims: True to keep the reduced axes with size 1.
       return_sign: True to return the sign of the sum too. XLA computes this case.
-      where: a boolean array that broadcasts to `a`: the elements to include.
+      where: as for `softmax`.
+      scale: as for `softmax`.
+      causal: as for `softmax`.
       implementation: as for `softmax`.
-      algorithm: None, "warp", "block_shared" or "block_uncached".
+      algorithm: as for `softmax`.
 
     Returns:
       The result in the dtype of `a`, or with `return_sign` the pair (result, sign).
 
     Raises:
       TypeError: as `softmax` does.
-      ValueError: as `softmax` does; also if a kernel was asked for together with `b` or
-        `return_sign`.
+      ValueError: as `softmax` does; also if a kernel was asked for, or `scale` or `causal` given,
+        together with `b` or `return_sign`.
     """
     if b is not None or return_sign:
-        _primitive.check_array("a", a)
+        scale = _check("a", a, axis, where, scale, causal)
         chosen = resolve("softmax", implementation, algorithm)
         _primitive.refuse(chosen, algorithm, "logsumexp kernels take neither b nor return_sign")
+        if scale != 1 or causal:
+            raise ValueError("scale and causal go with neither b nor return_sign")
         return jax.nn.logsumexp(a, axis, b, keepdims, return_sign, where)
-    result = _call("logsumexp", a, axis, where, implementation, algorithm, argument="a")
+    result = _call(
+        "logsumexp", a, axis, where, scale, causal, implementation, algorithm, argument="a"
+    )
     axes = _primitive.canonical_axes(axis, jnp.ndim(a))
     return jnp.expand_dims(result, axes) if keepdims else result
 
 
-def _call(name, x, axis, where, implementation, algorithm, *, argument="x"):
-    """Runs the primitive of `name`, or upstream's function where no kernel is to run."""
+# From a call to a primitive
+
+
+def _call(name, x, axis, where, scale, causal, implementation, algorithm, *, argument="x"):
+    scale = _check(argument, x, axis, where, scale, causal)
+    return _apply(
+        x,
+        where,
+        name=name,
+        axis=tuple(axis) if isinstance(axis, list) else axis,
+        scale=scale,
+        causal=bool(causal),
+        implementation=resolve("softmax", implementation, algorithm),
+        algorithm=algorithm,
+    )
+
+
+def _check(argument, x, axis, where, scale, causal) -> float:
+    """Returns the scale as a float; raises what `softmax` promises of these arguments."""
     _primitive.check_array(argument, x)
-    chosen = resolve("softmax", implementation, algorithm)
-    _primitive.canonical_axes(axis, jnp.ndim(x))  # raises what is no axis of x
-    if chosen == "xla":
-        return _UPSTREAM[name](x, axis=axis, where=where)
-    axis = tuple(axis) if isinstance(axis, list) else axis
-    return _apply(x, where, name=name, axis=axis, implementation=chosen, algorithm=algorithm)
+    axes = _primitive.canonical_axes(axis, jnp.ndim(x))
+    _rowwise.check_mask(where)
+    scale = _primitive.factor("scale", scale, f"multiply {argument} by it")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
+    if not isinstance(causal, bool | np.bool_):
+        raise TypeError(f"causal must be True or False, got {causal!r:.60}")
+    if causal and (jnp.ndim(x) < 2 or axes != (jnp.ndim(x) - 1,)):
+        raise ValueError(
+            f"causal=True needs the last of at least two axes, got axis={axis!r} for {argument} of "
+            f"shape {jnp.shape(x)}"
+        )
+    return scale
 
 
-@functools.partial(jax.jit, static_argnames=("name", "axis", "implementation", "algorithm"))
-def _apply(x, where, *, name, axis, implementation, algorithm):
-    """Under jit, so that the moves around a kernel cost nothing."""
-    upstream = functools.partial(_UPSTREAM[name], axis=axis, where=where)
-    jax.eval_shape(upstream, x)  # raises what upstream raises, for example of `where`
+@functools.partial(
+    jax.jit, static_argnames=("name", "axis", "scale", "causal", "implementation", "algorithm")
+)
+def _apply(x, where, *, name, axis, scale, causal, implementation, algorithm):
+    """Under jit, so that all this happens once, and the moves around a kernel cost nothing."""
+    masks = [] if where is None else [where]
+    options = {"scale": scale, "causal": causal}
+
+    def reference(*operands):
+        return _reference(name, *operands, axis=axis, **options)
+
+    result = jax.eval_shape(reference, x, *masks)  # raises what upstream raises
     axes = _primitive.canonical_axes(axis, x.ndim)
     rows = _primitive.Rows(axes, x.ndim)
-    if x.size == 0 or not axes:
-        return upstream(x)
-    if implementation is None and algorithm is None and (not rows.trailing or where is not None):
-        # XLA reads another axis and applies a mask in passing. Moves made for a kernel would stay
-        # behind where it turns out not to run.
-        return upstream(x)
+    if implementation == "xla" or x.size == 0 or not axes:
+        return reference(x, *masks)
+    if implementation is None and algorithm is None and len(axes) > 1 and not rows.trailing:
+        # XLA reads these axes in passing. Moves made for a kernel would stay behind where it turns
+        # out not to run.
+        return reference(x, *masks)
     if (refusal := _refusal(x, axes, where)) is not None:
         why, error = refusal
         _primitive.refuse(implementation, algorithm, why, error)
-        return upstream(x)
+        return reference(x, *masks)
 
-    # The kernels know no masks: what `where` leaves out enters as -inf and is replaced afterwards.
+    if np.asarray(scale, _primitive.accumulator(x.dtype)) == 0:
+        # Kernels read -inf in place of elements that do not take part, and 0 * -inf is NaN.
+        x, options = x * 0, {**options, "scale": 1.0}
+    masks = [mask.reshape((1,) * (x.ndim - mask.ndim) + mask.shape) for mask in masks]
+    operands = _primitive.vary_alike(x, *masks)
+    if len(axes) == 1:
+        params = {"axis": axes[0], "inner_dims": 0, **options}
+    else:
+        operands = [rows.apply(_expanded_along(axes, each, x.shape)) for each in operands]
+        params = {"axis": len(rows.leading), "inner_dims": rows.inner_dims, **options}
     p = _PRIMITIVES[name]
-    moved = rows.apply(x if where is None else jnp.where(where, x, -jnp.inf))
-    inner_dims = rows.inner_dims
-    _primitive.check_problem(p, implementation, algorithm, moved, inner_dims=inner_dims)
-    y = p.bind(moved, inner_dims=inner_dims, implementation=implementation, algorithm=algorithm)
+    _primitive.check_problem(p, implementation, algorithm, *operands, **params)
+    y = p.bind(*operands, **params, implementation=implementation, algorithm=algorithm)
     if name == "logsumexp":
-        return y
-    y = rows.undo(y, x.shape)
-    return y if where is None else jnp.where(where, y, 0 if name == "softmax" else -jnp.inf)
+        return y.astype(result.dtype)
+    return y if len(axes) == 1 else rows.undo(y, x.shape)
 
 
 def _refusal(x, axes, where) -> tuple[str, type[Exception]] | None:
     """Returns why no kernel takes the call, and the error that says so, or None if one does."""
-    if x.dtype.name not in _DTYPES:
-        return f"dtype {x.dtype} is not among {', '.join(_DTYPES)}", TypeError
-    if where is not None and jnp.broadcast_shapes(jnp.shape(where), x.shape) != x.shape:
-        return f"where of shape {jnp.shape(where)} does not broadcast to {x.shape}", ValueError
+    if x.dtype.name not in _rowwise.DTYPES:
+        return f"dtype {x.dtype} is not among {', '.join(_rowwise.DTYPES)}", TypeError
+    if where is not None and jnp.broadcast_shapes(where.shape, x.shape) != x.shape:
+        return f"where of shape {where.shape} does not broadcast to {x.shape}", ValueError
     if len(axes) > 1 and _primitive.is_sharded_along(x, axes):
         return (
             f"x is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map",
@@ -186,96 +248,121 @@ def _refusal(x, axes, where) -> tuple[str, type[Exception]] | None:
     return None
 
 
-def _problem(function: str, x, *, inner_dims: int) -> dict[str, Any]:
-    return {
-        "function": function,
-        "dtype": x.dtype.name,
-        **_primitive.row_problem(x.shape, inner_dims),
-    }
-
-
-def _same(x, *, inner_dims: int):
-    del inner_dims
-    return x.update(weak_type=False)
-
-
-def _without_row(x, *, inner_dims: int):
-    del inner_dims
-    sharding = x.sharding.update(spec=x.sharding.spec[:-1])
-    return x.update(shape=x.shape[:-1], sharding=sharding, weak_type=False)
-
-
-def _layouts(x, *, inner_dims: int):
-    layout = _primitive.row_layout(x.ndim, inner_dims)
-    return [layout], [layout]
-
-
-def _layouts_without_row(x, *, inner_dims: int):
-    return [_primitive.row_layout(x.ndim, inner_dims)], [tuple(reversed(range(x.ndim - 1)))]
-
-
-def _attributes(*, inner_dims: int):
-    return {"inner_dims": inner_dims}
-
-
-def _make(function: str, *, keeps_row: bool) -> Primitive:
-    def reference(x, *, inner_dims: int):
-        del inner_dims  # where the row lies in memory is the compiler's business here
-        return _UPSTREAM[function](x, axis=-1)
-
-    kernel = _primitive.Kernel(
-        name=f"gpuops_{function}",
-        op="softmax",
-        target=f"jax_gpuops_{function}_v1",
-        result=_same if keeps_row else _without_row,
-        reference=reference,
-        problem=functools.partial(_problem, function),
-        attributes=_attributes,
-        layouts=_layouts if keeps_row else _layouts_without_row,
-        rows=((1,), 1 if keeps_row else 0),
+def _expanded_along(axes, mask, shape):
+    """The mask of an array of `shape` such that its `axes` can become one, of size 1 or of all."""
+    if all(mask.shape[d] == 1 for d in axes):
+        return mask
+    return jnp.broadcast_to(
+        mask, tuple(shape[d] if d in axes else size for d, size in enumerate(mask.shape))
     )
-    return _primitive.primitive(kernel)
+
+
+# The primitives. y is the forward result, lse that of logsumexp; t is the operand's tangent.
+
+
+def _reference(
+    function: str, x, *where, axis: Axis, scale: float, causal: bool, inner_dims: int = 0
+) -> jax.Array:
+    del inner_dims  # where the row lies in memory is the compiler's business here
+    mask = _rowwise.kept(x, *where, causal=causal)
+    y = _UPSTREAM[function](_rowwise.scaled(x, scale), axis=axis, where=mask)
+    is_narrow = _primitive.accumulator(x.dtype) != x.dtype
+    return y.astype(x.dtype) if is_narrow else y
+
+
+def _logsumexp(x, *where, **params):
+    """In the dtype that kernels compute in: of a rounded result no gradient would be accurate."""
+    return _reference("logsumexp", _rowwise.wide(x), *where, **params)
+
+
+def _softmax_tangent(y, t, *where, axis, inner_dims, scale, causal):
+    """`scale * y * (t - sum(y * t))`; the map is symmetric, so the cotangent's is the same."""
+    del inner_dims
+    mask = _rowwise.kept(y, *where, causal=causal)
+    wide_y, wide_t = _rowwise.wide(y), _rowwise.wide(_rowwise.select(mask, t, 0))
+    total = jnp.sum(wide_y * wide_t, axis, keepdims=True)
+    return _rowwise.select(mask, scale * wide_y * (wide_t - total), 0).astype(y.dtype)
+
+
+def _log_softmax_tangent(y, t, *where, axis, inner_dims, scale, causal):
+    """`scale * (t - sum(exp(y) * t))`."""
+    del inner_dims
+    mask = _rowwise.kept(y, *where, causal=causal)
+    wide_y, wide_t = _rowwise.wide(y), _rowwise.wide(_rowwise.select(mask, t, 0))
+    total = jnp.sum(jnp.exp(wide_y) * wide_t, axis, keepdims=True)
+    return _rowwise.select(mask, scale * (wide_t - total), 0).astype(y.dtype)
+
+
+def _log_softmax_cotangent(y, ct, *where, axis, inner_dims, scale, causal):
+    """`scale * (ct - exp(y) * sum(ct))`, the transpose of the tangent."""
+    del inner_dims
+    mask = _rowwise.kept(y, *where, causal=causal)
+    wide_y, wide_ct = _rowwise.wide(y), _rowwise.wide(_rowwise.select(mask, ct, 0))
+    total = jnp.sum(wide_ct, axis, keepdims=True)
+    return _rowwise.select(mask, scale * (wide_ct - jnp.exp(wide_y) * total), 0).astype(y.dtype)
+
+
+def _logsumexp_tangent(x, lse, t, *where, axis, inner_dims, scale, causal):
+    """`scale * sum(exp(scale * x - lse) * t)`."""
+    del inner_dims
+    mask = _rowwise.kept(x, *where, causal=causal)
+    weights = _rowwise.weights(x, lse, mask, axis=axis, scale=scale)
+    return scale * jnp.sum(weights * _rowwise.wide(_rowwise.select(mask, t, 0)), axis)
+
+
+def _logsumexp_cotangent(x, lse, g, *where, axis, inner_dims, scale, causal):
+    """`scale * exp(scale * x - lse) * g`, the transpose of the tangent."""
+    del inner_dims
+    mask = _rowwise.kept(x, *where, causal=causal)
+    weights = _rowwise.weights(x, lse, mask, axis=axis, scale=scale)
+    return _rowwise.select(mask, scale * weights * jnp.expand_dims(g, axis), 0).astype(x.dtype)
 
 
 _PRIMITIVES = {
-    "softmax": _make("softmax", keeps_row=True),
-    "log_softmax": _make("log_softmax", keeps_row=True),
-    "logsumexp": _make("logsumexp", keeps_row=False),
+    "softmax": _rowwise.primitive(
+        "softmax", functools.partial(_reference, "softmax"), _rowwise.like_array
+    ),
+    "log_softmax": _rowwise.primitive(
+        "log_softmax", functools.partial(_reference, "log_softmax"), _rowwise.like_array
+    ),
+    "logsumexp": _rowwise.primitive("logsumexp", _logsumexp, _rowwise.per_row),
 }
+_softmax_tangent_p = _rowwise.primitive("softmax_tangent", _softmax_tangent, _rowwise.like_array)
+_log_softmax_tangent_p = _rowwise.primitive_without_kernel(
+    "log_softmax_tangent", _log_softmax_tangent, _rowwise.like_array
+)
+_log_softmax_cotangent_p = _rowwise.primitive(
+    "log_softmax_cotangent", _log_softmax_cotangent, _rowwise.like_array
+)
+logsumexp_tangent_p = _rowwise.primitive_without_kernel(
+    "logsumexp_tangent", _logsumexp_tangent, _rowwise.per_row
+)
+_logsumexp_cotangent_p = _rowwise.primitive(
+    "logsumexp_cotangent", _logsumexp_cotangent, _rowwise.like_array, has_workspace=False
+)
 
 
-# Derivatives. Each is the one that JAX gives the upstream function, in terms of the primal result.
+# Derivatives
 
 
-def _softmax_jvp(y, t):
-    return y * (t - jnp.sum(y * t, -1, keepdims=True))
-
-
-def _log_softmax_jvp(y, t):
-    return t - jnp.sum(jnp.exp(y) * t, -1, keepdims=True)
-
-
-def _logsumexp_jvp(x, y, t):
-    base = jnp.where(jnp.isfinite(y), y, 0)[..., None]
-    weights = jnp.exp(x - jax.lax.stop_gradient(base))
-    return jnp.sum(weights * t, -1) / jnp.sum(weights, -1)
-
-
-_TANGENTS = {
-    "softmax": lambda x, y, t: _softmax_jvp(y, t),
-    "log_softmax": lambda x, y, t: _log_softmax_jvp(y, t),
-    "logsumexp": _logsumexp_jvp,
-}
-
-
-def _define_jvp(name: str) -> None:
-    def jvp(primals, tangents, **params):
-        (x,), (t,) = primals, tangents
-        y = _PRIMITIVES[name].bind(x, **params)
-        return y, _TANGENTS[name](x, y, ad.instantiate_zeros(t))
+def _define_jvp(name: str, tangent_p: Primitive, residuals: Callable[..., list[jax.Array]]) -> None:
+    def jvp(primals, tangents, *, algorithm, **params):
+        x, *where = primals
+        y = _PRIMITIVES[name].bind(*primals, algorithm=algorithm, **params)
+        t = ad.instantiate_zeros(tangents[0])
+        return y, tangent_p.bind(*residuals(x, y), t, *where, algorithm=None, **params)
 
     ad.primitive_jvps[_PRIMITIVES[name]] = jvp
 
 
-for _name in _PRIMITIVES:
-    _define_jvp(_name)
+_define_jvp("softmax", _softmax_tangent_p, lambda x, y: [y])
+_define_jvp("log_softmax", _log_softmax_tangent_p, lambda x, y: [y])
+_define_jvp("logsumexp", logsumexp_tangent_p, lambda x, y: [x, y])
+for _p, _transposed_p, _map, _linear in [
+    (_softmax_tangent_p, _softmax_tangent_p, _softmax_tangent, 1),
+    (_log_softmax_tangent_p, _log_softmax_cotangent_p, _log_softmax_tangent, 1),
+    (_log_softmax_cotangent_p, _log_softmax_tangent_p, _log_softmax_cotangent, 1),
+    (logsumexp_tangent_p, _logsumexp_cotangent_p, _logsumexp_tangent, 2),
+    (_logsumexp_cotangent_p, logsumexp_tangent_p, _logsumexp_cotangent, 2),
+]:
+    _rowwise.define_linear(_p, _transposed_p, _map, _linear)

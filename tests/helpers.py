@@ -5,6 +5,10 @@ import contextlib
 import jax
 import ml_dtypes
 import numpy as np
+import pytest
+
+import jax_gpuops
+from jax_gpuops import _primitive
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -29,15 +33,35 @@ def exact(x: np.ndarray) -> np.ndarray:
     return np.asarray(x).astype(np.longdouble)
 
 
-def ulp_error(actual: np.ndarray, expected: np.ndarray) -> np.ndarray:
-    """|actual - expected| in units of the last place of `expected` rounded to actual's dtype."""
-    actual = np.asarray(actual)
+def spacing(values: np.ndarray, dtype) -> np.ndarray:
+    """The distance between neighbouring numbers of `dtype` at `values`."""
     with np.errstate(invalid="ignore"):
-        spacing = np.spacing(np.abs(expected).astype(actual.dtype)).astype(np.longdouble)
-        return np.abs(exact(actual) - expected) / spacing
+        return np.spacing(np.abs(values).astype(dtype)).astype(np.longdouble)
 
 
 def custom_calls(function, *arguments) -> list[str]:
     """The custom calls of ours in the compiled program, so that no test passes by a fallback."""
     text = jax.jit(function).lower(*arguments).compile().as_text()
     return [word for word in text.replace('"', " ").split() if word.startswith("jax_gpuops_")]
+
+
+def refusal(op: str, algorithm: str) -> str:
+    """Why this machine cannot run an algorithm for any rows; empty if it can."""
+    try:
+        jax_gpuops.plan(op, (1, 1), "float32", algorithm=algorithm)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def algorithms(op: str, *names: str) -> list:
+    """Parameters for tests of an op: the named algorithms, skipped where the plan refuses them."""
+    return [
+        pytest.param(name, marks=pytest.mark.skipif(bool(why := refusal(op, name)), reason=why))
+        for name in names
+    ]
+
+
+def primitive(function: str):
+    """The primitive of one of our kernels, for what no argument of a public function reaches."""
+    return next(p for p, k in _primitive.KERNELS.items() if k.name == f"gpuops_{function}")

@@ -2,16 +2,18 @@
 
 import dataclasses
 import functools
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 import jax_gpuops
 from bench import __main__ as command_line
 from bench import cases, documents, measure, ops, plot, report, results, run
-from bench.problem import Problem, Variant
+from bench.problem import Floor, Problem, Variant
 from bench.results import REFUSED, RIGHT, WRONG, Result, Run
 from jax_gpuops import _library, _plan
 
@@ -22,13 +24,23 @@ HOST_CASES = cases.main(gpu=False)
 
 
 def test_every_public_op_is_in_the_table_of_ops():
-    assert ops.OPS.keys() == _plan._ops().keys()
+    assert {op.public or name for name, op in ops.OPS.items()} == _plan._ops().keys()
 
 
 @pytest.mark.parametrize("gpu", [False, True])
 def test_main_table_has_every_op(gpu):
     assert {each.op for each in cases.main(gpu=gpu)} == ops.OPS.keys()
     assert len(cases.main(gpu=gpu, quick=True)) == len(ops.OPS)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_softmax_rows_of_every_length_have_a_floor(dtype):
+    lengths = {
+        each.size
+        for each in cases.main(gpu=True)
+        if each.op == "softmax" and each.dtype == dtype and each.floor is not None
+    }
+    assert {2**e for e in range(5, 19)} <= lengths
 
 
 @pytest.mark.parametrize("family", ops.FAMILIES)
@@ -91,15 +103,69 @@ def first_of_each_op():
 def test_judge_accepts_xla_and_rejects_one_wrong_element(problem):
     operands = run._operands(problem)
     judge = run._judge(problem, operands)
-    y = run._jit(ops.OPS[problem.op].upstream, problem)(*operands)
-    error, excess = judge(y)
+    results = run._call(problem, ops.OPS[problem.op].upstream, operands)()
+    error, excess = judge(results)
     assert excess <= 1
     assert error < 1e-5
-    wrong = y.ravel().at[-1].add((1 + abs(y.ravel()[-1]) // 2).astype(y.dtype)).reshape(y.shape)
-    assert judge(wrong)[1] > 1
-    if jnp.issubdtype(y.dtype, jnp.inexact):
-        assert not judge(y.ravel().at[0].set(jnp.nan).reshape(y.shape))[1] <= 1
-    assert judge(jnp.zeros((*y.shape, 2), y.dtype))[1] > 1
+    leaves, tree = jax.tree.flatten(results)
+    for i, y in enumerate(leaves):
+
+        def with_wrong(wrong, i=i, y=y):
+            return tree.unflatten([*leaves[:i], wrong.reshape(y.shape), *leaves[i + 1 :]])
+
+        last = y.ravel()[-1]
+        assert judge(with_wrong(y.ravel().at[-1].add((1 + abs(last) // 2).astype(y.dtype))))[1] > 1
+        if jnp.issubdtype(y.dtype, jnp.inexact):
+            assert not judge(with_wrong(y.ravel().at[0].set(jnp.nan)))[1] <= 1
+    assert judge(jax.tree.map(lambda y: jnp.zeros((*y.shape, 2), y.dtype), results))[1] > 1
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("columns", [1024, 8192, 131072])
+@pytest.mark.parametrize("op", ["softmax_vjp", "log_softmax_vjp"])
+def test_judge_rejects_a_backward_pass_that_lost_a_part_of_its_sum(op, columns, dtype):
+    """As would happen if one of many blocks did not contribute."""
+    problem = ops.make(op, (4, columns), dtype)
+    operands = run._operands(problem)
+    x, dy = (each.astype(jnp.float32) for each in operands)
+    y, s = jax.nn.softmax(x), jnp.sum(dy[:, columns // 16 :], -1, keepdims=True)
+    if op == "softmax_vjp":
+        s = jnp.sum((y * dy)[:, columns // 16 :], -1, keepdims=True)
+        dx = y * (dy - s)
+    else:
+        dx = dy - y * s
+    assert run._judge(problem, operands)(dx.astype(dtype))[1] > 1
+
+
+@pytest.mark.parametrize("op", ["softmax", "log_softmax", "logsumexp"])
+def test_xla_is_given_the_same_problem(op):
+    """What our kernels fuse, XLA gets in the form that it is fastest with."""
+    problem = ops.make(op, (2, 7, 9), "float32", scale=-0.5, causal=True, where=True)
+    x, where = run._operands(problem)
+    actual = run._call(problem, ops.OPS[op].upstream, (x, where))()
+    expected = getattr(jax.nn, op)(-0.5 * x, axis=-1, where=where & jnp.tri(7, 9, dtype=bool))
+    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+def test_cross_entropy_of_xla_is_that_of_optax():
+    problem = ops.make("cross_entropy_grad", (9, 70), "float32")
+    h, labels = run._operands(problem)
+
+    def mean_loss(logits):
+        return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
+
+    actual = run._call(problem, ops.OPS[problem.op].upstream, (h, labels))()
+    expected = jax.value_and_grad(mean_loss)(2 * h)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), actual, expected)
+
+
+def test_no_row_of_a_mask_is_empty():
+    problem = ops.make("softmax", (3, 50, 20), "float32", where=True)
+    _, mask = run._operands(problem)
+    assert mask.shape == (50, 20)
+    assert mask.any(-1).all()
+    assert not mask.all()
+    assert not (mask & ~jnp.tri(50, 20, dtype=bool)).any()
 
 
 @pytest.fixture
@@ -120,7 +186,7 @@ def wrong_softmax(monkeypatch):
 )
 def test_xla_may_compute_16_bit_floats_in_16_bits(monkeypatch, dtype, factor, status):
     upstream = jax.nn.softmax
-    off = lambda x, axis, implementation, algorithm: factor * upstream(x, axis)  # noqa: E731
+    off = lambda x, axis, **_: factor * upstream(x, axis)  # noqa: E731
     monkeypatch.setattr(ops, "ours", lambda op: off)
     problem = ops.make("softmax", (9, 70), dtype)
     (result,) = run.Runner(timed=False).run(problem, [Variant("xla")])
@@ -157,7 +223,7 @@ def test_wrong_result_is_reported_and_has_no_speed(tmp_path, capsys):
 def test_result_without_our_custom_call_fails(monkeypatch):
     """A silent fallback would compare XLA with XLA."""
     upstream = jax.nn.softmax
-    fake = lambda x, axis, implementation, algorithm: upstream(x, axis)  # noqa: E731
+    fake = lambda x, axis, **_: upstream(x, axis)  # noqa: E731
     monkeypatch.setattr(ops, "ours", lambda op: fake)
     problem = ops.make("softmax", (9, 70), "float32")
     (result,) = run.Runner(timed=False).run(problem, [Variant(named_implementation())])
@@ -174,7 +240,7 @@ def test_algorithm_that_cannot_take_a_problem_is_refused_with_the_reason():
     variants = [Variant(named_implementation(), a) for a in ("warp", "block_uncached")]
     refused, right = run.Runner(timed=False).run(problem, variants)
     assert refused.status == REFUSED
-    assert "2048" in refused.message
+    assert "5000" in refused.message
     assert right.status == RIGHT
 
 
@@ -202,11 +268,25 @@ def test_loops_count_where_kernels_do_not_tell_the_whole(ours, xla, expected):
 def fake_profiler(monkeypatch):
     """Every call takes two kernels and 200 us, in loops 205 us; ceilings come from small arrays."""
     monkeypatch.setattr(
-        measure, "_kernel_runs", lambda f, x, n: n * [[("first", 150.0), ("second", 50.0)]]
+        measure, "_kernel_runs", lambda call, n: n * [[("first", 150.0), ("second", 50.0)]]
     )
-    monkeypatch.setattr(measure, "_loop", lambda f, x, calls: 205e-6)
+    monkeypatch.setattr(measure, "_loop", lambda call, repeats: 205e-6)
     monkeypatch.setattr(run, "_CEILING_ELEMENTS", 1000)
     monkeypatch.setattr(run, "_CEILING_MATRIX", 16)
+
+
+def test_the_fastest_loop_and_the_median_of_200_kernel_runs_count(monkeypatch):
+    runs, loops = [], iter([30e-6, 31e-6, 20e-6, 25e-6])
+
+    def kernel_runs(call, iterations):
+        runs.extend(range(len(runs), len(runs) + iterations))
+        return [[("kernel", float(i))] for i in runs[-iterations:]]
+
+    monkeypatch.setattr(measure, "_kernel_runs", kernel_runs)
+    monkeypatch.setattr(measure, "_loop", lambda call, repeats: next(loops))
+    (found,) = measure.measure([measure.Call(jax.jit(jnp.sin), [1.0])])
+    assert len(runs) >= 200
+    assert found == measure.Timing(len(runs) / 2 - 0.5, pytest.approx(20), 1)
 
 
 @pytest.mark.usefixtures("fake_profiler")
@@ -223,6 +303,136 @@ def test_timed_run_reports_rate_ceiling_and_ratio():
     assert result.ceiling == pytest.approx(8000 / 200e-6 / 1e9)
     assert result.ratio == 1
     assert result.warm
+
+
+@pytest.mark.usefixtures("fake_profiler")
+def test_time_of_the_producer_is_not_the_ops(monkeypatch):
+    """The logits take 60 us to make, the loss and the gradient 90 us more."""
+    producer = ops.OPS["cross_entropy_grad"].producer
+
+    def kernels(call):
+        alone = call.function.__wrapped__ is producer
+        return [("multiply", 60.0), *([] if alone else [("loss", 50.0), ("gradient", 40.0)])]
+
+    monkeypatch.setattr(measure, "_kernel_runs", lambda call, n: n * [kernels(call)])
+    monkeypatch.setattr(
+        measure, "_loop", lambda call, repeats: 1e-6 * sum(us + 1 for _, us in kernels(call))
+    )
+    runner = run.Runner(timed=True)
+    problem = ops.make("cross_entropy_grad", (10, 100), "float32")
+    (result,) = runner.run(problem, [Variant(named_implementation())])
+    assert (result.time_us, result.kernel_us, result.kernels) == (90, 90, 2)
+    assert (result.xla_time_us, result.xla_kernel_us, result.xla_kernels) == (90, 90, 2)
+    assert result.loop_us == result.xla_loop_us == pytest.approx(92)
+
+
+@pytest.mark.parametrize(
+    ("op", "primitives", "read"),
+    [
+        ("softmax", ["gpuops_softmax"], 1),
+        ("softmax_vjp", ["gpuops_softmax_tangent"], 2),  # the result and its cotangent, no more
+        ("log_softmax_vjp", ["gpuops_log_softmax_cotangent"], 2),
+        ("cross_entropy_grad", ["gpuops_cross_entropy", "gpuops_cross_entropy_cotangent"], 1),
+    ],
+)
+def test_what_is_timed(op, primitives, read):
+    problem = ops.make(op, (9, 70), "bfloat16")
+    calls = run.kernel_calls(problem, implementation=named_implementation())
+    assert [primitive.name for primitive, _, _ in calls] == primitives
+    function = functools.partial(ops.ours(op), implementation=named_implementation())
+    operands = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ops.OPS[op].operands(problem)]
+    arguments = jax.eval_shape(functools.partial(ops.OPS[op].prepare, function), *operands)
+    assert [x.shape for x in jax.tree.leaves(arguments) if x.ndim == 2] == read * [(9, 70)]
+
+
+@pytest.mark.parametrize(
+    ("problem", "moved"),
+    [
+        (ops.make("softmax", (100, 1000), "float32"), 2 * 400_000),
+        (ops.make("logsumexp", (100, 1000), "float32"), 400_000 + 400),
+        (ops.make("softmax", (3, 100, 1000), "bfloat16", where=True), 2 * 600_000 + 100_000),
+        (ops.make("softmax", (3, 100, 1000), "bfloat16", causal=True), 2 * 600_000),
+        (ops.make("softmax_vjp", (100, 1000), "bfloat16"), 3 * 200_000),
+        (ops.make("cross_entropy_grad", (100, 1000), "bfloat16"), 3 * 200_000),
+        # A row that no chip holds is read once for its sum and once for its result.
+        (ops.make("softmax", (4, 20_000_000), "float32"), 3 * 320_000_000),
+        (ops.make("softmax", (20_000_000, 4), "float32", axis=0), 3 * 320_000_000),
+        (ops.make("softmax", (20_000_000, 4), "float32"), 2 * 320_000_000),
+        (ops.make("logsumexp", (4, 20_000_000), "float32"), 320_000_000 + 16),
+    ],
+    ids=str,
+)
+def test_bytes_that_an_op_must_move(problem, moved):
+    op = ops.OPS[problem.op]
+    operands = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in op.operands(problem)]
+    function = functools.partial(op.upstream, **ops.keywords(problem))
+    results = jax.eval_shape(lambda *xs: op.apply(function, *op.prepare(function, *xs)), *operands)
+    assert op.bytes(problem, operands, jax.tree.leaves(results)) == moved
+
+
+# What it asks of us
+
+
+@pytest.mark.parametrize(
+    ("floor", "met"),
+    [
+        (Floor(ceiling=0.94), True),
+        (Floor(ceiling=0.96), False),
+        (Floor(ratio=0.89), True),
+        (Floor(ratio=0.91), False),
+        (Floor(ratio=0.99, slack_us=0.2), False),
+        (Floor(ratio=0.99, slack_us=0.3), True),
+        (Floor(ceiling=0.96, ratio=0.89), False),
+        (None, None),
+    ],
+    ids=str,
+)
+def test_result_at_95_percent_of_the_ceiling_and_90_percent_of_xla(floor, met):
+    problem = ops.make("softmax", (9, 70), "float32", floor=floor)
+    result = made_up_result(problem, "warp", time_us=2.5)
+    result.rate, result.ceiling, result.xla_time_us = 950, 1000, 2.25
+    assert result.meets_floor is met
+
+
+def test_report_says_which_floors_are_missed():
+    floor = Floor(ratio=0.99, mean_ratio=1.0)
+    found = [
+        made_up_result(ops.make("softmax", (9, n), "float32", floor=floor), "warp", time_us)
+        for n, time_us in ((70, 10.0), (71, 40.0))  # XLA's is 20
+    ]
+    for each in found:
+        each.ceiling = each.rate
+    first, missed, mean = report.floors_text(found)
+    assert first.startswith("1 of 2")
+    assert "9x71" in missed
+    assert "0.50x XLA; floor 0.99x" in missed
+    assert "1.000x XLA; floor 1.00x" in mean
+    found[0].algorithm = results.XLA  # what XLA reaches is not ours to reach
+    assert report.floors_text(found)[0].startswith("0 of 1")
+
+
+# Whom it compares with
+
+
+@pytest.mark.filterwarnings("ignore:jax.experimental.pallas:DeprecationWarning")
+def test_peer_that_is_not_installed_is_left_out(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert command_line.main([*SMALL, "--peers", "--algorithm", "warp"]) == 0
+    out = capsys.readouterr().out
+    assert "Not run: PyTorch on softmax 9x70" in out
+    assert "All 1 results are right" in out
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [each for each in HOST_CASES if ops.OPS[each.op].family == "softmax"],
+    ids=str,
+)
+def test_pytorch_solves_the_same_problem(problem):
+    pytest.importorskip("torch")
+    (result,) = run.Runner(timed=False).run(problem, [Variant(peer="PyTorch")])
+    assert (result.status, result.message, result.algorithm) == (RIGHT, "", "PyTorch")
+    assert not result.ours
 
 
 @pytest.mark.usefixtures("fake_profiler")
@@ -297,6 +507,27 @@ def test_case_runs_end_to_end(tmp_path, capsys):
     assert done.environment["jax"] == jax.__version__
 
 
+def test_options_of_a_case():
+    arguments = ["softmax", "--shape", "3x5x7", "--scale", "0.125", "--causal", "--where"]
+    options = command_line._parser().parse_args(arguments)
+    (problem,) = command_line._problems(options, gpu=False)
+    assert problem == ops.make(
+        "softmax", (3, 5, 7), "float32", scale=0.125, causal=True, where=True
+    )
+    assert str(problem) == "softmax 3x5x7 float32 axis=-1 scale=0.125 causal where"
+
+
+def test_only_what_matches_is_run():
+    arguments = ["--only", "^softmax .*bfloat16", "--algorithm", "warp", "block"]
+    options = command_line._parser().parse_args(arguments)
+    chosen = command_line._problems(options, gpu=True)
+    assert {(each.op, each.dtype) for each in chosen} == {("softmax", "bfloat16")}
+    assert command_line._variants(chosen[0], options, gpu=True) == [
+        Variant("cuda", "warp"),
+        Variant("cuda", "block"),
+    ]
+
+
 @pytest.mark.skipif(run.has_gpu(), reason="a GPU is there")
 def test_without_a_gpu_it_says_that_no_speed_was_measured(tmp_path, capsys):
     assert command_line.main(["ladder", "softmax", "--plot", str(tmp_path)]) == 0
@@ -343,6 +574,11 @@ def test_json_of_something_else_is_rejected(tmp_path):
         (["softmax", "--shape", "3x2", "--algorithm", "fastest"], "it has baseline"),
         (["matmul", "--shape", "3x2"], "MxKxN"),
         (["ladder", "fft"], "softmax"),
+        (["softmax", "--shape", "3", "--causal"], "shape of a matrix"),
+        (["--only", "softmaxx"], "softmaxx"),
+        (["--only", "("], "regular expression"),
+        (["--only", "^softmax ", "--algorithm", "naive"], "it has baseline"),
+        (["--algorithm", "warp", "--quick", "ladder"], "every step"),
     ],
 )
 def test_usage_errors_name_what_is_accepted(arguments, message, capsys):
@@ -350,6 +586,13 @@ def test_usage_errors_name_what_is_accepted(arguments, message, capsys):
         command_line.main(arguments)
     assert exit_info.value.code == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("families", [(), ("reduce",), ("softmax", "matmul")])
+def test_ladders_of_some_families_or_all(families):
+    options = command_line._parser().parse_args(["ladder", *families])
+    chosen = command_line._problems(options, gpu=True)
+    assert {ops.OPS[each.op].family for each in chosen} == set(families or ops.FAMILIES)
 
 
 def test_outputs_may_be_named_before_and_after_the_command():

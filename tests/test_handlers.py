@@ -22,19 +22,78 @@ GEMM = {
     "beta": np.float64(0),
 }
 ROWS = {"algorithm": "", "inner_dims": 0}
+SOFTMAX = {**ROWS, "scale": np.float64(1), "causal": False}
+CAUSAL = {**SOFTMAX, "causal": True}
 BYTES = struct(4, 64, dtype="uint8")
+Y = [struct(4, 8), BYTES]
+LABELS = struct(4, dtype="int32")
+
+
+def mask(*shape):
+    return struct(*shape, dtype="bool")
 
 
 @pytest.mark.parametrize(
     ("target", "results", "operands", "attributes", "text"),
     [
-        ("softmax", struct(4, 9), [(4, 8)], ROWS, "wrong number of elements"),
-        ("softmax", struct(4, 8, dtype="float16"), [(4, 8)], ROWS, "one dtype"),
-        ("softmax", struct(), [()], ROWS, "at least one dimension"),
-        ("softmax", struct(4, 8), [(4, 8)], {**ROWS, "inner_dims": 2}, "less than the rank"),
-        ("softmax", struct(4, 8), [(4, 8)], {**ROWS, "algorithm": "none"}, "'none' is unknown"),
-        ("softmax", struct(4, 8), [(4, 8)], {**ROWS, "inner_dims": -1}, "less than the rank"),
-        ("logsumexp", struct(4), [(4, 0)], ROWS, "without elements"),
+        ("softmax", [struct(4, 9), BYTES], [(4, 8)], SOFTMAX, "the result must be like x"),
+        ("softmax", [struct(4, 8, dtype="float16"), BYTES], [(4, 8)], SOFTMAX, "must be like x"),
+        ("softmax", [struct(), BYTES], [()], SOFTMAX, "at least one dimension"),
+        ("softmax", Y, [(4, 8)], {**SOFTMAX, "inner_dims": 2}, "less than the rank"),
+        ("softmax", Y, [(4, 8)], {**SOFTMAX, "inner_dims": -1}, "less than the rank"),
+        ("softmax", Y, [(4, 8)], {**SOFTMAX, "algorithm": "none"}, "'none' is unknown"),
+        ("softmax", [struct(8), BYTES], [(8,)], CAUSAL, "the last axis of at least two"),
+        ("softmax", Y, [(4, 8)], {**CAUSAL, "inner_dims": 1}, "the last axis of at least two"),
+        ("softmax", Y, [(4, 8), (4, 8)], SOFTMAX, "where must be of bool"),
+        ("softmax", Y, [(4, 8), mask(8)], SOFTMAX, "where must have the rank of x"),
+        ("softmax", Y, [(4, 8), mask(4, 7)], SOFTMAX, "where must broadcast to x"),
+        ("softmax", Y, [(4, 8), mask(3, 8)], SOFTMAX, "where must broadcast to x"),
+        (
+            "softmax",
+            [struct(*[2] * 9), BYTES],
+            [(2,) * 9, mask(2, 1, 2, 1, 2, 1, 2, 1, 2)],
+            SOFTMAX,
+            "too many dims in turns",
+        ),
+        (
+            "softmax",
+            [struct(4, 8), struct(4, 0, dtype="uint8")],
+            [(4, 8)],
+            {**SOFTMAX, "algorithm": "split"},
+            "the workspace is too small",
+        ),
+        ("logsumexp", [struct(4), BYTES], [(4, 0)], SOFTMAX, "without elements"),
+        ("logsumexp", [struct(5), BYTES], [(4, 8)], SOFTMAX, "one element for each row"),
+        ("softmax_tangent", Y, [(4, 8), (4, 9)], SOFTMAX, "t must be like y"),
+        (
+            "cross_entropy",
+            [struct(4), struct(4), BYTES],
+            [(4, 8), struct(4, dtype="int16")],
+            SOFTMAX,
+            "labels must be of int32 or int64",
+        ),
+        (
+            "cross_entropy",
+            [struct(4), struct(4), BYTES],
+            [(4, 8), struct(3, dtype="int32")],
+            SOFTMAX,
+            "one label for each row",
+        ),
+        (
+            "cross_entropy",
+            [struct(4), struct(3), BYTES],
+            [(4, 8), LABELS],
+            SOFTMAX,
+            "logsumexp must have one element for each row",
+        ),
+        ("logsumexp_cotangent", struct(4, 8), [(4, 8), (3,), (4,)], SOFTMAX, "logsumexp must have"),
+        (
+            "cross_entropy_cotangent",
+            struct(4, 8),
+            [(4, 8), (4,), (3,), LABELS],
+            SOFTMAX,
+            "the cotangent must have one element for each row",
+        ),
         ("sum", [struct(5), BYTES], [(4, 8)], ROWS, "one element for each row"),
         ("sum", [struct(4), struct(4, 64)], [(4, 8)], ROWS, "workspace must be of bytes"),
         ("max", [struct(4), BYTES], [(4, 0)], ROWS, "without elements"),
@@ -56,6 +115,7 @@ BYTES = struct(4, 64, dtype="uint8")
 )
 def test_bad_calls_are_errors(target, results, operands, attributes, text, implementation):
     call = jax.ffi.ffi_call(f"jax_gpuops_{target}_v1", results)
-    arrays = [jnp.zeros(shape) for shape in operands]
+    operands = [struct(*each) if isinstance(each, tuple) else each for each in operands]
+    arrays = [jnp.zeros(each.shape, each.dtype) for each in operands]
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         jax.block_until_ready(call(*arrays, **attributes))

@@ -7,6 +7,7 @@ import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -41,6 +42,12 @@ def collectives(function, *arguments) -> list[str]:
     text = jax.jit(function).lower(*arguments).compile().as_text()
     assert "jax_gpuops_" in text
     return [name for name in COLLECTIVES if f" {name}(" in text or f" {name}-start(" in text]
+
+
+def assert_close(actual, expected):
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=1e-5, atol=2e-6), actual, expected
+    )
 
 
 SPECS = [
@@ -126,10 +133,71 @@ def test_every_mask_with_every_sharding(where_shape, spec, implementation, devic
     host = helpers.normal((8, 4, 12), "float32")
     where = np.random.default_rng(1).random(where_shape) < 0.7
     x = jax.device_put(host, NamedSharding(mesh, spec))
-    y = jax.jit(lambda x, where: jax_gpuops.softmax(x, where=where, implementation=implementation))(
-        x, jnp.asarray(where)
-    )
-    np.testing.assert_allclose(y, jax.nn.softmax(host, where=where), rtol=1e-5, atol=1e-6)
+
+    def results(function, x):
+        y, pullback = jax.vjp(lambda x: function(x, where=where), x)
+        return y, pullback(y)[0]
+
+    def ours(x, where):
+        return jax_gpuops.softmax(x, where=where, implementation=implementation)
+
+    assert_close(jax.jit(lambda x: results(ours, x))(x), results(jax.nn.softmax, host))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("where_shape", [None, (12,), (8, 1, 12)], ids=str)
+def test_causal_masks(name, spec, axis_type, where_shape, implementation, devices):
+    """A row depends on its index: the last two axes stay whole."""
+    mesh = mesh_of(devices, axis_type)
+    host = helpers.normal((8, 4, 12), "float32")
+    x = jax.device_put(host, NamedSharding(mesh, spec))
+    where = None if where_shape is None else np.random.default_rng(1).random(where_shape) < 0.7
+
+    def results(function, x):
+        y, pullback = jax.vjp(function, x)
+        kept = jnp.isfinite(y)  # log_softmax is -inf where masked
+        return jnp.where(kept, y, 0), pullback(jnp.where(kept, y, 0))[0]
+
+    def ours(x):
+        function = getattr(jax_gpuops, name)
+        return function(x, axis=-1, where=where, causal=True, implementation=implementation)
+
+    def upstream(x):
+        causal = np.tri(4, 12, dtype=bool)
+        return UPSTREAM[name](x, axis=-1, where=causal if where is None else causal & where)
+
+    with jax.set_mesh(mesh):
+        assert_close(jax.jit(lambda x: results(ours, x))(x), results(upstream, host))
+        if spec[1] is None and spec[2] is None:
+            assert collectives(ours, x) == []
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=str)
+@pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("where_shape", [None, (8, 4), (1, 1, 12)], ids=str)
+def test_cross_entropy(spec, axis_type, where_shape, implementation, devices):
+    mesh = mesh_of(devices, axis_type)
+    host = helpers.normal((8, 4, 12), "float32")
+    host_labels = np.random.default_rng(0).integers(0, 12, (8, 4))
+    where = None if where_shape is None else np.random.default_rng(1).random(where_shape) < 0.7
+    x = jax.device_put(host, NamedSharding(mesh, spec))
+    labels = jax.device_put(host_labels, NamedSharding(mesh, P(*spec[:2])))
+
+    def results(function, x, labels, **kwargs):
+        loss, pullback = jax.vjp(lambda x: function(x, labels, where=where, **kwargs), x)
+        return loss, pullback(loss)[0]
+
+    def ours(x, labels):
+        function = jax_gpuops.softmax_cross_entropy_with_integer_labels
+        return results(function, x, labels, implementation=implementation)
+
+    expected = results(optax.softmax_cross_entropy_with_integer_labels, host, host_labels)
+    with jax.set_mesh(mesh):
+        assert_close(jax.jit(ours)(x, labels), expected)
+        if spec[2] is None:
+            assert collectives(ours, x, labels) == []
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

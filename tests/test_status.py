@@ -1,5 +1,6 @@
 """What the library says of itself: the status report, plans, algorithms, measurements."""
 
+import functools
 import subprocess
 import sys
 
@@ -71,6 +72,25 @@ def test_a_plan_says_why(implementation):
     assert plan.implementation == "xla"
     with pytest.raises(ValueError, match=r"op must be one of .*softmax.*, got 'sofmax'"):
         jax_gpuops.plan("sofmax", (8, 100), "float32")
+
+
+def test_a_plan_of_a_masked_call(implementation):
+    """A mask is told by its shape, as the operand is."""
+    plan = functools.partial(
+        jax_gpuops.plan,
+        "softmax",
+        (8, 16, 100, 100),
+        "bfloat16",
+        where=jax.ShapeDtypeStruct((100, 100), "bool"),
+        causal=True,
+        scale=0.125,
+        implementation=implementation,
+    )
+    assert plan().implementation == implementation
+    with pytest.raises(ValueError, match="'baseline' takes no mask"):
+        plan(algorithm="baseline")
+    with pytest.raises(ValueError, match="where must be None or a boolean array"):
+        plan(where=jax.ShapeDtypeStruct((100, 100), "int8"))
 
 
 def test_measured_classes_decide_for_none(monkeypatch):

@@ -139,6 +139,31 @@ ffi::Error guarded(Body&& body) {
 
 namespace internal {
 
+// Binds the parameters of a body one by one, as ffi::Ffi::BindTo does, which knows no optional
+// operands.
+template <class Body, class Binding>
+auto bind_parameters(Body* body, ffi::Traits traits, Binding&& binding) {
+  return std::forward<Binding>(binding).To(body, {traits});
+}
+
+template <class First, class... Rest, class Body, class Binding>
+auto bind_parameters(Body* body, ffi::Traits traits, Binding&& binding) {
+  const auto rest = [&](auto&& bound) {
+    return bind_parameters<Rest...>(body, traits, std::forward<decltype(bound)>(bound));
+  };
+  if constexpr (std::is_same_v<First, std::optional<ffi::AnyBuffer>>) {
+    return rest(std::forward<Binding>(binding).template OptionalArg<ffi::AnyBuffer>());
+  } else if constexpr (std::is_same_v<First, ffi::AnyBuffer>) {
+    return rest(std::forward<Binding>(binding).template Arg<ffi::AnyBuffer>());
+  } else if constexpr (std::is_same_v<First, ffi::Result<ffi::AnyBuffer>>) {
+    return rest(std::forward<Binding>(binding).template Ret<ffi::AnyBuffer>());
+  } else if constexpr (std::is_same_v<First, Queue>) {
+    return rest(std::forward<Binding>(binding).template Ctx<Queue>());
+  } else {
+    return rest(std::forward<Binding>(binding).template Attrs<First>());
+  }
+}
+
 template <auto kBody, ffi::Traits kTraits>
 struct Stages;
 
@@ -154,7 +179,7 @@ struct Stages<kBody, kTraits> {
   static XLA_FFI_Error* handle(XLA_FFI_CallFrame* frame) {
     auto* const body = &run<kStage == ffi::ExecutionStage::kInitialize>;
     static auto* handler =
-        ffi::Ffi::BindTo<std::remove_const_t<decltype(body)>, kStage>(body, {kTraits}).release();
+        bind_parameters<Queue, Parameters...>(body, kTraits, ffi::Ffi::Bind<kStage>()).release();
     return handler->Call(frame);
   }
 };
@@ -162,8 +187,9 @@ struct Stages<kBody, kTraits> {
 }  // namespace internal
 
 // The FFI target `name`, whose body is `void kBody(Queue, operands..., results..., attributes)`:
-// operands are ffi::AnyBuffer, results ffi::Result<ffi::AnyBuffer>, attributes a struct registered
-// with XLA_FFI_REGISTER_STRUCT_ATTR_DECODING. The body runs in both stages: see Queue. A body that
+// operands are ffi::AnyBuffer, the last of them perhaps std::optional, results
+// ffi::Result<ffi::AnyBuffer>, attributes a struct registered with
+// XLA_FFI_REGISTER_STRUCT_ATTR_DECODING. The body runs in both stages: see Queue. A body that
 // cannot be captured into a CUDA graph, because it calls a library that allocates, has no traits.
 template <auto kBody, ffi::Traits kTraits = ffi::Traits::kCmdBufferCompatible>
 Target make_target(std::string_view name) {

@@ -12,6 +12,8 @@
 #include "core/queue.h"
 
 #ifdef JAX_GPUOPS_INTERPRET
+#include <stdexcept>
+
 #include "simt/simt.h"
 #else
 #include <map>
@@ -25,6 +27,7 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   std::size_t shared_bytes = 0;
+  int cluster = 1;  // how many neighbouring blocks along x share their shared memory, up to 16
 };
 
 // The grid's x extent for `items` blocks of work; kernels walk what is left in grid strides.
@@ -46,7 +49,35 @@ void load_kernel(const Queue& queue, void (*kernel)(Parameters...)) {
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes),
       "raising a kernel's shared memory limit");
+  if (queue.device->compute_capability >= 90) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "allowing a kernel large clusters");
+  }
 }
+
+// What CUDA wants to know of a launch; it points into itself.
+class LaunchConfig {
+ public:
+  LaunchConfig(const Queue& queue, const LaunchShape& shape) {
+    config_.gridDim = shape.grid;
+    config_.blockDim = shape.block;
+    config_.dynamicSmemBytes = shape.shared_bytes;
+    config_.stream = queue.stream;
+    if (shape.cluster == 1) return;
+    cluster_.id = cudaLaunchAttributeClusterDimension;
+    cluster_.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+    config_.attrs = &cluster_;
+    config_.numAttrs = 1;
+  }
+  LaunchConfig(const LaunchConfig&) = delete;
+  LaunchConfig& operator=(const LaunchConfig&) = delete;
+
+  const cudaLaunchConfig_t& get() const { return config_; }
+
+ private:
+  cudaLaunchConfig_t config_{};
+  cudaLaunchAttribute cluster_{};
+};
 #endif
 
 template <class... Parameters, class... Arguments>
@@ -54,19 +85,55 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
             Arguments&&... arguments) {
 #ifdef JAX_GPUOPS_INTERPRET
   if (queue.preparing) return;
+  if (shape.cluster > 1) throw std::logic_error("the host executor has no clusters");
   simt::launch(shape.grid, shape.block, shape.shared_bytes, [&] { kernel(arguments...); });
 #else
   if (queue.preparing) {
     load_kernel(queue, kernel);
     return;
   }
-  cudaLaunchConfig_t config{};
-  config.gridDim = shape.grid;
-  config.blockDim = shape.block;
-  config.dynamicSmemBytes = shape.shared_bytes;
-  config.stream = queue.stream;
-  check_cuda(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
+  const LaunchConfig config(queue, shape);
+  check_cuda(cudaLaunchKernelEx(&config.get(), kernel, std::forward<Arguments>(arguments)...),
              "launching a kernel");
+#endif
+}
+
+// How many clusters of this shape (blocks, where a cluster is one block) the GPU holds at a time;
+// at least 1.
+template <class... Parameters>
+int resident_clusters(const Queue& queue, void (*kernel)(Parameters...), const LaunchShape& shape) {
+  const int multiprocessors = queue.device->multiprocessors;
+#ifdef JAX_GPUOPS_INTERPRET
+  (void)kernel;
+  const auto by_shared = queue.device->shared_bytes_per_block / (shape.shared_bytes + 1024);
+  const auto by_threads = queue.device->threads_per_multiprocessor / shape.block.x;
+  return multiprocessors *
+         std::max(1, static_cast<int>(std::min<std::size_t>(by_threads, by_shared)));
+#else
+  // The query takes microseconds and its answer never changes, so each is asked once.
+  using Key = std::tuple<int, const void*, unsigned, std::size_t, int>;
+  static std::mutex mutex;
+  static auto& answers = *new std::map<Key, int>;
+  const Key key{queue.device->ordinal, reinterpret_cast<const void*>(kernel), shape.block.x,
+                shape.shared_bytes, shape.cluster};
+  std::lock_guard lock(mutex);
+  const auto found = answers.find(key);
+  if (found != answers.end()) return found->second;
+  load_kernel(queue, kernel);
+  int clusters = 0;
+  if (shape.cluster == 1) {
+    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
+                   &clusters, kernel, static_cast<int>(shape.block.x), shape.shared_bytes),
+               "asking for a kernel's occupancy");
+    clusters *= multiprocessors;
+  } else {
+    LaunchShape one = shape;
+    one.grid = static_cast<unsigned>(shape.cluster);
+    const LaunchConfig config(queue, one);
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config.get()),
+               "asking for a kernel's occupancy");
+  }
+  return answers[key] = std::max(1, clusters);
 #endif
 }
 
@@ -74,27 +141,8 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
 template <class... Parameters>
 int resident_blocks(const Queue& queue, void (*kernel)(Parameters...), int threads,
                     std::size_t shared_bytes) {
-#ifdef JAX_GPUOPS_INTERPRET
-  (void)kernel;
-  const auto by_shared = queue.device->shared_bytes_per_block / (shared_bytes + 1024);
-  return std::max(1, std::min<int>(queue.device->threads_per_multiprocessor / threads,
-                                   static_cast<int>(by_shared)));
-#else
-  // The query takes microseconds and its answer never changes, so each is asked once.
-  using Key = std::tuple<int, const void*, int, std::size_t>;
-  static std::mutex mutex;
-  static auto& answers = *new std::map<Key, int>;
-  const Key key{queue.device->ordinal, reinterpret_cast<const void*>(kernel), threads,
-                shared_bytes};
-  std::lock_guard lock(mutex);
-  const auto found = answers.find(key);
-  if (found != answers.end()) return found->second;
-  int blocks = 0;
-  load_kernel(queue, kernel);
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
-             "asking for a kernel's occupancy");
-  return answers[key] = std::max(1, blocks);
-#endif
+  const LaunchShape shape{1, static_cast<unsigned>(threads), shared_bytes};
+  return resident_clusters(queue, kernel, shape) / queue.device->multiprocessors;
 }
 
 }  // namespace JAX_GPUOPS_NAMESPACE

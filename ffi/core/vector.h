@@ -17,6 +17,52 @@ struct alignas(sizeof(T) * kSize < 16 ? sizeof(T) * kSize : 16) Pack {
   T element[kSize];
 };
 
+// The type that so many bytes move as.
+template <int kBytes>
+struct WordOf;
+template <>
+struct WordOf<1> {
+  using type = std::uint8_t;
+};
+template <>
+struct WordOf<2> {
+  using type = std::uint16_t;
+};
+template <>
+struct WordOf<4> {
+  using type = std::uint32_t;
+};
+template <>
+struct WordOf<8> {
+  using type = std::uint64_t;
+};
+template <>
+struct WordOf<16> {
+  using type = uint4;
+};
+
+// Read and write a pack, by one instruction if it has no more than 16 bytes. Assigning a Pack would
+// copy its elements, and the compiler may make a store of each.
+template <int kSize, class T>
+__device__ inline Pack<T, kSize> read_pack(const T* from) {
+  if constexpr (sizeof(Pack<T, kSize>) > 16) {
+    return *reinterpret_cast<const Pack<T, kSize>*>(from);
+  } else {
+    using Word = typename WordOf<sizeof(Pack<T, kSize>)>::type;
+    return __builtin_bit_cast(Pack<T, kSize>, *reinterpret_cast<const Word*>(from));
+  }
+}
+
+template <int kSize, class T>
+__device__ inline void write_pack(const Pack<T, kSize>& pack, T* to) {
+  if constexpr (sizeof(Pack<T, kSize>) > 16) {
+    *reinterpret_cast<Pack<T, kSize>*>(to) = pack;
+  } else {
+    using Word = typename WordOf<sizeof(Pack<T, kSize>)>::type;
+    *reinterpret_cast<Word*>(to) = __builtin_bit_cast(Word, pack);
+  }
+}
+
 // How many elements of T one lane moves at a time when the address allows it.
 template <class T>
 inline constexpr int kWidestPack = 16 / sizeof(T);
@@ -44,11 +90,28 @@ __host__ __device__ inline T narrow(Accumulator<T> value) {
   }
 }
 
+template <class T, int kSize>
+__device__ inline void widen(const Pack<T, kSize>& pack, Accumulator<T> (&to)[kSize]) {
+  if constexpr (std::is_same_v<T, __nv_bfloat16> && kSize % 2 == 0) {
+    // A bfloat16 is the upper half of a float: one instruction for each of a pair.
+    struct Pairs {
+      std::uint32_t pair[kSize / 2];
+    };
+    const auto pairs = __builtin_bit_cast(Pairs, pack);
+#pragma unroll
+    for (int i = 0; i < kSize / 2; ++i) {
+      to[2 * i] = __builtin_bit_cast(float, pairs.pair[i] << 16);
+      to[2 * i + 1] = __builtin_bit_cast(float, pairs.pair[i] & 0xffff0000u);
+    }
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = widen(pack.element[i]);
+  }
+}
+
 template <int kSize, class T>
 __device__ inline void load(const T* from, Accumulator<T> (&to)[kSize]) {
-  const auto pack = *reinterpret_cast<const Pack<T, kSize>*>(from);
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) to[i] = widen(pack.element[i]);
+  widen(read_pack<kSize>(from), to);
 }
 
 template <int kSize, class T>
@@ -56,7 +119,7 @@ __device__ inline void store(const Accumulator<T> (&from)[kSize], T* to) {
   Pack<T, kSize> pack;
 #pragma unroll
   for (int i = 0; i < kSize; ++i) pack.element[i] = narrow<T>(from[i]);
-  *reinterpret_cast<Pack<T, kSize>*>(to) = pack;
+  write_pack(pack, to);
 }
 
 // True if packs of kSize may be read at `pointer`.

@@ -1,165 +1,412 @@
-// softmax by a block per row, for rows that the registers of a warp do not hold.
+// softmax, algorithms `block` and `cluster`: a row lives in the registers of a block, or of up to
+// 16 blocks that share their shared memory (a thread-block cluster).
 //
-// `block_shared` keeps the row in shared memory: one read and one write of the array. Each thread
-// reads back only what it wrote itself, so the row needs no barrier; only the reductions do.
-// `block_uncached` keeps nothing: it reads the row once for a running maximum and sum, and again
-// for the results.
+// Each warp holds a piece of its block's part of the row, lane l packs l, l + 32 ... of it, reduces
+// its elements to one state and writes it to a slot of its own; after one barrier every warp
+// combines all slots. In a cluster each warp sends its state to every block of the cluster, and
+// waits until all slots have arrived at home:
+//
+//     block 0                                 block 1
+//     warp 0 --state--> slot 0 in 0 and 1     warp 0 --state--> slot 2 in 0 and 1
+//     warp 1 --state--> slot 1 in 0 and 1     warp 1 --state--> slot 3 in 0 and 1
+//
+// No block takes a second row: the next block's loads are what memory works on while this one
+// reduces, waits and writes. Blocks that stayed, and copied their next row to shared memory
+// meanwhile, were 5 to 10 % slower.
 #pragma once
 
-#include "core/collectives.h"
+#include "core/ptx.cuh"
 #include "core/shared.h"
-#include "softmax/rows.cuh"
+#include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-inline constexpr int kMaxBlockThreads = 1024;
+inline constexpr int kMostSlots = 16 * kMaxWarpsPerBlock;
 
-template <class A>
-struct BlockScratch {
-  A warps[kMaxWarpsPerBlock];
+// Two sets of slots, used in turns: whoever writes to a set has waited for all states of the row
+// between, which warps write only after they have read the set's last row.
+template <class State, int kSlots>
+struct alignas(kSharedAlignment) Storage {
+  State slots[2][kSlots];
+  CopyBarrier arrived[2];
 };
+template <class State>
+using BlockStorage = Storage<State, kMaxWarpsPerBlock>;
+template <class State>
+using ClusterStorage = Storage<State, kMostSlots>;
 
-// The shared memory of block_shared: scratch, then the row, which starts at the same phase of 16
-// bytes as the row in x so that both are packed alike.
+// The state of all warps of the block, from that of the calling one.
+template <class T, class State>
+__device__ __forceinline__ State combine_block(const Exponents<T>& exponents, State state,
+                                               State* slots) {
+  const int lane = threadIdx.x % kWarpSize;
+  if (lane == 0) slots[threadIdx.x / kWarpSize] = state;
+  __syncthreads();
+  return combine_lanes<kWarpSize>(
+      exponents, lane < static_cast<int>(blockDim.x) / kWarpSize ? slots[lane] : State::none());
+}
+
+#ifndef JAX_GPUOPS_INTERPRET
+// The same for any number of slots.
 template <class T>
-std::size_t block_shared_bytes(std::int64_t columns) {
-  return sizeof(BlockScratch<Accumulator<T>>) + 16 + static_cast<std::size_t>(columns) * sizeof(T);
+__device__ __forceinline__ MaxSum<T> combine_slots(const Exponents<T>& exponents,
+                                                   const MaxSum<T>* slots, int count) {
+  using A = Accumulator<T>;
+  const int lane = threadIdx.x % kWarpSize;
+  A anchor = -infinity<A>();
+  for (int slot = lane; slot < count; slot += kWarpSize) anchor = fmax(anchor, slots[slot].anchor);
+  anchor = warp_reduce(anchor, [](A a, A b) { return fmax(a, b); });
+  A sum = 0;
+  for (int slot = lane; slot < count; slot += kWarpSize) {
+    sum += slots[slot].sum_at(exponents, anchor);
+  }
+  return {anchor, warp_reduce(sum, Add{})};
 }
 
-template <class T, Function kFunction>
-__global__ void __launch_bounds__(kMaxBlockThreads)
-    block_shared_kernel(const T* __restrict__ x, T* __restrict__ y, Rows rows) {
-  using A = Accumulator<T>;
-  constexpr int kPack = kWidestPack<T>;
-  unsigned char* const memory = shared_array<unsigned char>();
-  A* const scratch = reinterpret_cast<BlockScratch<A>*>(memory)->warps;
-  T* const cache = reinterpret_cast<T*>(memory + sizeof(BlockScratch<A>));
-  const int threads = blockDim.x;
+template <class T>
+__device__ __forceinline__ Total<T> combine_slots(const Exponents<T>&, const Total<T>* slots,
+                                                  int count) {
+  Accumulator<T> sum = 0;
+  for (int slot = threadIdx.x % kWarpSize; slot < count; slot += kWarpSize) {
+    sum += slots[slot].sum;
+  }
+  return {warp_reduce(sum, Add{})};
+}
 
-  for (std::int64_t row = blockIdx.x; row < rows.count; row += gridDim.x) {
-    const std::int64_t begin = rows.begin(row);
-    const T* const source = x + begin;
-    T* const target = y + begin;
-    T* const cached = cache + reinterpret_cast<std::uintptr_t>(source) % 16 / sizeof(T);
+// How the warps of a cluster come to know each other's states. A barrier of the cluster would do as
+// well, but it waits for all that a thread has written, the last row's results among it.
+template <class State>
+class Exchange {
+ public:
+  // No block may send before all have started; ready() waits for that. None leaves before all that
+  // is sent to it has arrived.
+  template <class Storage>
+  __device__ __forceinline__ Exchange(Storage& storage, int blocks)
+      : arrived_(storage.arrived),
+        slots_(storage.slots[0]),
+        stride_(static_cast<int>(storage.slots[1] - storage.slots[0])),
+        blocks_(blocks),
+        rank_(cluster_rank()) {
+    if (threadIdx.x == 0) {
+      initialise(arrived_);
+      initialise(arrived_ + 1);
+    }
+    __syncthreads();
+    cluster_arrive();
+  }
 
-    A largest = -infinity<A>();
-    visit_columns<kPack>(rows, source, threadIdx.x, threads, [&](std::int64_t column, auto width) {
-      constexpr int kWidth = width;
-      A value[kWidth];
-      load<kWidth>(source + column * rows.inner, value);
-      store_any<kWidth>(value, cached + column);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) largest = fmax(largest, value[i]);
-    });
-    const A base = shift<kFunction>(
-        block_reduce(largest, -infinity<A>(), [](A a, A b) { return fmax(a, b); }, scratch));
+  __device__ __forceinline__ void ready() {
+    if (!ready_) cluster_wait();
+    ready_ = true;
+  }
 
-    CompensatedSum<A> partial;
-    visit_columns<kPack>(rows, source, threadIdx.x, threads, [&](std::int64_t column, auto width) {
-      constexpr int kWidth = width;
-      A pack_sum = 0;
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        pack_sum += exponential_for<T>(widen(cached[column + i]) - base);
-      }
-      partial.add(pack_sum);
-    });
-    const A sum = block_reduce(partial.value(), A(0), Add{}, scratch);
+  __device__ __forceinline__ int rank() const { return rank_; }
 
-    if constexpr (kFunction == Function::kLogSumExp) {
-      if (threadIdx.x == 0) y[row] = narrow<T>(A(log(sum)) + base);
-    } else {
-      const Finish<kFunction, T> finish(sum);
-      visit_columns<kPack>(rows, source, threadIdx.x, threads,
-                           [&](std::int64_t column, auto width) {
-                             constexpr int kWidth = width;
-                             A value[kWidth];
-#pragma unroll
-                             for (int i = 0; i < kWidth; ++i) {
-                               value[i] = finish(widen(cached[column + i]) - base);
-                             }
-                             store_any<kWidth>(value, target + column * rows.inner);
-                           });
+  // The state of all warps of the cluster, from that of the calling one.
+  template <class T>
+  __device__ __forceinline__ State combine(const Exponents<T>& exponents, State state) {
+    ready();
+    const int warps = blockDim.x / kWarpSize;
+    const int lane = threadIdx.x % kWarpSize;
+    State* const slots = slots_ + turn_ * stride_;
+    if (threadIdx.x == 0) {
+      announce(arrived_ + turn_, static_cast<unsigned>(blocks_ * warps * sizeof(State)));
+    }
+    if (lane < blocks_) {
+      send(state, slots + rank_ * warps + threadIdx.x / kWarpSize, arrived_ + turn_, lane);
+    }
+    wait(arrived_ + turn_, phase_);
+    phase_ ^= turn_;
+    const State total = combine_slots(exponents, slots, blocks_ * warps);
+    turn_ ^= 1;
+    return total;
+  }
+
+ private:
+  CopyBarrier* arrived_;
+  State* slots_;
+  int stride_;
+  int blocks_;
+  int rank_;
+  int turn_ = 0;
+  unsigned phase_ = 0;
+  bool ready_ = false;
+};
+#endif
+
+// A part of row `number`: the packs [begin, end), `size` of them from rank * size on. A size of 0
+// is the whole row. It is the launcher that divides, since a division takes longer than a load.
+template <class Share>
+struct Part {
+  using T = typename Share::Element;
+  using Packs = typename Share::Packs;
+
+  __device__ __forceinline__ Part(const Tensors<T>& tensors, std::int64_t number,
+                                  std::int64_t rank = 0, std::int64_t size = 0)
+      : tensors(tensors), row(tensors, number), begin(0), end(row.packs) {
+    if (size == 0) return;
+    begin = rank * size < row.packs ? rank * size : row.packs;
+    if (begin + size < row.packs) end = begin + size;
+  }
+
+  // The packs that the calling thread has of a part that the block's shares hold.
+  __device__ __forceinline__ Packs held() const {
+    constexpr int kPiece = kWarpSize * Share::kHeld;  // of a warp
+    const std::int64_t first = begin + threadIdx.x / kWarpSize * kPiece;
+    const std::int64_t next = first + kPiece < end ? first + kPiece : end;
+    return Packs(tensors, row, first + threadIdx.x % kWarpSize, next, kWarpSize);
+  }
+
+  const Tensors<T>& tensors;
+  Row<T, Share::kKind> row;
+  std::int64_t begin;
+  std::int64_t end;
+};
+
+// ---- Rows that the registers hold ----
+
+template <class Share, int kMostThreads, int kLeastBlocks>
+__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
+    block_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors) {
+  using T = typename Share::Element;
+  using State = typename Share::State;
+  auto& storage = shared<BlockStorage<State>>();
+  const Exponents<T> exponents(tensors.function, tensors.scale);
+  int turn = 0;
+  for (std::int64_t number = blockIdx.x; number < tensors.rows.count; number += gridDim.x) {
+    const Part<Share> part(tensors, number);
+    Share share;
+    share.load(tensors, part.held());
+    State state = share.template reduce<kWarpSize>(tensors);
+    state = combine_block(exponents, state, storage.slots[turn]);
+    write_results(share, tensors, number, part.held(), state, threadIdx.x == 0);
+    turn ^= 1;
+  }
+}
+
+#ifndef JAX_GPUOPS_INTERPRET
+template <class Share, int kMostThreads, int kLeastBlocks>
+__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
+    cluster_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int blocks,
+                   std::int64_t size) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  using T = typename Share::Element;
+  using State = typename Share::State;
+  auto& storage = shared<ClusterStorage<State>>();
+  const Exponents<T> exponents(tensors.function, tensors.scale);
+  Exchange<State> exchange(storage, blocks);
+  const int rank = exchange.rank();
+  for (std::int64_t number = blockIdx.x / blocks; number < tensors.rows.count;
+       number += gridDim.x / blocks) {
+    const Part<Share> part(tensors, number, rank, size);
+    Share share;
+    share.load(tensors, part.held());
+    const State state = exchange.combine(exponents, share.template reduce<kWarpSize>(tensors));
+    write_results(share, tensors, number, part.held(), state, rank == 0 && threadIdx.x == 0);
+  }
+  exchange.ready();
+#else
+  __trap();
+#endif
+}
+#endif
+
+// ---- Longer rows ----
+
+// What a part has more than the block's shares hold is reduced in passing and read again for the
+// results, from the L2 cache if the rows in flight fit there. The last stretch stays in registers.
+template <class Share>
+struct LongPart : Part<Share> {
+  using State = typename Share::State;
+  using typename Part<Share>::Packs;
+  using typename Part<Share>::T;
+  using Part<Share>::Part;
+  using Part<Share>::begin;
+  using Part<Share>::end;
+  using Part<Share>::row;
+  using Part<Share>::tensors;
+
+  // Of the stretch that begins with pack `from`, thread t of n has packs t, t + n, t + 2n ...
+  __device__ __forceinline__ Packs packs(std::int64_t from) const {
+    return Packs(tensors, row, from + threadIdx.x, end, static_cast<int>(blockDim.x));
+  }
+
+  __device__ __forceinline__ std::int64_t step() const {
+    return std::int64_t{blockDim.x} * Share::kHeld;
+  }
+
+  // Where the last stretch begins.
+  __device__ __forceinline__ std::int64_t last() const {
+    return end > begin ? begin + (end - begin - 1) / step() * step() : begin;
+  }
+
+  // The state of the packs [begin, until) and `state`, of the calling warp. Each lane has a state
+  // of its own until the end: shuffles would take longer than the sums.
+  __device__ __forceinline__ State reduce(const Exponents<T>& exponents, std::int64_t until,
+                                          State state) const {
+    Running<State> running;
+    running.add(exponents, state);
+    for (std::int64_t from = begin; from < until; from += step()) {
+      Share passing;
+      passing.load(tensors, packs(from));
+      running.add(exponents, passing.template reduce<1>(tensors));
+    }
+    return combine_lanes<kWarpSize>(exponents, running.value());
+  }
+
+  __device__ __forceinline__ State reduce(const Exponents<T>& exponents, Share& held) const {
+    held.load(tensors, packs(last()));
+    return reduce(exponents, last(), held.template reduce<1>(tensors));
+  }
+
+  // The packs [begin, until).
+  __device__ __forceinline__ void write_again(std::int64_t until, State total) const {
+    for (std::int64_t from = begin; from < until; from += step()) {
+      Share passing;
+      passing.load(tensors, packs(from));
+      passing.write_fresh(tensors, packs(from), total);
     }
   }
-}
 
-// A maximum and the sum of exponentials relative to it, for part of a row. A part whose elements
-// are all -inf has maximum -inf and sum 0: it must contribute nothing to a row that has others, so
-// nothing is ever subtracted from -inf but 0.
-template <Function kFunction, class T>
-struct RunningSum {
-  using A = Accumulator<T>;
-  A largest = -infinity<A>();
-  CompensatedSum<A> sum;
-
-  __device__ static A base(A largest) {
-    return largest == -infinity<A>() ? A(0) : shift<kFunction>(largest);
-  }
-
-  // exp(-inf) is 0, so a part that has seen nothing yet rescales to 0.
-  __device__ void raise(A to) {
-    const A factor = exponential(largest - base(to));
-    sum.sum *= factor;
-    sum.error *= factor;
-    largest = to;
-  }
-
-  template <int kSize>
-  __device__ void add(const A (&value)[kSize]) {
-    A pack_largest = value[0];
-#pragma unroll
-    for (int i = 1; i < kSize; ++i) pack_largest = fmax(pack_largest, value[i]);
-    if (pack_largest > largest) raise(pack_largest);
-    A pack_sum = 0;
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) pack_sum += exponential_for<T>(value[i] - base(largest));
-    sum.add(pack_sum);
+  __device__ __forceinline__ void write(const Share& held, State total) const {
+    held.write(tensors, packs(last()), total);
+    write_again(last(), total);
   }
 };
 
-template <class T, Function kFunction>
-__global__ void __launch_bounds__(kMaxBlockThreads)
-    block_uncached_kernel(const T* __restrict__ x, T* __restrict__ y, Rows rows) {
-  using A = Accumulator<T>;
-  using Running = RunningSum<kFunction, T>;
-  constexpr int kPack = kWidestPack<T>;
-  auto& scratch = shared<BlockScratch<A>>();
-  const int threads = blockDim.x;
+template <class Share, int kMostThreads, int kLeastBlocks>
+__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
+    block_passing_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors) {
+  using T = typename Share::Element;
+  using State = typename Share::State;
+  auto& storage = shared<BlockStorage<State>>();
+  const Exponents<T> exponents(tensors.function, tensors.scale);
+  int turn = 0;
+  for (std::int64_t number = blockIdx.x; number < tensors.rows.count; number += gridDim.x) {
+    const LongPart<Share> part(tensors, number);
+    Share held;
+    State state = part.reduce(exponents, held);
+    state = combine_block(exponents, state, storage.slots[turn]);
+    if (tensors.y != nullptr) part.write(held, state);
+    if (threadIdx.x == 0) write_row(tensors, number, state);
+    turn ^= 1;
+  }
+}
 
-  for (std::int64_t row = blockIdx.x; row < rows.count; row += gridDim.x) {
-    const std::int64_t begin = rows.begin(row);
-    const T* const source = x + begin;
-    T* const target = y + begin;
+// ---- Rows without results for their elements ----
 
-    Running running;
-    visit_columns<kPack>(rows, source, threadIdx.x, threads, [&](std::int64_t column, auto width) {
-      constexpr int kWidth = width;
-      A value[kWidth];
-      load<kWidth>(source + column * rows.inner, value);
-      running.add(value);
-    });
-    const A largest = block_reduce(
-        running.largest, -infinity<A>(), [](A a, A b) { return fmax(a, b); }, scratch.warps);
-    running.raise(largest);
-    const A sum = block_reduce(running.sum.value(), A(0), Add{}, scratch.warps);
-    const A base = shift<kFunction>(largest);
+// Logsumexp and cross entropy only read. Each warp has a ring of kStages pieces in shared memory:
+// one that it reduces, and others on their way, of the same row or the next one of the block.
+inline constexpr int kStages = 3;
+inline constexpr int kRingBlocksResident = 4;
 
-    if constexpr (kFunction == Function::kLogSumExp) {
-      if (threadIdx.x == 0) y[row] = narrow<T>(A(log(sum)) + base);
-    } else {
-      const Finish<kFunction, T> finish(sum);
-      visit_columns<kPack>(rows, source, threadIdx.x, threads,
-                           [&](std::int64_t column, auto width) {
-                             constexpr int kWidth = width;
-                             A value[kWidth];
-                             load<kWidth>(source + column * rows.inner, value);
-#pragma unroll
-                             for (int i = 0; i < kWidth; ++i) value[i] = finish(value[i] - base);
-                             store_any<kWidth>(value, target + column * rows.inner);
-                           });
+template <class Share>
+class Ring {
+ public:
+  using T = typename Share::Element;
+  static constexpr int kPack = kWidestPack<T>;
+  static constexpr int kPiece = kWarpSize * Share::kHeld;  // packs
+
+  // A block takes rows blockIdx.x, blockIdx.x + gridDim.x ..., a row being `stretches` stretches of
+  // a piece for each warp.
+  __device__ __forceinline__ Ring(const Tensors<T>& tensors, CopyBarrier* copied, T* memory,
+                                  std::int64_t stretches)
+      : tensors_(tensors), copied_(copied + warp() * kStages), stretches_(stretches) {
+    memory_ = memory + warp() * kStages * kPiece * kPack;
+    if (lane() == 0) {
+      for (int stage = 0; stage < kStages; ++stage) initialise(copied_ + stage);
     }
+    __syncwarp();
+    next_row_ = blockIdx.x;
+    for (int stage = 0; stage < kStages; ++stage) request(stage);
+  }
+
+  // Takes the next piece, which is of row `row`, and sends for another one in its place.
+  __device__ __forceinline__ void load(const Row<T, Share::kKind>& row, std::int64_t stretch,
+                                       Share& share) {
+    wait(copied_ + stage_, phase_);
+    const std::int64_t begin = first_pack(stretch);
+    const std::int64_t end = begin + kPiece < row.packs ? begin + kPiece : row.packs;
+    const typename Share::Packs packs(tensors_, row, begin + lane(), end, kWarpSize);
+    const T* const piece = memory_ + (stage_ * kPiece + lane()) * kPack;
+    share.load(tensors_, packs, piece, nullptr);
+    __syncwarp();
+    request(stage_);
+    if (++stage_ == kStages) {
+      stage_ = 0;
+      phase_ ^= 1;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static int lane() { return threadIdx.x % kWarpSize; }
+  __device__ __forceinline__ static int warp() { return threadIdx.x / kWarpSize; }
+
+  __device__ __forceinline__ std::int64_t first_pack(std::int64_t stretch) const {
+    return (stretch * (blockDim.x / kWarpSize) + warp()) * kPiece;
+  }
+
+  __device__ __forceinline__ void request(int stage) {
+    if (next_row_ >= tensors_.rows.count) return;
+    if (lane() == 0) {
+      const Row<T, Share::kKind> row(tensors_, next_row_);
+      const std::int64_t begin = first_pack(next_stretch_);
+      const std::int64_t first = row.begin - row.phase + begin * kPack;
+      // A pack that reaches beyond the array's end is not copied.
+      std::int64_t packs = (tensors_.size - first) / kPack;
+      if (packs > row.packs - begin) packs = row.packs - begin;
+      if (packs > kPiece) packs = kPiece;
+      const auto bytes = static_cast<unsigned>(packs > 0 ? packs * 16 : 0);
+      announce(copied_ + stage, bytes);
+      if (bytes != 0) {
+        copy_bulk(memory_ + stage * kPiece * kPack, tensors_.x + first, bytes, copied_ + stage);
+      }
+    }
+    if (++next_stretch_ == stretches_) {
+      next_stretch_ = 0;
+      next_row_ += gridDim.x;
+    }
+  }
+
+  const Tensors<T>& tensors_;
+  CopyBarrier* copied_;
+  T* memory_;
+  std::int64_t stretches_;
+  std::int64_t next_row_;
+  std::int64_t next_stretch_ = 0;
+  int stage_ = 0;
+  unsigned phase_ = 0;
+};
+
+template <class State>
+struct alignas(kSharedAlignment) RingStorage {
+  State slots[2][kMaxWarpsPerBlock];
+  CopyBarrier copied[kMaxWarpsPerBlock * kStages];
+};
+
+template <class Share, int kMostThreads, int kLeastBlocks>
+__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
+    ring_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors,
+                std::int64_t stretches) {
+  using T = typename Share::Element;
+  using State = typename Share::State;
+  auto& storage = shared<RingStorage<State>>();
+  const Exponents<T> exponents(tensors.function, tensors.scale);
+  Ring<Share> ring(tensors, storage.copied, reinterpret_cast<T*>(&storage + 1), stretches);
+  int turn = 0;
+  for (std::int64_t number = blockIdx.x; number < tensors.rows.count; number += gridDim.x) {
+    const Row<T, Share::kKind> row(tensors, number);
+    Running<State> running;
+    for (std::int64_t stretch = 0; stretch < stretches; ++stretch) {
+      Share share;
+      ring.load(row, stretch, share);
+      running.add(exponents, share.template reduce<1>(tensors));
+    }
+    State state = combine_lanes<kWarpSize>(exponents, running.value());
+    state = combine_block(exponents, state, storage.slots[turn]);
+    if (threadIdx.x == 0) write_row(tensors, number, state);
+    turn ^= 1;
   }
 }
 

@@ -1,5 +1,7 @@
 #include "core/handler.h"
 
+#include <algorithm>
+#include <optional>
 #include <string_view>
 
 #include "softmax/softmax.h"
@@ -10,6 +12,8 @@ namespace softmax {
 struct Attributes {
   std::string_view algorithm;  // empty: the plan chooses
   std::int64_t inner_dims;     // how many of the leading dims lie between the row's elements
+  double scale;
+  bool causal;
 };
 
 }  // namespace softmax
@@ -17,57 +21,261 @@ struct Attributes {
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(JAX_GPUOPS_NAMESPACE::softmax::Attributes,
                                       StructMember<std::string_view>("algorithm"),
-                                      StructMember<std::int64_t>("inner_dims"));
+                                      StructMember<std::int64_t>("inner_dims"),
+                                      StructMember<double>("scale"), StructMember<bool>("causal"));
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
+using Where = std::optional<ffi::AnyBuffer>;
+using Dimensions = ffi::Span<const std::int64_t>;
+
 // x is (leading..., columns). In memory the last `inner_dims` of the leading dims lie inside the
 // row: the caller chose a layout instead of a transpose.
-template <Function kFunction>
-void run(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, Attributes attributes) {
-  const auto dims = x.dimensions();
+Problem to_problem(Function function, const ffi::AnyBuffer& x, const Where& where,
+                   const Attributes& attributes) {
+  const Dimensions dims = x.dimensions();
   require(dims.size() >= 1, "x must have at least one dimension");
   require(
       attributes.inner_dims >= 0 && attributes.inner_dims < static_cast<std::int64_t>(dims.size()),
       "inner_dims must be less than the rank of x");
-  require(y->element_type() == x.element_type(), "x and the result must have one dtype");
+  require(!attributes.causal || (dims.size() >= 2 && attributes.inner_dims == 0),
+          "causal needs the last axis of at least two");
   const std::size_t last = dims.size() - 1;
   const std::size_t first_inner = last - static_cast<std::size_t>(attributes.inner_dims);
-  const Problem problem{kFunction, dtype_of(x), product(dims, 0, first_inner), dims[last],
-                        product(dims, first_inner, last)};
-  const std::size_t results =
-      kFunction == Function::kLogSumExp ? problem.rows() : x.element_count();
-  require(y->element_count() == results, "the result has the wrong number of elements");
+  return {function,
+          dtype_of(x),
+          product(dims, 0, first_inner),
+          dims[last],
+          product(dims, first_inner, last),
+          where.has_value(),
+          attributes.causal ? dims[last - 1] : 0,
+          attributes.scale != 1};
+}
+
+// The mask broadcasts to x dim by dim. Neighbouring dims that the mask has, or lacks, are one.
+Mask to_mask(const ffi::AnyBuffer& where, const void* data, Dimensions dims,
+             std::int64_t inner_dims) {
+  const Dimensions own = where.dimensions();
+  require(where.element_type() == ffi::PRED, "where must be of bool");
+  require(own.size() == dims.size(), "where must have the rank of x");
+  Mask mask;
+  mask.data = static_cast<const std::uint8_t*>(data);
+  std::int64_t stride = 1;
+  const auto add = [&](std::size_t d) {  // from the last dim in memory to the first
+    require(own[d] == 1 || own[d] == dims[d], "where must broadcast to x");
+    const std::int64_t own_stride = own[d] == 1 ? 0 : stride;
+    stride *= own[d];
+    return own_stride;
+  };
+  const auto add_leading = [&](std::size_t d) {
+    const std::int64_t own_stride = add(d);
+    if (dims[d] == 1) return;
+    const int previous = mask.dims - 1;
+    if (previous >= 0 && own_stride == mask.stride[previous] * mask.size[previous]) {
+      mask.size[previous] *= dims[d];
+      return;
+    }
+    require(mask.dims < Mask::kMaxDims,
+            "where has and lacks too many dims in turns; broadcast it to x");
+    mask.size[mask.dims] = dims[d];
+    mask.stride[mask.dims] = own_stride;
+    ++mask.dims;
+  };
+  const std::size_t last = dims.size() - 1;
+  const std::size_t first_inner = last - static_cast<std::size_t>(inner_dims);
+  for (std::size_t d = last; d > first_inner; --d) add_leading(d - 1);
+  mask.column_stride = add(last);
+  for (std::size_t d = first_inner; d > 0; --d) add_leading(d - 1);
+  return mask;
+}
+
+void require_like(const ffi::AnyBuffer& other, const ffi::AnyBuffer& x, const char* what) {
+  require(other.element_type() == x.element_type() && other.element_count() == x.element_count(),
+          what);
+}
+
+// What there is one of for each row is of the type that the kernels compute in.
+void require_rows(const ffi::AnyBuffer& buffer, const Problem& problem, const char* what) {
+  const DType dtype = problem.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  require(dtype_of(buffer) == dtype &&
+              static_cast<std::int64_t>(buffer.element_count()) == problem.rows(),
+          what);
+}
+
+void require_labels(const ffi::AnyBuffer& labels, const Problem& problem) {
+  require(labels.element_type() == ffi::S32 || labels.element_type() == ffi::S64,
+          "labels must be of int32 or int64");
+  require(static_cast<std::int64_t>(labels.element_count()) == problem.rows(),
+          "there must be one label for each row");
+}
+
+// Plans and launches, unless there is nothing to do.
+void run(const Queue& queue, const Problem& problem, const Attributes& attributes,
+         const ffi::AnyBuffer& x, const Where& where, Buffers buffers) {
   if (x.element_count() == 0) {
-    require(results == 0, "logsumexp of rows without elements has no kernel");
+    require(!reduces(problem.function) || problem.rows() == 0,
+            "logsumexp of rows without elements has no kernel");
     return;
   }
+  std::optional<Operand> mask;
+  if (where.has_value()) {
+    mask.emplace(*where);
+    buffers.mask = to_mask(*where, mask->data(), x.dimensions(), attributes.inner_dims);
+  }
   const Plan chosen = plan(problem, attributes.algorithm, *queue.device);
-  launch(chosen, problem, Operand(x).data(), Result(y).data(), queue);
+  if (is_ladder(chosen.algorithm)) {
+    launch_ladder(chosen, problem, buffers, queue);
+  } else if (is_elementwise(problem.function)) {
+    launch_elementwise(chosen, problem, attributes.scale, buffers, queue);
+  } else if (is_forward(problem.function)) {
+    launch_forward(chosen, problem, attributes.scale, buffers, queue);
+  } else {
+    launch_tangent(chosen, problem, attributes.scale, buffers, queue);
+  }
+}
+
+using Out = ffi::Result<ffi::AnyBuffer>;
+
+template <Function kFunction>
+void run_forward(Queue queue, ffi::AnyBuffer x, Where where, Out y, Out workspace,
+                 Attributes attributes) {
+  const Problem problem = to_problem(kFunction, x, where, attributes);
+  const Operand x_memory(x);
+  const Result y_memory(y);
+  const Result workspace_memory(workspace);
+  Buffers buffers;
+  buffers.x = x_memory.data();
+  buffers.workspace = workspace_memory.data();
+  buffers.workspace_bytes = workspace->size_bytes();
+  if (kFunction == Function::kLogSumExp) {
+    require_rows(*y, problem, "the result must have one element for each row");
+    buffers.row_result = y_memory.data();
+  } else {
+    require_like(*y, x, "the result must be like x");
+    buffers.y = y_memory.data();
+  }
+  run(queue, problem, attributes, x, where, buffers);
+}
+
+void run_cross_entropy(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer labels, Where where, Out loss,
+                       Out lse, Out workspace, Attributes attributes) {
+  const Problem problem = to_problem(Function::kCrossEntropy, x, where, attributes);
+  require_labels(labels, problem);
+  require_rows(*loss, problem, "the loss must have one element for each row");
+  require_rows(*lse, problem, "logsumexp must have one element for each row");
+  const Operand x_memory(x);
+  const Operand labels_memory(labels);
+  const Result loss_memory(loss);
+  const Result lse_memory(lse);
+  const Result workspace_memory(workspace);
+  Buffers buffers;
+  buffers.x = x_memory.data();
+  buffers.labels = labels_memory.data();
+  buffers.wide_labels = labels.element_type() == ffi::S64;
+  buffers.loss = loss_memory.data();
+  buffers.row_result = lse_memory.data();
+  buffers.workspace = workspace_memory.data();
+  buffers.workspace_bytes = workspace->size_bytes();
+  run(queue, problem, attributes, x, where, buffers);
+}
+
+template <Function kFunction>
+void run_tangent(Queue queue, ffi::AnyBuffer y, ffi::AnyBuffer t, Where where, Out result,
+                 Out workspace, Attributes attributes) {
+  const Problem problem = to_problem(kFunction, y, where, attributes);
+  require_like(t, y, "t must be like y");
+  require_like(*result, y, "the result must be like y");
+  const Operand y_memory(y);
+  const Operand t_memory(t);
+  const Result result_memory(result);
+  const Result workspace_memory(workspace);
+  Buffers buffers;
+  buffers.x = y_memory.data();
+  buffers.t = t_memory.data();
+  buffers.y = result_memory.data();
+  buffers.workspace = workspace_memory.data();
+  buffers.workspace_bytes = workspace->size_bytes();
+  run(queue, problem, attributes, y, where, buffers);
+}
+
+// The result may be x itself.
+void run_elementwise(Queue queue, Function function, const ffi::AnyBuffer& x,
+                     const ffi::AnyBuffer& lse, const ffi::AnyBuffer& g,
+                     const ffi::AnyBuffer* labels, const Where& where, Out result,
+                     const Attributes& attributes) {
+  const Problem problem = to_problem(function, x, where, attributes);
+  require_rows(lse, problem, "logsumexp must have one element for each row");
+  require_rows(g, problem, "the cotangent must have one element for each row");
+  require_like(*result, x, "the result must be like x");
+  const Operand x_memory(x);
+  const Operand lse_memory(lse);
+  const Operand g_memory(g);
+  std::optional<Operand> labels_memory;
+  const Result result_memory(result);
+  Buffers buffers;
+  buffers.x = x_memory.data();
+  buffers.lse = lse_memory.data();
+  buffers.g = g_memory.data();
+  if (labels != nullptr) {
+    require_labels(*labels, problem);
+    labels_memory.emplace(*labels);
+    buffers.labels = labels_memory->data();
+    buffers.wide_labels = labels->element_type() == ffi::S64;
+  }
+  buffers.y = result_memory.data();
+  run(queue, problem, attributes, x, where, buffers);
+}
+
+void run_logsumexp_cotangent(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer lse, ffi::AnyBuffer g,
+                             Where where, Out result, Attributes attributes) {
+  run_elementwise(queue, Function::kLogSumExpCotangent, x, lse, g, nullptr, where, result,
+                  attributes);
+}
+
+void run_cross_entropy_cotangent(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer lse,
+                                 ffi::AnyBuffer g, ffi::AnyBuffer labels, Where where, Out result,
+                                 Attributes attributes) {
+  run_elementwise(queue, Function::kCrossEntropyCotangent, x, lse, g, &labels, where, result,
+                  attributes);
 }
 
 Problem to_problem(const Arguments& arguments) {
-  const std::string& function = arguments.text("function");
-  return {function == "softmax"       ? Function::kSoftmax
-          : function == "log_softmax" ? Function::kLogSoftmax
-                                      : Function::kLogSumExp,
-          dtype_from_name(arguments.text("dtype")), arguments.integer("outer"),
-          arguments.integer("columns"), arguments.integer("inner")};
+  const auto* const function =
+      std::find(std::begin(kFunctions), std::end(kFunctions), arguments.text("function"));
+  if (function == std::end(kFunctions)) {
+    throw std::invalid_argument("there is no function '" + arguments.text("function") + "'");
+  }
+  return {static_cast<Function>(function - std::begin(kFunctions)),
+          dtype_from_name(arguments.text("dtype")),
+          arguments.integer("outer"),
+          arguments.integer("columns"),
+          arguments.integer("inner"),
+          arguments.integer("masked") != 0,
+          arguments.integer("queries"),
+          arguments.integer("scaled") != 0};
 }
 
 const RegisterOp kRegistration(Op{
     "softmax",
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
-    {make_target<&run<Function::kSoftmax>>("jax_gpuops_softmax_v1"),
-     make_target<&run<Function::kLogSoftmax>>("jax_gpuops_log_softmax_v1"),
-     make_target<&run<Function::kLogSumExp>>("jax_gpuops_logsumexp_v1")},
+    {make_target<&run_forward<Function::kSoftmax>>("jax_gpuops_softmax_v1"),
+     make_target<&run_forward<Function::kLogSoftmax>>("jax_gpuops_log_softmax_v1"),
+     make_target<&run_forward<Function::kLogSumExp>>("jax_gpuops_logsumexp_v1"),
+     make_target<&run_cross_entropy>("jax_gpuops_cross_entropy_v1"),
+     make_target<&run_tangent<Function::kSoftmaxTangent>>("jax_gpuops_softmax_tangent_v1"),
+     make_target<&run_tangent<Function::kLogSoftmaxCotangent>>(
+         "jax_gpuops_log_softmax_cotangent_v1"),
+     make_target<&run_logsumexp_cotangent>("jax_gpuops_logsumexp_cotangent_v1"),
+     make_target<&run_cross_entropy_cotangent>("jax_gpuops_cross_entropy_cotangent_v1")},
     [](const Arguments& arguments, const Device& device) {
       const Plan chosen = plan(to_problem(arguments), arguments.text("algorithm"), device);
       return PlanInfo{kAlgorithms[static_cast<int>(chosen.algorithm)].name, chosen.reason};
     },
-    [](const Arguments&) { return std::int64_t{0}; },
+    [](const Arguments& arguments) {
+      return workspace_bytes(to_problem(arguments), arguments.text("algorithm"));
+    },
 });
 
 }  // namespace

@@ -1,6 +1,9 @@
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
+#include "core/integer.h"
+#include "softmax/instances.h"
 #include "softmax/softmax.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -11,10 +14,26 @@ namespace {
 // numbers for each warp.
 constexpr std::size_t kBlockSharedOverhead = 1024;
 
-bool fits_shared(const Problem& problem, const Device& device) {
-  const std::size_t capacity =
-      (device.shared_bytes_per_block - kBlockSharedOverhead) / info(problem.dtype).bytes;
-  return problem.columns <= static_cast<std::int64_t>(capacity);
+// The packs that all threads of a small GPU could load at once: with less, latency is what counts.
+constexpr std::int64_t kSmallPacks = 132 * 512;
+// What takes longer to read than to launch, by far.
+constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
+
+constexpr int kMostClusterBlocks = 16;
+constexpr std::int64_t kStagedTileBytes = 32 * 1024;
+
+constexpr std::int64_t kMostSlices = 2048;
+
+int pack_elements(const Problem& problem) {
+  return 16 / static_cast<int>(info(problem.dtype).bytes);
+}
+
+bool is_even(const Problem& problem) {
+  return problem.columns % pack_elements(problem) == 0 && !problem.masked && problem.queries == 0;
+}
+
+bool is_linear_in_t(Function function) {
+  return function == Function::kSoftmaxTangent || function == Function::kLogSoftmaxCotangent;
 }
 
 std::string columns_text(const Problem& problem) {
@@ -22,45 +41,308 @@ std::string columns_text(const Problem& problem) {
          std::string(info(problem.dtype).name) + " elements";
 }
 
-void check(Algorithm algorithm, const Problem& problem, const Device& device) {
-  const std::string name(kAlgorithms[static_cast<int>(algorithm)].name);
-  if (algorithm < Algorithm::kWarp && problem.function != Function::kSoftmax) {
-    throw std::invalid_argument("algorithm '" + name +
-                                "' computes softmax only; log_softmax and logsumexp have 'warp', "
-                                "'block_shared' and 'block_uncached'");
+// ---- Which algorithms can take a problem ----
+
+bool fits_shared(const Problem& problem, const Device& device) {
+  const std::size_t capacity =
+      (device.shared_bytes_per_block - kBlockSharedOverhead) / info(problem.dtype).bytes;
+  return problem.columns <= static_cast<std::int64_t>(capacity);
+}
+
+bool fits_warp(const Problem& problem) {
+  return most_packs(problem) <= 32 * packs_held(problem.function, 16);
+}
+
+bool has_mask(const Problem& problem) { return problem.masked || problem.queries != 0; }
+
+// How many packs of a row a thread holds, of a block alone or in a cluster.
+int block_held(const Problem& problem) {
+  const int bytes = static_cast<int>(info(problem.dtype).bytes);
+  return packs_held(problem.function, block_packs(is_linear_in_t(problem.function), bytes));
+}
+int cluster_held(const Problem& problem) { return packs_held(problem.function, kClusterPacks); }
+
+// For block, without reading a row twice.
+bool fits_block(const Problem& problem) {
+  return most_packs(problem) <= kBlockThreads * block_held(problem);
+}
+
+bool fits_cluster(const Problem& problem) {
+  return most_packs(problem) <=
+         std::int64_t{kMostClusterBlocks} * kBlockThreads * cluster_held(problem);
+}
+
+bool fits_staged(const Problem& problem) {
+  return problem.inner == 1 && problem.columns <= kStagedColumns && !has_mask(problem);
+}
+
+// Newer GPUs run the code for 8.0, which has none.
+bool has_clusters(const Device& device) { return device.compute_capability == 90; }
+
+// Why an algorithm cannot take a problem; empty if it can.
+std::string refusal(Algorithm algorithm, const Problem& problem, const Device& device) {
+  if ((algorithm == Algorithm::kElementwise) != is_elementwise(problem.function)) {
+    return algorithm == Algorithm::kElementwise
+               ? "computes only the gradients of logsumexp and cross entropy"
+               : "has a reduction, which the gradients of logsumexp and cross entropy do not need";
   }
-  if (algorithm == Algorithm::kWarp && problem.columns > warp_columns(problem.dtype)) {
-    throw std::invalid_argument("algorithm 'warp' takes rows of at most " +
-                                std::to_string(warp_columns(problem.dtype)) + " " +
-                                std::string(info(problem.dtype).name) + " elements, not " +
-                                std::to_string(problem.columns));
+  if (is_ladder(algorithm)) {
+    if (algorithm < Algorithm::kBlockShared && problem.function != Function::kSoftmax) {
+      return "computes softmax only";
+    }
+    if (problem.function > Function::kLogSumExp) {
+      return "computes softmax, log_softmax and logsumexp only";
+    }
+    if (problem.masked || problem.queries != 0) return "takes no mask";
+    if (problem.scaled) return "takes no scale";
   }
-  if (algorithm == Algorithm::kBlockShared && !fits_shared(problem, device)) {
-    throw std::invalid_argument("algorithm 'block_shared' cannot hold " + columns_text(problem) +
-                                " in " + std::to_string(device.shared_bytes_per_block) +
-                                " bytes of shared memory; 'block_uncached' takes any length");
+  switch (algorithm) {
+    case Algorithm::kBlockShared:
+      if (fits_shared(problem, device)) return "";
+      return "cannot hold " + columns_text(problem) + " in " +
+             std::to_string(device.shared_bytes_per_block) +
+             " bytes of shared memory; 'block' takes any length";
+    case Algorithm::kWarp:
+      if (problem.inner != 1) return "takes rows along the last axis only";
+      if (fits_warp(problem)) return "";
+      return "cannot hold " + columns_text(problem) + " in registers; 'block' takes any length";
+    case Algorithm::kStaged:
+      if (fits_staged(problem)) return "";
+      return "takes rows of at most " + std::to_string(kStagedColumns) +
+             " neighbouring elements without a mask";
+    case Algorithm::kCluster:
+      if (problem.inner != 1) return "takes rows along the last axis only";
+      if (!has_clusters(device)) return "needs a GPU of compute capability 9.0";
+      if (fits_cluster(problem)) return "";
+      return "cannot hold " + columns_text(problem) + " in registers; 'split' takes any length";
+    case Algorithm::kSplit:
+      return problem.inner == 1 ? "" : "takes rows along the last axis only";
+    case Algorithm::kColumn:
+      return problem.inner != 1 ? "" : "takes another axis than the last; 'block' takes any";
+    default:
+      return "";
   }
+}
+
+// ---- How each spreads over threads ----
+
+Shape warp_shape(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  Shape shape;
+  const auto take = [&](const WarpInstance& each) {
+    if (shape.lanes != 0 || each.lanes * packs_held(problem.function, each.packs) < packs) return;
+    shape.lanes = each.lanes;
+    shape.packs = each.packs;
+    shape.rows = each.rows;
+  };
+  if (problem.rows() * packs <= kSmallPacks) {
+    for (const WarpInstance& each : kSmallWarpInstances) take(each);
+    shape.small = shape.lanes != 0;
+  }
+  for (const WarpInstance& each : kWarpInstances) take(each);
+  return shape;
+}
+
+Shape staged_shape(const Problem& problem) {
+  Shape shape;
+  for (const StagedInstance& each : kStagedInstances) {
+    if (each.lanes * each.per_lane >= problem.columns) {
+      shape.lanes = each.lanes;
+      shape.packs = each.per_lane;
+      break;
+    }
+  }
+  // Whole rounds of the block's groups, and whole packs: both are powers of two.
+  const std::int64_t unit = std::max(256 / shape.lanes, pack_elements(problem));
+  const std::int64_t row_bytes =
+      problem.columns * static_cast<std::int64_t>(info(problem.dtype).bytes);
+  shape.rows =
+      static_cast<int>(unit * std::max<std::int64_t>(1, kStagedTileBytes / row_bytes / unit));
+  return shape;
+}
+
+// Whole warps, for `packs` packs of which a thread holds up to `held`.
+int threads_for(std::int64_t packs, int held) {
+  return static_cast<int>(std::max<std::int64_t>(2, divide_up(packs, 32 * held)) * 32);
+}
+
+// Threads for a part of a row of `packs` packs, of which each holds up to `held`.
+void fit_block(std::int64_t packs, int held, Shape& shape) {
+  shape.whole = packs <= kBlockThreads * held;
+  shape.threads = shape.whole ? threads_for(packs, held) : kBlockThreads;
+}
+
+Shape block_shape(const Problem& problem, const Device& device) {
+  const std::int64_t packs = most_packs(problem);
+  Shape shape;
+  if (problem.rows() * packs <= kSmallPacks && packs <= kSmallBlockThreads) {
+    shape.small = true;
+    shape.threads = threads_for(packs, 1);
+    return shape;
+  }
+  fit_block(packs, block_held(problem), shape);
+  shape.ring =
+      !shape.whole && reduces(problem.function) && has_clusters(device) && !has_mask(problem);
+  if (shape.ring) shape.threads = kRingThreads;
+  return shape;
+}
+
+Shape cluster_shape(const Problem& problem, const Device& device) {
+  const std::int64_t packs = most_packs(problem);
+  const int held = cluster_held(problem);
+  Shape shape;
+  const std::int64_t wanted =
+      std::max(divide_up(packs, kBlockThreads * held),
+               device.multiprocessors / std::max<std::int64_t>(1, problem.rows()));
+  shape.cluster = power_of_two_from(std::clamp<std::int64_t>(wanted, 2, kMostClusterBlocks));
+  fit_block(divide_up(packs, shape.cluster), held, shape);
+  return shape;
+}
+
+Shape split_shape(const Problem& problem, const Device& device) {
+  Shape shape;
+  shape.threads = kBlockThreads;
+  const std::int64_t least = kBlockThreads * block_held(problem);
+  const std::int64_t wanted = divide_up(std::int64_t{16} * device.multiprocessors, problem.rows());
+  shape.slices = std::clamp<std::int64_t>(wanted, 1, divide_up(most_packs(problem), least));
+  shape.slices = std::min(shape.slices, kMostSlices);
+  return shape;
+}
+
+Shape column_shape(const Problem& problem) {
+  Shape shape;
+  shape.packs = problem.columns <= kColumnHeld[0] ? kColumnHeld[0] : kColumnHeld[1];
+  const int pack = problem.masked ? 1 : column_pack(static_cast<int>(info(problem.dtype).bytes));
+  const int held = packs_held(problem.function, shape.packs);
+  const std::int64_t groups = divide_up(problem.columns, held);  // for one read
+  const std::int64_t most_lanes = power_of_two_from(divide_up(problem.inner, pack));
+  // At least 128 bytes side by side; more where the axis is short.
+  const int least_lanes = 16;
+  shape.threads = 256;
+  while (shape.threads < 512 && groups * least_lanes > shape.threads) shape.threads *= 2;
+  shape.lanes = least_lanes;
+  while (shape.lanes < shape.threads && groups * shape.lanes * 2 <= shape.threads &&
+         shape.lanes < most_lanes) {
+    shape.lanes *= 2;
+  }
+  return shape;
+}
+
+Shape elementwise_shape(const Problem& problem) {
+  Shape shape;
+  shape.lanes = std::min(256, power_of_two_from(divide_up(most_packs(problem), 4)));
+  return shape;
+}
+
+Shape shape_of(Algorithm algorithm, const Problem& problem, const Device& device) {
+  switch (algorithm) {
+    case Algorithm::kWarp:
+      return warp_shape(problem);
+    case Algorithm::kStaged:
+      return staged_shape(problem);
+    case Algorithm::kBlock:
+      return block_shape(problem, device);
+    case Algorithm::kCluster:
+      return cluster_shape(problem, device);
+    case Algorithm::kSplit:
+      return split_shape(problem, device);
+    case Algorithm::kColumn:
+      return column_shape(problem);
+    case Algorithm::kElementwise:
+      return elementwise_shape(problem);
+    default:
+      return {};
+  }
+}
+
+// ---- Which is the fastest ----
+
+// Of rows that a warp could take, as measured on the H200.
+bool block_is_faster(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  const std::int64_t all = problem.rows() * packs;
+  if (all <= kSmallPacks) return packs > 128;
+  if (problem.masked) return false;
+  if (problem.queries != 0) return packs >= 256;
+  return is_even(problem) && packs >= 256 && all > kManyPacks;
+}
+
+Plan choose(const Problem& problem, const Device& device) {
+  if (is_elementwise(problem.function)) {
+    return {Algorithm::kElementwise, "no element waits for another", {}};
+  }
+  const std::string rows = columns_text(problem);
+  if (problem.inner != 1) {
+    return {Algorithm::kColumn, "the axis is not the last", {}};
+  }
+  if (!is_even(problem) && fits_staged(problem) && problem.columns <= 256) {
+    return {Algorithm::kStaged, rows + " share packs of 16 bytes with their neighbours", {}};
+  }
+  if (fits_warp(problem) && !block_is_faster(problem)) {
+    return {Algorithm::kWarp, rows + " fit the registers of a warp", {}};
+  }
+  if (fits_block(problem)) {
+    return {Algorithm::kBlock, rows + " fit the registers of a block", {}};
+  }
+  const bool enough_rows = problem.rows() >= 2 * device.multiprocessors;
+  if (reduces(problem.function) && enough_rows) {
+    return {Algorithm::kBlock, rows + " are read in passing by a block each", {}};
+  }
+  if (has_clusters(device) && fits_cluster(problem)) {
+    return {Algorithm::kCluster, rows + " fit the registers of a cluster of blocks", {}};
+  }
+  if (problem.rows() < 16 * device.multiprocessors) {
+    return {Algorithm::kSplit, "few " + rows + ", too long for the registers of a cluster", {}};
+  }
+  return {Algorithm::kBlock, rows + " fit no registers: blocks read them twice", {}};
 }
 
 }  // namespace
 
-std::int64_t warp_columns(DType dtype) { return dtype == DType::kFloat64 ? 1024 : 2048; }
+std::int64_t most_packs(const Problem& problem) {
+  const int elements = pack_elements(problem);
+  // Uneven rows may begin and end inside a pack.
+  const std::int64_t phase =
+      problem.inner == 1 && problem.columns % elements != 0 ? elements - 1 : 0;
+  return divide_up(problem.columns + phase, elements);
+}
+
+int packs_held(Function function, int packs) {
+  return is_linear_in_t(function) ? std::max(1, packs / 2) : packs;
+}
 
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device) {
-  if (!algorithm.empty()) {
-    const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
-    check(named, problem, device);
-    return {named, "named by the caller"};
+  Plan result;
+  if (algorithm.empty()) {
+    result = choose(problem, device);
+  } else {
+    result.algorithm = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
+    result.reason = "named by the caller";
+    const std::string why = refusal(result.algorithm, problem, device);
+    if (!why.empty()) {
+      throw std::invalid_argument("algorithm '" + std::string(algorithm) + "' " + why);
+    }
   }
-  if (problem.columns <= warp_columns(problem.dtype)) {
-    return {Algorithm::kWarp, columns_text(problem) + " fit the registers of a warp"};
-  }
-  if (fits_shared(problem, device)) {
-    return {Algorithm::kBlockShared, columns_text(problem) + " fit shared memory"};
-  }
-  return {Algorithm::kBlockUncached, columns_text(problem) +
-                                         " fit neither registers nor shared "
-                                         "memory"};
+  result.shape = shape_of(result.algorithm, problem, device);
+  return result;
+}
+
+// Only split has any: a state of at most two numbers for each slice. Neither the number of rows nor
+// the GPU is known here, so room is left for as many slices as a single row would have, on a GPU
+// without clusters too: 8 bytes for each 64 KiB of the row.
+std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
+  if (is_elementwise(problem.function)) return 0;
+  Problem one_row = problem;
+  one_row.outer = 1;
+  one_row.inner = 1;
+  Device device = nominal_device();
+  device.compute_capability = 80;
+  const bool splits = algorithm.empty()
+                          ? choose(one_row, device).algorithm == Algorithm::kSplit
+                          : algorithm == kAlgorithms[static_cast<int>(Algorithm::kSplit)].name;
+  if (!splits || problem.inner != 1) return 0;
+  const std::int64_t number = problem.dtype == DType::kFloat64 ? 8 : 4;
+  return split_shape(one_row, device).slices * 2 * number;
 }
 
 }  // namespace softmax

@@ -19,29 +19,6 @@ inline constexpr std::int64_t kMaxWords = (std::int64_t{1} << 31) - 1;
 // would have over 2^40 words.
 inline constexpr int kMaxRank = 40;
 
-template <int kBytes>
-struct WordOf;
-template <>
-struct WordOf<1> {
-  using type = std::uint8_t;
-};
-template <>
-struct WordOf<2> {
-  using type = std::uint16_t;
-};
-template <>
-struct WordOf<4> {
-  using type = std::uint32_t;
-};
-template <>
-struct WordOf<8> {
-  using type = std::uint64_t;
-};
-template <>
-struct WordOf<16> {
-  using type = uint4;
-};
-
 struct Division {
   std::uint32_t quotient;
   std::uint32_t remainder;

@@ -1,0 +1,190 @@
+// The PTX that CUDA C++ has no words for. The only file with inline assembly. What needs compute
+// capability 9.0 does nothing elsewhere, on the host executor among others; callers must have
+// another way, for which JAX_GPUOPS_HAS_CLUSTERS tells them apart.
+#pragma once
+
+#include <math.h>  // NOLINT: unlike <cmath>, declares the float overloads globally
+
+#include <cstdint>
+#include <cstring>
+
+#include "core/cuda.h"
+
+// Thread-block clusters, and copies that run beside the threads.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+#define JAX_GPUOPS_HAS_CLUSTERS 1
+#else
+#define JAX_GPUOPS_HAS_CLUSTERS 0
+#endif
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+// 2 to the x, within 2 ulp; the GPU flushes subnormal arguments and results to 0.
+__device__ inline float power_of_two(float x) {
+#ifdef JAX_GPUOPS_INTERPRET
+  return exp2f(x);
+#else
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#endif
+}
+
+// The calling block's number within its cluster.
+__device__ inline int cluster_rank() {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  unsigned rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return static_cast<int>(rank);
+#else
+  return 0;
+#endif
+}
+
+// A barrier of all threads of the cluster, in two halves: what a thread wrote before it arrived,
+// to its own or another block's shared memory, is seen by all that have waited.
+__device__ inline void cluster_arrive() {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+__device__ inline void cluster_wait() {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+
+// Counts the bytes of copies to shared memory, for threads to wait for them. A phase is over when
+// all bytes that were announced in it have arrived; a barrier's first phase is 0, the next is 1,
+// the next 0 again.
+using CopyBarrier = std::uint64_t;
+
+__device__ inline unsigned shared_address([[maybe_unused]] const void* pointer) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
+#else
+  return 0;
+#endif
+}
+
+// One thread calls it, before the block's first barrier.
+__device__ inline void initialise([[maybe_unused]] CopyBarrier* barrier) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// One thread calls it once in a phase, before the copies.
+__device__ inline void announce([[maybe_unused]] CopyBarrier* barrier,
+                                [[maybe_unused]] unsigned bytes) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+
+// Copies from global to shared memory without registers. Addresses and size are multiples of 16.
+__device__ inline void copy_bulk([[maybe_unused]] void* to, [[maybe_unused]] const void* from,
+                                 [[maybe_unused]] unsigned bytes,
+                                 [[maybe_unused]] CopyBarrier* barrier) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(to)),
+      "l"(from), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+__device__ inline void wait([[maybe_unused]] CopyBarrier* barrier,
+                            [[maybe_unused]] unsigned phase) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  unsigned done = 0;
+  while (done == 0) {
+    asm volatile(
+        "{\n"
+        "  .reg .pred done;\n"
+        "  mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "  selp.u32 %0, 1, 0, done;\n"
+        "}\n"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(phase)
+        : "memory");
+  }
+#endif
+}
+
+// The address in the cluster's shared memory of what block `rank` has where the calling one has
+// `local`.
+__device__ inline unsigned shared_address_in_block([[maybe_unused]] const void* local,
+                                                   [[maybe_unused]] int rank) {
+  unsigned address = 0;
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(shared_address(local)), "r"(rank));
+#endif
+  return address;
+}
+
+// Writes a value to block `rank` of the cluster, where the calling one has `to` and `barrier`, and
+// counts its bytes there. Whoever waits for the barrier sees the value.
+template <class T>
+__device__ inline void send([[maybe_unused]] const T& value, [[maybe_unused]] T* to,
+                            [[maybe_unused]] CopyBarrier* barrier, [[maybe_unused]] int rank) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  static_assert(sizeof(T) == 4 || sizeof(T) % 8 == 0);
+  const unsigned address = shared_address_in_block(to, rank);
+  const unsigned counter = shared_address_in_block(barrier, rank);
+  if constexpr (sizeof(T) == 4) {
+    std::uint32_t word;
+    memcpy(&word, &value, sizeof(word));
+    asm volatile(
+        "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
+        "r"(word), "r"(counter)
+        : "memory");
+  } else {
+    std::uint64_t words[sizeof(T) / 8];
+    memcpy(words, &value, sizeof(T));
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(T) / 8; ++i) {
+      asm volatile(
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.b64 [%0], %1, [%2];" ::"r"(
+              address + 8 * i),
+          "l"(words[i]), "r"(counter)
+          : "memory");
+    }
+  }
+#endif
+}
+
+// Copies from shared to global memory without registers, of what all threads wrote before they
+// called finish_writes_before_copies() and met at a barrier. wait_until_read() returns when the
+// caller's copies no longer need the shared memory.
+__device__ inline void finish_writes_before_copies() {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+__device__ inline void write_bulk([[maybe_unused]] void* to, [[maybe_unused]] const void* from,
+                                  [[maybe_unused]] unsigned bytes) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+               "r"(shared_address(from)), "r"(bytes)
+               : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+__device__ inline void wait_until_read() {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+#endif
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE

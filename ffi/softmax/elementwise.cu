@@ -1,0 +1,28 @@
+// Instantiates the gradients of logsumexp and cross entropy.
+
+#include "softmax/elementwise.cuh"
+#include "softmax/production.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+// Along y: CUDA's limit.
+constexpr std::int64_t kMostElementwiseBlocks = 65535;
+
+void launch_elementwise(const Plan& plan, const Problem& problem, double scale,
+                        const Buffers& buffers, const Queue& queue) {
+  dispatch<__half, __nv_bfloat16, float, double>(problem.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const Launch<T> call{plan, problem, make_tensors<T>(problem, scale, buffers), buffers, queue};
+    const int lanes = plan.shape.lanes;
+    const std::int64_t steps = divide_up(most_packs(problem), lanes * kElementwisePacks);
+    const dim3 grid(grid_extent(divide_up(call.rows(), kElementwiseThreads / lanes)),
+                    static_cast<unsigned>(std::min(steps, kMostElementwiseBlocks)));
+    for_kind_of_rows(call, [&](auto kind) {
+      launch(queue, {grid, kElementwiseThreads}, elementwise_kernel<T, kind>, call.tensors, lanes);
+    });
+  });
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

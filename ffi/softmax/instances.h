@@ -1,0 +1,66 @@
+// The sizes that kernels are compiled for: what plans choose from, and launchers find.
+#pragma once
+
+#include <cstdint>
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+// `lanes` threads on a row, `packs` packs of 16 bytes of it in each (for the functions that are
+// linear in t, of both operands together), `rows` rows at a time.
+struct WarpInstance {
+  int lanes;
+  int packs;
+  int rows;
+};
+
+// Enough work to fill the GPU: four packs in flight a thread, and whole 128-byte lines where rows
+// are that long.
+inline constexpr WarpInstance kWarpInstances[] = {
+    {1, 1, 4}, {2, 1, 4},  {4, 1, 4},  {8, 1, 4},  {8, 2, 2},
+    {8, 4, 1}, {16, 4, 1}, {32, 4, 1}, {32, 8, 1}, {32, 16, 1},
+};
+// Little work: as many threads as possible, for the shortest way from load to store.
+inline constexpr WarpInstance kSmallWarpInstances[] = {
+    {2, 1, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
+};
+// Rows that do not begin and end with a pack, or have masks.
+inline constexpr WarpInstance kRaggedWarpInstances[] = {
+    {8, 1, 1}, {8, 4, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
+
+// Packs that a thread of a block holds: 32 numbers of 32 bits, in registers or, where these are
+// taken from 16-bit elements, on the way through them. The launch bounds leave as many for the
+// rest.
+constexpr int block_packs(bool linear_in_t, int element_bytes) {
+  return element_bytes == 2 && !linear_in_t ? 4 : 8;
+}
+// In clusters, to have more to do between two exchanges.
+inline constexpr int kClusterPacks = 8;
+inline constexpr int kBlockThreads = 512;
+inline constexpr int kBlocksResident = 2;
+// With one pack a thread, for little work.
+inline constexpr int kSmallBlockThreads = 1024;
+// Packs that a thread takes at a time of rows that are only read, and threads.
+inline constexpr int kRingPacks = 4;
+inline constexpr int kRingThreads = 256;
+// For rows that are not packed, each element read by itself.
+inline constexpr int kAnyPacks = 1;
+
+// `lanes` threads on a row, `per_lane` elements of it in each, of which at least `sure` lie in
+// every row that a plan uses the instance for.
+struct StagedInstance {
+  int lanes;
+  int per_lane;
+  int sure;
+};
+inline constexpr StagedInstance kStagedInstances[] = {{1, 8, 0},  {2, 8, 4},   {4, 8, 4},
+                                                      {4, 9, 8},  {8, 8, 4},   {16, 8, 4},
+                                                      {32, 8, 4}, {32, 16, 8}, {32, 32, 16}};
+inline constexpr std::int64_t kStagedColumns = 32 * 32;
+
+// Elements side by side that a thread of column holds, 8 bytes of them, and along the axis.
+constexpr int column_pack(int element_bytes) { return 8 / element_bytes; }
+inline constexpr int kColumnHeld[] = {4, 16};
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,169 @@
+// softmax by a block per row, for rows that the registers of a warp do not hold.
+//
+// `block_shared` keeps the row in shared memory: one read and one write of the array. Each thread
+// reads back only what it wrote itself, so the row needs no barrier; only the reductions do.
+// `block_uncached` keeps nothing: it reads the row once for a running maximum and sum, and again
+// for the results.
+#pragma once
+
+#include "core/collectives.h"
+#include "core/shared.h"
+#include "softmax/rows.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+inline constexpr int kMaxBlockThreads = 1024;
+
+template <class A>
+struct BlockScratch {
+  A warps[kMaxWarpsPerBlock];
+};
+
+// The shared memory of block_shared: scratch, then the row, which starts at the same phase of 16
+// bytes as the row in x so that both are packed alike.
+template <class T>
+std::size_t block_shared_bytes(std::int64_t columns) {
+  return sizeof(BlockScratch<Accumulator<T>>) + 16 + static_cast<std::size_t>(columns) * sizeof(T);
+}
+
+template <class T, Function kFunction>
+__global__ void __launch_bounds__(kMaxBlockThreads)
+    block_shared_kernel(const T* __restrict__ x, T* __restrict__ y,
+                        Accumulator<T>* __restrict__ row_result, Rows rows) {
+  using A = Accumulator<T>;
+  constexpr int kPack = kWidestPack<T>;
+  unsigned char* const memory = shared_array<unsigned char>();
+  A* const scratch = reinterpret_cast<BlockScratch<A>*>(memory)->warps;
+  T* const cache = reinterpret_cast<T*>(memory + sizeof(BlockScratch<A>));
+  const int threads = blockDim.x;
+
+  for (std::int64_t row = blockIdx.x; row < rows.count; row += gridDim.x) {
+    const std::int64_t begin = rows.begin(row);
+    const T* const source = x + begin;
+    T* const target = y + begin;
+    T* const cached = cache + reinterpret_cast<std::uintptr_t>(source) % 16 / sizeof(T);
+
+    A largest = -infinity<A>();
+    visit_columns<kPack>(rows, source, threadIdx.x, threads, [&](std::int64_t column, auto width) {
+      constexpr int kWidth = width;
+      A value[kWidth];
+      load<kWidth>(source + column * rows.inner, value);
+      store_any<kWidth>(value, cached + column);
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) largest = fmax(largest, value[i]);
+    });
+    const A base = shift<kFunction>(
+        block_reduce(largest, -infinity<A>(), [](A a, A b) { return fmax(a, b); }, scratch));
+
+    CompensatedSum<A> partial;
+    visit_columns<kPack>(rows, source, threadIdx.x, threads, [&](std::int64_t column, auto width) {
+      constexpr int kWidth = width;
+      A pack_sum = 0;
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) {
+        pack_sum += exponential_for<T>(widen(cached[column + i]) - base);
+      }
+      partial.add(pack_sum);
+    });
+    const A sum = block_reduce(partial.value(), A(0), Add{}, scratch);
+
+    if constexpr (kFunction == Function::kLogSumExp) {
+      if (threadIdx.x == 0) row_result[row] = A(log(sum)) + base;
+    } else {
+      const Finish<kFunction, T> finish(sum);
+      visit_columns<kPack>(rows, source, threadIdx.x, threads,
+                           [&](std::int64_t column, auto width) {
+                             constexpr int kWidth = width;
+                             A value[kWidth];
+#pragma unroll
+                             for (int i = 0; i < kWidth; ++i) {
+                               value[i] = finish(widen(cached[column + i]) - base);
+                             }
+                             store_any<kWidth>(value, target + column * rows.inner);
+                           });
+    }
+  }
+}
+
+// A maximum and the sum of exponentials relative to it, for part of a row. A part whose elements
+// are all -inf has maximum -inf and sum 0: it must contribute nothing to a row that has others, so
+// nothing is ever subtracted from -inf but 0.
+template <Function kFunction, class T>
+struct RunningSum {
+  using A = Accumulator<T>;
+  A largest = -infinity<A>();
+  CompensatedSum<A> sum;
+
+  __device__ static A base(A largest) {
+    return largest == -infinity<A>() ? A(0) : shift<kFunction>(largest);
+  }
+
+  // exp(-inf) is 0, so a part that has seen nothing yet rescales to 0.
+  __device__ void raise(A to) {
+    const A factor = exponential(largest - base(to));
+    sum.sum *= factor;
+    sum.error *= factor;
+    largest = to;
+  }
+
+  template <int kSize>
+  __device__ void add(const A (&value)[kSize]) {
+    A pack_largest = value[0];
+#pragma unroll
+    for (int i = 1; i < kSize; ++i) pack_largest = fmax(pack_largest, value[i]);
+    if (pack_largest > largest) raise(pack_largest);
+    A pack_sum = 0;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) pack_sum += exponential_for<T>(value[i] - base(largest));
+    sum.add(pack_sum);
+  }
+};
+
+template <class T, Function kFunction>
+__global__ void __launch_bounds__(kMaxBlockThreads)
+    block_uncached_kernel(const T* __restrict__ x, T* __restrict__ y,
+                          Accumulator<T>* __restrict__ row_result, Rows rows) {
+  using A = Accumulator<T>;
+  using Running = RunningSum<kFunction, T>;
+  constexpr int kPack = kWidestPack<T>;
+  auto& scratch = shared<BlockScratch<A>>();
+  const int threads = blockDim.x;
+
+  for (std::int64_t row = blockIdx.x; row < rows.count; row += gridDim.x) {
+    const std::int64_t begin = rows.begin(row);
+    const T* const source = x + begin;
+    T* const target = y + begin;
+
+    Running running;
+    visit_columns<kPack>(rows, source, threadIdx.x, threads, [&](std::int64_t column, auto width) {
+      constexpr int kWidth = width;
+      A value[kWidth];
+      load<kWidth>(source + column * rows.inner, value);
+      running.add(value);
+    });
+    const A largest = block_reduce(
+        running.largest, -infinity<A>(), [](A a, A b) { return fmax(a, b); }, scratch.warps);
+    running.raise(largest);
+    const A sum = block_reduce(running.sum.value(), A(0), Add{}, scratch.warps);
+    const A base = shift<kFunction>(largest);
+
+    if constexpr (kFunction == Function::kLogSumExp) {
+      if (threadIdx.x == 0) row_result[row] = A(log(sum)) + base;
+    } else {
+      const Finish<kFunction, T> finish(sum);
+      visit_columns<kPack>(rows, source, threadIdx.x, threads,
+                           [&](std::int64_t column, auto width) {
+                             constexpr int kWidth = width;
+                             A value[kWidth];
+                             load<kWidth>(source + column * rows.inner, value);
+#pragma unroll
+                             for (int i = 0; i < kWidth; ++i) value[i] = finish(value[i] - base);
+                             store_any<kWidth>(value, target + column * rows.inner);
+                           });
+    }
+  }
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,352 @@
+// From a plan to the launch of a production kernel; included once for each kind of share.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <type_traits>
+
+#include "core/integer.h"
+#include "core/launch.h"
+#include "softmax/block.cuh"
+#include "softmax/column.cuh"
+#include "softmax/instances.h"
+#include "softmax/share.cuh"
+#include "softmax/split.cuh"
+#include "softmax/staged.cuh"
+#include "softmax/warp.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+template <class T>
+Tensors<T> make_tensors(const Problem& problem, double scale, const Buffers& buffers) {
+  using A = Accumulator<T>;
+  Tensors<T> tensors{};
+  tensors.x = static_cast<const T*>(buffers.x);
+  tensors.t = static_cast<const T*>(buffers.t);
+  tensors.lse = static_cast<const A*>(buffers.lse);
+  tensors.g = static_cast<const A*>(buffers.g);
+  tensors.labels = buffers.labels;
+  tensors.wide_labels = buffers.wide_labels;
+  tensors.y = static_cast<T*>(buffers.y);
+  tensors.row_result = static_cast<A*>(buffers.row_result);
+  tensors.loss = static_cast<A*>(buffers.loss);
+  tensors.function = problem.function;
+  tensors.scale = static_cast<A>(scale);
+  tensors.rows = {problem.rows(), problem.columns, problem.inner};
+  tensors.mask = buffers.mask;
+  tensors.queries = problem.queries;
+  const auto aligned = [](const void* array) {
+    return reinterpret_cast<std::uintptr_t>(array) % 16 == 0;
+  };
+  tensors.size = problem.rows() * problem.columns;
+  tensors.packed =
+      problem.inner == 1 && aligned(buffers.x) && aligned(buffers.t) && aligned(buffers.y);
+  return tensors;
+}
+
+// One call, for the launchers below.
+template <class T>
+struct Launch {
+  const Plan& plan;
+  const Problem& problem;
+  Tensors<T> tensors;
+  const Buffers& buffers;
+  const Queue& queue;
+
+  std::int64_t rows() const { return tensors.rows.count; }
+};
+
+template <Kind kKind>
+using KindConstant = std::integral_constant<Kind, kKind>;
+
+// True if the flags of a pack can be read at once, or there are none.
+template <class T>
+bool mask_is_packed(const Mask& mask) {
+  constexpr int kPack = kWidestPack<T>;
+  bool packed = mask.data == nullptr || (mask.column_stride == 1 && is_aligned<kPack>(mask.data));
+  for (int d = 0; d < mask.dims; ++d) packed = packed && mask.stride[d] % kPack == 0;
+  return packed;
+}
+
+// Calls run(KindConstant) for the kind of rows that the call has; while preparing, when addresses
+// are not known, for all that it may have.
+template <class T, class Run>
+void for_kind_of_rows(const Launch<T>& call, Run&& run) {
+  const Problem& problem = call.problem;
+  const bool preparing = call.queue.preparing;
+  if (call.tensors.packed || (preparing && problem.inner == 1)) {
+    const bool even = problem.columns % kWidestPack<T> == 0;
+    if (problem.masked || problem.queries != 0) {
+      if (even && (mask_is_packed<T>(call.tensors.mask) || preparing)) {
+        run(KindConstant<Kind::kMasked>{});
+      }
+      if (!even || !mask_is_packed<T>(call.tensors.mask) || preparing) {
+        run(KindConstant<Kind::kAny>{});
+      }
+      return;
+    }
+    if (even) {
+      run(KindConstant<Kind::kEven>{});
+    } else {
+      run(KindConstant<Kind::kRagged>{});
+    }
+  }
+  if (!call.tensors.packed || preparing) run(KindConstant<Kind::kAny>{});
+}
+
+// Launches a kernel whose blocks, or clusters of them, each take a row at a time.
+template <class T, class Kernel, class... Arguments>
+void launch_on_rows(const Launch<T>& call, LaunchShape shape, Kernel kernel,
+                    Arguments... arguments) {
+  const std::int64_t most = std::numeric_limits<std::int32_t>::max() / shape.cluster;
+  shape.grid = static_cast<unsigned>(std::min(call.rows(), most) * shape.cluster);
+  launch(call.queue, shape, kernel, call.tensors, arguments...);
+}
+
+// Takes rows of kind kAny, whatever the plan says: these are slow to read in any way.
+template <class Family, class T>
+void launch_any(const Launch<T>& call) {
+  using Share = typename Family::template Share<T, kAnyPacks, Kind::kAny>;
+  launch_on_rows(call, {1, kBlockThreads, sizeof(BlockStorage<typename Share::State>)},
+                 block_passing_kernel<Share, kBlockThreads, kBlocksResident>);
+}
+
+// for_kind_of_rows without kAny, for which it launches the kernel there is.
+template <class Family, class T, class Run>
+void for_packed_rows(const Launch<T>& call, Run&& run) {
+  for_kind_of_rows(call, [&](auto kind) {
+    if constexpr (kind == Kind::kAny) {
+      launch_any<Family>(call);
+    } else {
+      run(kind);
+    }
+  });
+}
+
+// Calls f(std::integral_constant<int, i>) for the first table[i] that `matches`.
+template <const auto& kTable, int kIndex = 0, class Matches, class F>
+void find_instance(Matches&& matches, F&& f) {
+  if constexpr (kIndex < std::extent_v<std::remove_reference_t<decltype(kTable)>>) {
+    if (matches(kTable[kIndex])) return f(std::integral_constant<int, kIndex>{});
+    find_instance<kTable, kIndex + 1>(matches, f);
+  } else {
+    throw std::logic_error("no kernel was built for the shape of the plan");
+  }
+}
+
+template <template <class, int, Kind> class Share, Kind kKind, const auto& kTable, class T,
+          class Matches>
+void launch_warp_from(const Launch<T>& call, Matches&& matches) {
+  find_instance<kTable>(matches, [&](auto index) {
+    constexpr WarpInstance kInstance = kTable[index];
+    constexpr int kRows = kWarpBlockThreads / kInstance.lanes * kInstance.rows;
+    launch(call.queue, {grid_extent(divide_up(call.rows(), kRows)), kWarpBlockThreads},
+           warp_kernel<Share<T, kInstance.packs, kKind>, kInstance.lanes, kInstance.rows>,
+           call.tensors);
+  });
+}
+
+template <class Family, class T>
+void launch_warp(const Launch<T>& call) {
+  const Shape& shape = call.plan.shape;
+  const auto planned = [&](const WarpInstance& each) {
+    return each.lanes == shape.lanes && each.packs == shape.packs && each.rows == shape.rows;
+  };
+  const auto fits = [&](const WarpInstance& each) {
+    return each.lanes * packs_held(call.problem.function, each.packs) >= most_packs(call.problem);
+  };
+  for_packed_rows<Family>(call, [&](auto kind) {
+    if constexpr (kind != Kind::kEven) {
+      launch_warp_from<Family::template Share, kind, kRaggedWarpInstances>(call, fits);
+    } else if (!shape.small) {
+      launch_warp_from<Family::template Share, kind, kWarpInstances>(call, planned);
+    } else {
+      if constexpr (!Family::kTangent) {
+        if (call.problem.function == Function::kSoftmax) {
+          return launch_warp_from<Softmax, kind, kSmallWarpInstances>(call, planned);
+        }
+      }
+      launch_warp_from<Family::template Share, kind, kSmallWarpInstances>(call, planned);
+    }
+  });
+}
+
+template <class Family, class T>
+void launch_staged(const Launch<T>& call) {
+  const Shape& shape = call.plan.shape;
+  find_instance<kStagedInstances>(
+      [&](const StagedInstance& each) {
+        return each.lanes == shape.lanes && each.per_lane == shape.packs;
+      },
+      [&](auto index) {
+        constexpr StagedInstance kInstance = kStagedInstances[index];
+        const std::size_t bytes = sizeof(StagedStorage) + static_cast<std::size_t>(shape.rows) *
+                                                              call.problem.columns * sizeof(T) *
+                                                              (Family::kTangent ? 2 : 1);
+        launch(
+            call.queue, {grid_extent(divide_up(call.rows(), shape.rows)), kStagedThreads, bytes},
+            staged_kernel<T, Family::kTangent, kInstance.lanes, kInstance.per_lane, kInstance.sure>,
+            call.tensors, shape.rows);
+      });
+}
+
+// The share of a thread of a block alone, and of one in a cluster.
+template <class Family, class T, Kind kKind>
+using BlockShare =
+    typename Family::template Share<T, block_packs(Family::kTangent, sizeof(T)), kKind>;
+template <class Family, class T, Kind kKind>
+using ClusterShare = typename Family::template Share<T, kClusterPacks, kKind>;
+
+template <class Family, class T>
+void launch_ring([[maybe_unused]] const Launch<T>& call) {
+  if constexpr (!Family::kTangent) {
+    const int threads = call.plan.shape.threads;
+    const std::int64_t stretches = divide_up(most_packs(call.problem), threads * kRingPacks);
+    for_packed_rows<Family>(call, [&](auto kind) {
+      if constexpr (kind == Kind::kMasked) {
+        throw std::logic_error("a plan has a ring for masked rows");
+      } else {
+        using Share = typename Family::template Share<T, kRingPacks, kind>;
+        const auto kernel = ring_kernel<Share, kRingThreads, kRingBlocksResident>;
+        LaunchShape shape{1, static_cast<unsigned>(threads),
+                          sizeof(RingStorage<typename Share::State>) +
+                              std::size_t{16} * threads * kRingPacks * kStages};
+        shape.grid = static_cast<unsigned>(
+            std::min<std::int64_t>(call.rows(), resident_clusters(call.queue, kernel, shape)));
+        launch(call.queue, shape, kernel, call.tensors, stretches);
+      }
+    });
+  }
+}
+
+template <class Family, class T>
+void launch_block(const Launch<T>& call) {
+  const Shape& shape = call.plan.shape;
+  if (shape.ring) return launch_ring<Family>(call);
+  const auto run = [&](auto share, auto kernel) {
+    using State = typename decltype(share)::type::State;
+    launch_on_rows(call, {1, static_cast<unsigned>(shape.threads), sizeof(BlockStorage<State>)},
+                   kernel);
+  };
+  for_packed_rows<Family>(call, [&](auto kind) {
+    if constexpr (!Family::kTangent && kind == Kind::kEven) {
+      if (shape.small && call.problem.function == Function::kSoftmax) {
+        using Share = Softmax<T, 1, kind>;
+        return run(Type<Share>{}, block_kernel<Share, kSmallBlockThreads, 1>);
+      }
+    }
+    if (shape.small) {
+      using Share = typename Family::template Share<T, 1, kind>;
+      run(Type<Share>{}, block_kernel<Share, kSmallBlockThreads, 1>);
+    } else if (shape.whole) {
+      using Share = BlockShare<Family, T, kind>;
+      run(Type<Share>{}, block_kernel<Share, kBlockThreads, kBlocksResident>);
+    } else {
+      using Share = BlockShare<Family, T, kind>;
+      run(Type<Share>{}, block_passing_kernel<Share, kBlockThreads, kBlocksResident>);
+    }
+  });
+}
+
+template <class Family, class T>
+void launch_cluster([[maybe_unused]] const Launch<T>& call) {
+#ifndef JAX_GPUOPS_INTERPRET
+  const Shape& shape = call.plan.shape;
+  const std::int64_t size = divide_up(most_packs(call.problem), shape.cluster);
+  for_packed_rows<Family>(call, [&](auto kind) {
+    using Share = ClusterShare<Family, T, kind>;
+    const LaunchShape clusters{1, static_cast<unsigned>(shape.threads),
+                               sizeof(ClusterStorage<typename Share::State>), shape.cluster};
+    launch_on_rows(call, clusters, cluster_kernel<Share, kBlockThreads, kBlocksResident>,
+                   shape.cluster, size);
+  });
+#else
+  throw std::logic_error("a plan for the host has clusters");
+#endif
+}
+
+template <class Family, class T>
+void launch_split(const Launch<T>& call) {
+  using State = typename BlockShare<Family, T, Kind::kEven>::State;
+  const Shape& shape = call.plan.shape;
+  const std::int64_t fit = static_cast<std::int64_t>(call.buffers.workspace_bytes / sizeof(State)) /
+                           std::max<std::int64_t>(1, call.rows());
+  const std::int64_t slices = std::min(shape.slices, fit);
+  if (slices < 1) throw std::invalid_argument("the workspace is too small for algorithm 'split'");
+  const std::int64_t size = divide_up(most_packs(call.problem), slices);
+  auto* const workspace = static_cast<State*>(call.buffers.workspace);
+  const LaunchShape blocks{grid_extent(call.rows() * slices), static_cast<unsigned>(shape.threads),
+                           sizeof(BlockStorage<State>)};
+  for_packed_rows<Family>(call, [&](auto kind) {
+    using Share = BlockShare<Family, T, kind>;
+    launch(call.queue, blocks, split_reduce_kernel<Share, kBlockThreads, kBlocksResident>,
+           call.tensors, slices, size, workspace);
+    launch(call.queue, blocks, split_finish_kernel<Share, kBlockThreads, kBlocksResident>,
+           call.tensors, slices, size, static_cast<const State*>(workspace));
+  });
+}
+
+template <class Family, int kPack, int kHeld, class T>
+void launch_column_kernel(const Launch<T>& call) {
+  using State = typename ColumnShare<T, Family::kTangent, kPack, kHeld>::State;
+  const Shape& shape = call.plan.shape;
+  const int rows = shape.lanes * kPack;
+  const int groups =
+      shape.lanes < kWarpSize ? shape.threads / kWarpSize : shape.threads / shape.lanes;
+  const std::int64_t tiles = call.problem.outer * divide_up(call.problem.inner, rows);
+  launch(call.queue,
+         {grid_extent(tiles), static_cast<unsigned>(shape.threads),
+          ColumnStorage<State>::bytes(groups, rows)},
+         column_kernel<T, Family::kTangent, kPack, kHeld>, call.tensors, shape.lanes);
+}
+
+template <class Family, class T>
+void launch_column(const Launch<T>& call) {
+  constexpr int kPack = column_pack(sizeof(T));
+  const Problem& problem = call.problem;
+  const bool even = problem.inner % kPack == 0 && !problem.masked;
+  const bool aligned = is_aligned<kPack>(call.tensors.x) && is_aligned<kPack>(call.tensors.y) &&
+                       is_aligned<kPack>(call.tensors.t);
+  find_instance<kColumnHeld>([&](int held) { return held == call.plan.shape.packs; },
+                             [&](auto index) {
+                               constexpr int kHeld =
+                                   Family::kTangent ? kColumnHeld[index] / 2 : kColumnHeld[index];
+                               if (even && (call.queue.preparing || aligned)) {
+                                 launch_column_kernel<Family, kPack, kHeld>(call);
+                               }
+                               if (!even || call.queue.preparing || !aligned) {
+                                 launch_column_kernel<Family, 1, kHeld>(call);
+                               }
+                             });
+}
+
+// Runs a production kernel of a Family, which has the share of its functions.
+template <class Family>
+void launch_production(const Plan& plan, const Problem& problem, double scale,
+                       const Buffers& buffers, const Queue& queue) {
+  dispatch<__half, __nv_bfloat16, float, double>(problem.dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    const Launch<T> call{plan, problem, make_tensors<T>(problem, scale, buffers), buffers, queue};
+    switch (plan.algorithm) {
+      case Algorithm::kWarp:
+        return launch_warp<Family>(call);
+      case Algorithm::kStaged:
+        return launch_staged<Family>(call);
+      case Algorithm::kBlock:
+        return launch_block<Family>(call);
+      case Algorithm::kCluster:
+        return launch_cluster<Family>(call);
+      case Algorithm::kSplit:
+        return launch_split<Family>(call);
+      case Algorithm::kColumn:
+        return launch_column<Family>(call);
+      default:
+        throw std::logic_error("the plan's algorithm is none of production's");
+    }
+  });
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,397 @@
+// A row as production kernels see it: packs of 16 bytes that begin at multiples of 16 bytes, so
+// that rows of any length and phase load whole packs, and store whole packs but at their ends.
+//
+//     addresses         |0              |16             |32             |48
+//     row (4 bytes)             x0  x1  x2  x3  x4  x5  x6  x7  x8  x9
+//     packs             |--- pack 0 ----|--- pack 1 ----|--- pack 2 ----|
+//                        .   .  x0  x1   x2  x3  x4  x5   x6  x7  x8  x9
+//
+// Elements that do not take part, because they belong to the neighbours or a mask says so, are
+// replaced by one that changes no maximum and no sum as soon as they are read.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+
+#include "core/vector.h"
+#include "softmax/rows.cuh"
+#include "softmax/softmax.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+// Buffers with types, and what else a kernel must know of a problem.
+template <class T>
+struct Tensors {
+  using A = Accumulator<T>;
+  // What all kernels need comes first: it fits into two lines of the constant cache, each of which
+  // costs a short kernel a noticeable wait.
+  const T* x;
+  T* y;
+  Rows rows;
+  A scale;
+  Function function;
+  // True if x, t and y begin at multiples of 16 bytes, and their rows' elements are neighbours.
+  bool packed;
+  A* row_result;
+  A* loss;
+  const T* t;
+  const A* lse;
+  const A* g;
+  const void* labels;
+  bool wide_labels;
+  std::int64_t size;  // elements of x
+  std::int64_t queries;
+  Mask mask;
+
+  // The column that the row's label names, or -1 for none: as in numpy, -1 is the last one.
+  __device__ std::int64_t label(std::int64_t row) const {
+    const std::int64_t given = wide_labels ? static_cast<const std::int64_t*>(labels)[row]
+                                           : static_cast<const std::int32_t*>(labels)[row];
+    const std::int64_t column = given < 0 ? given + rows.columns : given;
+    return column < rows.columns ? column : -1;
+  }
+};
+
+// Which elements of a row take part.
+template <class T>
+class Selection {
+ public:
+  Selection() = default;  // nothing
+  __device__ Selection(const Tensors<T>& tensors, std::int64_t row)
+      : readable_(tensors.rows.columns), stride_(tensors.mask.column_stride) {
+    // Divisions of 64 bits take as long as a hundred elements; few problems have so many rows.
+    if (tensors.rows.count <= std::numeric_limits<std::uint32_t>::max()) {
+      select(tensors, static_cast<std::uint32_t>(row));
+    } else {
+      select(tensors, static_cast<std::uint64_t>(row));
+    }
+  }
+
+  // Columns from here on do not.
+  __device__ std::int64_t readable() const { return readable_; }
+  // Of the columns before, those do whose byte at mask() + column * stride() is not 0, or all.
+  __device__ const std::uint8_t* mask() const { return mask_; }
+  __device__ std::int64_t stride() const { return stride_; }
+
+  __device__ bool operator()(std::int64_t column) const {
+    return column < readable_ && (mask_ == nullptr || mask_[column * stride_] != 0);
+  }
+
+ private:
+  template <class Number>
+  __device__ __forceinline__ void select(const Tensors<T>& tensors, Number row) {
+    if (tensors.queries != 0) {
+      const std::int64_t query = row % static_cast<Number>(tensors.queries);
+      if (query < readable_) readable_ = query + 1;
+    }
+    if (tensors.mask.data == nullptr) return;
+    mask_ = tensors.mask.data;
+#pragma unroll
+    for (int d = 0; d < Mask::kMaxDims; ++d) {
+      if (d < tensors.mask.dims) {
+        const auto size = static_cast<Number>(tensors.mask.size[d]);
+        mask_ += row % size * tensors.mask.stride[d];
+        row /= size;
+      }
+    }
+  }
+
+  std::int64_t readable_ = 0;
+  std::int64_t stride_ = 0;
+  const std::uint8_t* mask_ = nullptr;
+};
+
+// What a kernel has to expect of rows.
+enum class Kind {
+  kEven,    // they begin and end with a pack
+  kMasked,  // and so does the mask, or the columns that take part end somewhere
+  kRagged,  // they have any length, and so any phase
+  kAny,     // nothing: each element is read by itself
+};
+
+template <Kind kKind>
+inline constexpr bool kIsEven = kKind == Kind::kEven || kKind == Kind::kMasked;
+template <Kind kKind>
+inline constexpr bool kHasMask = kKind == Kind::kMasked || kKind == Kind::kAny;
+
+// Row number `row`.
+template <class T, Kind kKind>
+struct Row {
+  static constexpr int kPack = kWidestPack<T>;
+
+  // A row that does not exist has no packs.
+  __device__ __forceinline__ Row(const Tensors<T>& tensors, std::int64_t row, bool exists = true)
+      : begin(0), packs(0) {
+    if (!exists) return;
+    begin = kKind == Kind::kAny ? tensors.rows.begin(row) : row * tensors.rows.columns;
+    if constexpr (kIsEven<kKind>) {
+      packs = tensors.rows.columns / kPack;
+    } else {
+      if constexpr (kKind == Kind::kRagged) phase = static_cast<int>(begin % kPack);
+      packs = (phase + tensors.rows.columns + kPack - 1) / kPack;
+    }
+    if constexpr (kHasMask<kKind>) selection = Selection<T>(tensors, row);
+  }
+
+  std::int64_t begin;  // of its first element in x
+  std::int64_t packs;  // that cover it
+  int phase = 0;       // elements from the first pack's address to the row's
+  Selection<T> selection;
+};
+
+__device__ inline int clamped_to_int(std::int64_t value) {
+  constexpr std::int64_t kMost = std::numeric_limits<int>::max();
+  return static_cast<int>(value < kMost ? value : kMost);
+}
+
+// The packs first, first + stride ... below `end` of a row: a thread's share of a stretch of it.
+// Within a stretch positions are 32-bit numbers, relative to the share's first element.
+template <class T, Kind kKind>
+class Stretch {
+ public:
+  static constexpr int kPack = kWidestPack<T>;
+  using Elements = Pack<T, kPack>;
+
+  __device__ __forceinline__ Stretch(const Tensors<T>& tensors, const Row<T, kKind>& row,
+                                     std::int64_t first, std::int64_t end, int stride)
+      : stride_(stride * kPack), end_(clamped_to_int((end - first) * kPack)) {
+    const std::int64_t column = first * kPack - row.phase;
+    at_ = row.begin + column * (kKind == Kind::kAny ? tensors.rows.inner : 1);
+    if constexpr (!kIsEven<kKind>) {
+      begin_ = column < 0 ? static_cast<int>(-column) : 0;
+      const int row_end = clamped_to_int(tensors.rows.columns - column);
+      if (row_end < end_) end_ = row_end;
+    }
+    if constexpr (kKind == Kind::kRagged) safe_ = clamped_to_int(tensors.size - at_);
+    if constexpr (kHasMask<kKind>) {
+      const int readable = clamped_to_int(row.selection.readable() - column);
+      readable_ = readable < end_ ? readable : end_;
+      if (row.selection.mask() != nullptr) {
+        mask_ = row.selection.mask() + column * row.selection.stride();
+      }
+    }
+  }
+
+  // Where in an array the first pack begins.
+  __device__ __forceinline__ std::int64_t begin() const { return at_; }
+
+  // Whether there is a p-th pack.
+  __device__ __forceinline__ bool has(int p) const { return p * stride_ < end_; }
+
+  // The position of element i of pack p.
+  __device__ __forceinline__ int position(int p, int i) const { return p * stride_ + i; }
+
+  // Reads the packs of `from`, which is laid out like x, with `fill` in place of elements that do
+  // not take part. All loads are issued before any of them is looked at. Packs that lie whole in
+  // the array are read from `whole`, where the first one is; it may be a copy.
+  template <int kPacks>
+  __device__ __forceinline__ void read(const Tensors<T>& tensors, const T* from, const T* whole,
+                                       T fill, Elements (&pack)[kPacks]) const {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) pack[p].element[i] = fill;
+      if (reads_whole(p)) pack[p] = read_pack<kPack>(whole + p * stride_);
+    }
+    if constexpr (kKind == Kind::kMasked) {
+      apply_mask(fill, pack);
+    } else if constexpr (kKind != Kind::kEven) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (!has(p) || (reads_whole(p) && inside(p))) continue;
+        if constexpr (kKind == Kind::kAny) {
+          pack[p] = read_elements(tensors, from, p);
+          replace(kept(tensors, p), fill, pack[p]);
+        } else {
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) {
+            const int at = p * stride_ + i;
+            const bool outside = at < begin_ || at >= end_;
+            if (!outside && !reads_whole(p)) pack[p].element[i] = from[at_ + at];
+            if (outside) pack[p].element[i] = fill;
+          }
+        }
+      }
+    }
+  }
+
+  // Which elements of pack p take part: a bit for each.
+  __device__ __forceinline__ unsigned kept(const Tensors<T>& tensors, int p) const {
+    unsigned bits = within(p, readable());
+    if constexpr (kHasMask<kKind>) {
+      if (mask_ != nullptr) {
+        // Rare enough to be written for few instructions and registers. Only the row's flags are
+        // read.
+#pragma unroll 1
+        for (int i = 0; i < kPack; ++i) {
+          const bool reads = (bits >> i & 1) != 0;
+          if (reads && mask_[(p * stride_ + i) * tensors.mask.column_stride] == 0) {
+            bits &= ~(1u << i);
+          }
+        }
+      }
+    }
+    return bits;
+  }
+
+  // For results of elements that do not take part.
+  __device__ __forceinline__ void replace_unkept(const Tensors<T>& tensors, int p, T fill,
+                                                 Elements& pack) const {
+    replace(kept(tensors, p), fill, pack);
+  }
+
+  // Writes pack p of y, as far as it lies in the row.
+  __device__ __forceinline__ void write(const Tensors<T>& tensors, int p,
+                                        const Elements& pack) const {
+    const int first = p * stride_;
+    if constexpr (kIsEven<kKind>) {
+      write_pack(pack, tensors.y + at_ + first);
+    } else if (kKind == Kind::kRagged && first >= begin_ && first + kPack <= end_) {
+      write_pack(pack, tensors.y + at_ + first);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        if (first + i >= begin_ && first + i < end_) {
+          tensors.y[offset(tensors, first + i)] = pack.element[i];
+        }
+      }
+    }
+  }
+
+ private:
+  using Flags = Pack<std::uint8_t, kPack>;
+  struct Halves {
+    std::uint64_t half[2];
+  };
+  static constexpr unsigned kWhole = (1u << kPack) - 1;
+
+  // Where elements that are read end.
+  __device__ __forceinline__ int readable() const { return kHasMask<kKind> ? readable_ : end_; }
+
+  __device__ __forceinline__ std::int64_t offset(const Tensors<T>& tensors, int position) const {
+    return at_ + position * (kKind == Kind::kAny ? tensors.rows.inner : 1);
+  }
+
+  // Packs may reach into the neighbouring rows, but not beyond the array.
+  __device__ __forceinline__ bool reads_whole(int p) const {
+    const int first = p * stride_;
+    if constexpr (kKind == Kind::kRagged) {
+      return first < end_ && first + kPack <= safe_;
+    } else {
+      return kKind != Kind::kAny && first < readable();
+    }
+  }
+
+  // True if all elements of pack p belong to what is read of the row.
+  __device__ __forceinline__ bool inside(int p) const {
+    return p * stride_ >= begin_ && p * stride_ + kPack <= readable();
+  }
+
+  // Bit i is set if element i of pack p comes before `end` and not before the row.
+  __device__ __forceinline__ unsigned within(int p, int end) const {
+    const int before = begin_ - p * stride_;
+    const int until = end - p * stride_;
+    const unsigned from = before <= 0 ? kWhole : before < kPack ? kWhole << before : 0;
+    const unsigned to = until >= kPack ? kWhole : until > 0 ? (1u << until) - 1 : 0;
+    return from & to;
+  }
+
+  // One by one, and each into its place by shifts: an index known only at run time would move the
+  // pack from registers to memory.
+  __device__ __forceinline__ Elements read_elements(const Tensors<T>& tensors, const T* from,
+                                                    int p) const {
+    const unsigned bits = within(p, readable());
+    Halves halves{};
+#pragma unroll 1
+    for (int i = 0; i < kPack; ++i) {
+      if ((bits >> i & 1) == 0) continue;
+      typename WordOf<sizeof(T)>::type word;
+      const T element = from[offset(tensors, p * stride_ + i)];
+      std::memcpy(&word, &element, sizeof(word));
+      const std::uint64_t shifted = std::uint64_t{word} << (i * 8 * sizeof(T) % 64);
+      halves.half[0] |= i < kPack / 2 ? shifted : 0;
+      halves.half[1] |= i < kPack / 2 ? 0 : shifted;
+    }
+    Elements pack;
+    std::memcpy(&pack, &halves, sizeof(pack));
+    return pack;
+  }
+
+  // For rows with a mask that lies like them.
+  template <int kPacks>
+  __device__ __forceinline__ void apply_mask(T fill, Elements (&pack)[kPacks]) const {
+    if (mask_ != nullptr) {
+      Flags flags[kPacks];
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
+      }
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        if (reads_whole(p)) replace(flags[p], fill, pack[p]);
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (reads_whole(p) && !inside(p)) replace_outside(p, fill, pack[p]);
+    }
+  }
+
+  __device__ __forceinline__ static void replace(const Flags& flags, T fill, Elements& pack) {
+    if constexpr (sizeof(T) == 2) {
+      // Two elements at a time: flags are 0 or 1, and 0xffff times a flag selects half a word.
+      struct Words {
+        std::uint32_t word[kPack / 2];
+      };
+      struct Bytes {
+        std::uint16_t pair[kPack / 2];
+      };
+      Words words;
+      Bytes bytes;
+      std::uint16_t filling;
+      std::memcpy(&words, &pack, sizeof(words));
+      std::memcpy(&bytes, &flags, sizeof(bytes));
+      std::memcpy(&filling, &fill, sizeof(filling));
+#pragma unroll
+      for (int i = 0; i < kPack / 2; ++i) {
+        const std::uint32_t pair = bytes.pair[i];
+        const std::uint32_t selected = ((pair & 1) | (pair & 0x100) << 8) * 0xffffu;
+        words.word[i] = (words.word[i] & selected) | (filling * 0x10001u & ~selected);
+      }
+      std::memcpy(&pack, &words, sizeof(words));
+    } else {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        if (flags.element[i] == 0) pack.element[i] = fill;
+      }
+    }
+  }
+
+  __device__ __forceinline__ static void replace(unsigned kept, T fill, Elements& pack) {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      if ((kept >> i & 1) == 0) pack.element[i] = fill;
+    }
+  }
+
+  __device__ __forceinline__ void replace_outside(int p, T fill, Elements& pack) const {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      if (p * stride_ + i >= readable()) pack.element[i] = fill;
+    }
+  }
+
+  std::int64_t at_;
+  int stride_;
+  int end_;
+  // Where the row begins, the array ends and what takes part does, for the kinds that need it.
+  int begin_ = 0;
+  int safe_ = 0;
+  int readable_ = 0;
+  const std::uint8_t* mask_ = nullptr;
+};
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,557 @@
+// The share of a row that one thread holds in registers, and what it adds to the row's reduction.
+//
+// A kernel is written once for all functions: it loads shares, reduces them to states, combines
+// the states of all threads on the row however it likes, and has the shares write their results:
+//
+//     load -> reduce over lanes -> combine warps, blocks ... -> write
+//
+// Forward functions keep a maximum and a sum of exponentials, those linear in t a single sum.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <type_traits>
+
+#include "core/collectives.h"
+#include "core/numeric.h"
+#include "core/ptx.cuh"
+#include "softmax/row.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+// ---- Exponentials ----
+
+// How exponentials are taken for results of type T, of differences to an anchor, which is at least
+// the largest element but for rounding.
+//
+// Results of 16 bits use powers of two: x and the anchor are multiplied by log2(e), which an FMA
+// does on the way. What the anchor's rounding is off by, all elements of a row have in common, so
+// it must be the same number in all that is combined: states hold anchors, not maxima. The hardware
+// flushes subnormal powers to 0. For softmax, where a bfloat16 result may be subnormal, all powers
+// are lifted by 2^64, which the division by their sum undoes; its anchors are whole numbers, for
+// the lift to round nothing. Wider results take exp of the rounded difference.
+template <class T>
+struct Exponents {
+  using A = Accumulator<T>;
+  static constexpr bool kBaseTwo = sizeof(T) == 2;
+  static constexpr float kLog2E = 1.44269504088896341f;
+  static constexpr float kLn2 = 0.693147180559945309f;
+  static constexpr float kLift = 64;
+
+  Function function;
+  A factor;  // from the operand to exponents
+
+  __device__ __forceinline__ Exponents(Function function, A scale)
+      : function(function), factor(kBaseTwo ? A(scale * kLog2E) : scale) {}
+
+  __device__ __forceinline__ A anchor(A largest) const {
+    if constexpr (kBaseTwo) {
+      if (function == Function::kSoftmax) return ceilf(largest);
+    }
+    return largest;
+  }
+
+  // What is subtracted: the anchor, but never an infinity that would make a part of a row NaN that
+  // is not. A part that is -inf throughout adds nothing to the others. inf - inf says that softmax
+  // of a row with inf in it is NaN; logsumexp of such a row is inf, which subtracting 0 leaves.
+  __device__ __forceinline__ A base(A anchor) const {
+    if (anchor == -infinity<A>()) return A(0);
+    const bool one_a_row = function == Function::kLogSumExp || function == Function::kCrossEntropy;
+    return one_a_row && anchor == infinity<A>() ? A(0) : anchor;
+  }
+
+  __device__ __forceinline__ A subtrahend(A anchor) const {
+    if constexpr (kBaseTwo) {
+      return base(anchor) - (function == Function::kSoftmax ? kLift : 0.0f);
+    } else {
+      return base(anchor);
+    }
+  }
+
+  __device__ __forceinline__ A power(A x, A subtrahend) const {
+    if constexpr (kBaseTwo) {
+      return power_of_two(fmaf(x, factor, -subtrahend));
+    } else {
+      return exponential(x * factor - subtrahend);
+    }
+  }
+
+  // From powers relative to one anchor to those relative to another; 0 from -inf.
+  __device__ __forceinline__ static A rescaling(A from, A to) {
+    if constexpr (kBaseTwo) {
+      return power_of_two(from - to);
+    } else {
+      return exponential(from - to);
+    }
+  }
+
+  // The natural logarithm of what is meant by an exponent, and the exponent of a number.
+  __device__ __forceinline__ static A natural(A exponent) {
+    return kBaseTwo ? A(exponent * kLn2) : exponent;
+  }
+  __device__ __forceinline__ static A exponent(A number) {
+    if constexpr (kBaseTwo) {
+      return log2f(number);
+    } else {
+      return log(number);
+    }
+  }
+};
+
+// ---- States ----
+
+// An anchor, and the sum of the powers of the elements relative to it. A part of a row that is -inf
+// throughout has the anchor -inf and the sum 0.
+template <class T>
+struct MaxSum {
+  using A = Accumulator<T>;
+  A anchor;
+  A sum;
+
+  __device__ static MaxSum none() { return {-infinity<A>(), A(0)}; }
+
+  __device__ __forceinline__ A sum_at(const Exponents<T>& exponents, A other) const {
+    return sum * Exponents<T>::rescaling(anchor, exponents.base(other));
+  }
+};
+
+template <class T>
+__device__ __forceinline__ MaxSum<T> combined(const Exponents<T>& exponents, MaxSum<T> a,
+                                              MaxSum<T> b) {
+  const auto anchor = fmax(a.anchor, b.anchor);
+  return {anchor, a.sum_at(exponents, anchor) + b.sum_at(exponents, anchor)};
+}
+
+// All kLanes lanes of each group get the group's state; the whole warp must call it.
+template <int kLanes, class T>
+__device__ __forceinline__ MaxSum<T> combine_lanes(const Exponents<T>& exponents, MaxSum<T> state) {
+  using A = Accumulator<T>;
+  const A anchor = group_reduce<kLanes>(state.anchor, [](A a, A b) { return fmax(a, b); });
+  return {anchor, group_reduce<kLanes>(state.sum_at(exponents, anchor), Add{})};
+}
+
+template <class T>
+__device__ __forceinline__ MaxSum<T> shuffle_xor(MaxSum<T> state, int distance) {
+  return {__shfl_xor_sync(kFullWarp, state.anchor, distance),
+          __shfl_xor_sync(kFullWarp, state.sum, distance)};
+}
+
+template <class T>
+struct Total {
+  Accumulator<T> sum;
+
+  __device__ static Total none() { return {0}; }
+};
+
+template <class T>
+__device__ __forceinline__ Total<T> combined(const Exponents<T>&, Total<T> a, Total<T> b) {
+  return {a.sum + b.sum};
+}
+
+template <int kLanes, class T>
+__device__ __forceinline__ Total<T> combine_lanes(const Exponents<T>&, Total<T> state) {
+  return {group_reduce<kLanes>(state.sum, Add{})};
+}
+
+template <class T>
+__device__ __forceinline__ Total<T> shuffle_xor(Total<T> state, int distance) {
+  return {__shfl_xor_sync(kFullWarp, state.sum, distance)};
+}
+
+// States that come one after the other, however many: the sum does not lose the small ones.
+template <class State>
+class Running;
+
+template <class T>
+class Running<MaxSum<T>> {
+ public:
+  using A = Accumulator<T>;
+
+  __device__ __forceinline__ void add(const Exponents<T>& exponents, MaxSum<T> state) {
+    const A anchor = fmax(anchor_, state.anchor);
+    const A factor = Exponents<T>::rescaling(anchor_, exponents.base(anchor));
+    sum_.sum *= factor;
+    sum_.error *= factor;
+    sum_.add(state.sum_at(exponents, anchor));
+    anchor_ = anchor;
+  }
+
+  __device__ MaxSum<T> value() const { return {anchor_, sum_.value()}; }
+
+ private:
+  A anchor_ = -infinity<A>();
+  CompensatedSum<A> sum_;
+};
+
+template <class T>
+class Running<Total<T>> {
+ public:
+  __device__ __forceinline__ void add(const Exponents<T>&, Total<T> state) { sum_.add(state.sum); }
+  __device__ Total<T> value() const { return {sum_.value()}; }
+
+ private:
+  CompensatedSum<Accumulator<T>> sum_;
+};
+
+// ---- Results ----
+
+// softmax of the elements of a row, from its state.
+template <class T>
+struct FreshPowers {
+  using A = Accumulator<T>;
+  const Exponents<T>& exponents;
+  A subtrahend;
+  A factor;
+
+  // Without base(): a row that is -inf throughout is NaN.
+  __device__ __forceinline__ FreshPowers(const Exponents<T>& exponents, MaxSum<T> total)
+      : exponents(exponents),
+        subtrahend(total.anchor - (Exponents<T>::kBaseTwo ? A(Exponents<T>::kLift) : A(0))),
+        factor(A(1) / total.sum) {}
+
+  __device__ __forceinline__ A operator()(A x) const {
+    return exponents.power(x, subtrahend) * factor;
+  }
+};
+
+// log_softmax of the elements of a row, from its state.
+template <class T>
+struct Logarithms {
+  using A = Accumulator<T>;
+  A factor;
+  A anchor;
+  A exponent_of_sum;
+
+  __device__ __forceinline__ Logarithms(const Exponents<T>& exponents, MaxSum<T> total)
+      : factor(exponents.factor),
+        anchor(total.anchor),
+        exponent_of_sum(Exponents<T>::exponent(total.sum)) {}
+
+  __device__ __forceinline__ A operator()(A x) const {
+    const A difference = Exponents<T>::kBaseTwo ? A(fma(x, factor, -anchor)) : x * factor - anchor;
+    return Exponents<T>::natural(difference - exponent_of_sum);
+  }
+};
+
+template <class T>
+struct TangentResult {
+  using A = Accumulator<T>;
+  A scale;
+  A sum;
+
+  __device__ __forceinline__ A softmax(A y, A t) const { return scale * (y * (t - sum)); }
+  __device__ __forceinline__ A log_softmax(A y, A t) const {
+    return scale * (t - exponential_for<T>(y) * sum);
+  }
+};
+
+// What there is one of for each row. One thread calls it.
+template <class T>
+__device__ inline void write_row(const Tensors<T>&, std::int64_t, Total<T>) {}
+
+template <class T>
+__device__ inline void write_row(const Tensors<T>& tensors, std::int64_t row, MaxSum<T> total) {
+  using A = Accumulator<T>;
+  if (tensors.row_result == nullptr) return;
+  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const A lse =
+      Exponents<T>::natural(Exponents<T>::exponent(total.sum) + exponents.base(total.anchor));
+  tensors.row_result[row] = lse;
+  if (tensors.loss == nullptr) return;
+  const std::int64_t label = tensors.label(row);
+  const std::int64_t at = tensors.rows.begin(row) + label * tensors.rows.inner;
+  tensors.loss[row] =
+      label < 0 ? std::numeric_limits<A>::quiet_NaN() : lse - widen(tensors.x[at]) * tensors.scale;
+}
+
+// ---- Shares ----
+
+// The largest element, or the smallest. NaN loses, and makes the sum NaN later.
+template <bool kSmallest, class T, int kPack, int kPacks>
+__device__ __forceinline__ Accumulator<T> extreme_of_each(const Pack<T, kPack> (&x)[kPacks]) {
+  using A = Accumulator<T>;
+  A result = kSmallest ? infinity<A>() : -infinity<A>();
+#pragma unroll
+  for (int p = 0; p < kPacks; ++p) {
+    A value[kPack];
+    widen(x[p], value);
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      result = kSmallest ? fmin(result, value[i]) : fmax(result, value[i]);
+    }
+  }
+  return result;
+}
+
+#ifndef JAX_GPUOPS_INTERPRET
+// The same for 16-bit elements: two an instruction, and none to widen them.
+template <bool kSmallest, class T, int kPack, int kPacks>
+__device__ __forceinline__ float extreme_of_pairs(const Pack<T, kPack> (&x)[kPacks]) {
+  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+  struct Pairs {
+    Pair pair[kPack / 2];
+  };
+  const auto better = [](Pair a, Pair b) { return kSmallest ? __hmin2(a, b) : __hmax2(a, b); };
+  Pairs result;
+  std::memcpy(&result, &x[0], sizeof(result));
+#pragma unroll
+  for (int p = 1; p < kPacks; ++p) {
+    Pairs pairs;
+    std::memcpy(&pairs, &x[p], sizeof(pairs));
+#pragma unroll
+    for (int i = 0; i < kPack / 2; ++i) result.pair[i] = better(result.pair[i], pairs.pair[i]);
+  }
+#pragma unroll
+  for (int i = 1; i < kPack / 2; ++i) result.pair[0] = better(result.pair[0], result.pair[i]);
+  const float a = widen(result.pair[0].x);
+  const float b = widen(result.pair[0].y);
+  return kSmallest ? fmin(a, b) : fmax(a, b);
+}
+#endif
+
+// Wide elements give way to their powers, if these are what the results are made of. It takes two
+// instructions more to take the power of a 16-bit element again, and half the registers.
+// kOneFunction: softmax alone. It takes two thirds of the code away, of which each kernel's first
+// threads wait for every instruction.
+template <class T, int kPacks, Kind kKind_, bool kOneFunction = false>
+class Forward {
+ public:
+  using Element = T;
+  using A = Accumulator<T>;
+  using State = MaxSum<T>;
+  static constexpr Kind kKind = kKind_;
+  static constexpr bool kHasRowResults = !kOneFunction;
+  static constexpr int kHeld = kPacks;
+  static constexpr int kOperands = 1;
+  static constexpr int kPack = kWidestPack<T>;
+  using Packs = Stretch<T, kKind>;
+
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch) {
+    load(tensors, stretch, tensors.x + stretch.begin(), nullptr);
+  }
+
+  // With the packs from `x`, a copy.
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch, const T* x,
+                                       const T*) {
+    const T fill = narrow<T>(tensors.scale < 0 ? infinity<A>() : -infinity<A>());
+    stretch.read(tensors, tensors.x, x, fill, x_);
+  }
+
+  // The state of the group of kLanes lanes.
+  template <int kLanes>
+  __device__ __forceinline__ State reduce(const Tensors<T>& tensors) {
+    const Exponents<T> exponents(function(tensors), tensors.scale);
+    const A extremum = exponents.factor < 0 ? extreme<true>() : extreme<false>();
+    const A largest =
+        group_reduce<kLanes>(A(extremum * exponents.factor), [](A a, A b) { return fmax(a, b); });
+    anchor_ = exponents.anchor(largest);
+    const A sum = kKeepsPowers && function(tensors) == Function::kSoftmax
+                      ? sum_of_powers<kKeepsPowers>(exponents)
+                      : sum_of_powers<false>(exponents);
+    return {anchor_, group_reduce<kLanes>(sum, Add{})};
+  }
+
+  // After reduce().
+  __device__ __forceinline__ void write(const Tensors<T>& tensors, const Packs& stretch,
+                                        State total) const {
+    if (kKeepsPowers && function(tensors) == Function::kSoftmax) {
+      const A factor = Exponents<T>::rescaling(anchor_, total.anchor) / total.sum;
+      write_each(tensors, stretch, is_finite(factor), A(0), [&](A x) { return x * factor; });
+    } else {
+      write_fresh(tensors, stretch, total);
+    }
+  }
+
+  // Without reduce(), for packs that were read again.
+  __device__ __forceinline__ void write_fresh(const Tensors<T>& tensors, const Packs& stretch,
+                                              State total) const {
+    const Exponents<T> exponents(function(tensors), tensors.scale);
+    const bool regular = is_finite(total.anchor) && is_finite(total.sum);
+    if (function(tensors) == Function::kSoftmax) {
+      const FreshPowers<T> power(exponents, total);
+      write_each(tensors, stretch, regular, A(0), power);
+    } else {
+      const Logarithms<T> logarithm(exponents, total);
+      write_each(tensors, stretch, regular, -infinity<A>(), logarithm);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static Function function(const Tensors<T>& tensors) {
+    return kOneFunction ? Function::kSoftmax : tensors.function;
+  }
+
+  static constexpr bool kKeepsPowers = std::is_same_v<T, A>;
+
+  template <bool kSmallest>
+  __device__ __forceinline__ A extreme() const {
+#ifndef JAX_GPUOPS_INTERPRET
+    // The ends of ragged rows are replaced one by one, which packs of pairs would have to be taken
+    // apart for.
+    if constexpr (sizeof(T) == 2 && kKind != Kind::kRagged) {
+      return extreme_of_pairs<kSmallest>(x_);
+    } else {
+      return extreme_of_each<kSmallest>(x_);
+    }
+#else
+    return extreme_of_each<kSmallest>(x_);
+#endif
+  }
+
+  template <bool kKeep>
+  __device__ __forceinline__ A sum_of_powers(const Exponents<T>& exponents) {
+    const A subtrahend = exponents.subtrahend(anchor_);
+    A sum = 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      A x[kPack];
+      widen(x_[p], x);
+      A pack_sum = 0;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        const A power = exponents.power(x[i], subtrahend);
+        if constexpr (kKeep) x_[p].element[i] = power;
+        pack_sum += power;
+      }
+      sum += pack_sum;
+    }
+    return sum;
+  }
+
+  // Elements that do not take part are -inf, of which everything finite makes what their results
+  // shall be; where the row's state is not, they need to be told from others.
+  template <class Result>
+  __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
+                                             bool regular, A left_out, Result&& result) const {
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (!stretch.has(p)) continue;
+      A x[kPack];
+      widen(x_[p], x);
+      Pack<T, kPack> pack;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) pack.element[i] = narrow<T>(result(x[i]));
+      if constexpr (kHasMask<kKind>) {
+        if (!regular) stretch.replace_unkept(tensors, p, narrow<T>(left_out), pack);
+      }
+      stretch.write(tensors, p, pack);
+    }
+  }
+
+  Pack<T, kPack> x_[kPacks];
+  A anchor_;
+};
+
+template <class T, int kPacks, Kind kKind>
+using Softmax = Forward<T, kPacks, kKind, true>;
+
+// Writes what a function has of results, for elements and, by one thread, for the row.
+template <class Share>
+__device__ __forceinline__ void write_results(const Share& share,
+                                              const Tensors<typename Share::Element>& tensors,
+                                              std::int64_t number,
+                                              const typename Share::Packs& stretch,
+                                              typename Share::State total, bool writes_row) {
+  if constexpr (Share::kHasRowResults) {
+    if (tensors.y != nullptr) share.write(tensors, stretch, total);
+    if (writes_row) write_row(tensors, number, total);
+  } else {
+    share.write(tensors, stretch, total);
+  }
+}
+
+// kPacks counts those of both operands.
+template <class T, int kPacks, Kind kKind_>
+class Tangent {
+ public:
+  using Element = T;
+  using A = Accumulator<T>;
+  using State = Total<T>;
+  static constexpr Kind kKind = kKind_;
+  static constexpr bool kHasRowResults = false;
+  static constexpr int kHeld = kPacks > 1 ? kPacks / 2 : 1;
+  static constexpr int kOperands = 2;
+  static constexpr int kPack = kWidestPack<T>;
+  using Packs = Stretch<T, kKind>;
+
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch) {
+    load(tensors, stretch, tensors.x + stretch.begin(), tensors.t + stretch.begin());
+  }
+
+  // With the packs from `y` and `t`, copies.
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch, const T* y,
+                                       const T* t) {
+    const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
+    stretch.read(tensors, tensors.x, y, narrow<T>(logarithm ? -infinity<A>() : A(0)), y_);
+    stretch.read(tensors, tensors.t, t, narrow<T>(A(0)), t_);
+  }
+
+  template <int kLanes>
+  __device__ __forceinline__ State reduce(const Tensors<T>& tensors) {
+    const A sum =
+        tensors.function == Function::kLogSoftmaxCotangent ? sum_of<true>() : sum_of<false>();
+    return {group_reduce<kLanes>(sum, Add{})};
+  }
+
+  __device__ __forceinline__ void write(const Tensors<T>& tensors, const Packs& stretch,
+                                        State total) const {
+    const TangentResult<T> result{tensors.scale, total.sum};
+    if (tensors.function == Function::kSoftmaxTangent) {
+      write_each(tensors, stretch, total, [&](A y, A t) { return result.softmax(y, t); });
+    } else {
+      write_each(tensors, stretch, total, [&](A y, A t) { return result.log_softmax(y, t); });
+    }
+  }
+
+  __device__ __forceinline__ void write_fresh(const Tensors<T>& tensors, const Packs& stretch,
+                                              State total) const {
+    write(tensors, stretch, total);
+  }
+
+ private:
+  template <bool kLogarithm>
+  __device__ __forceinline__ A sum_of() const {
+    A sum = 0;
+#pragma unroll
+    for (int p = 0; p < kHeld; ++p) {
+      A y[kPack];
+      A t[kPack];
+      widen(y_[p], y);
+      widen(t_[p], t);
+      A pack_sum = 0;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) pack_sum += kLogarithm ? t[i] : y[i] * t[i];
+      sum += pack_sum;
+    }
+    return sum;
+  }
+
+  template <class Result>
+  __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
+                                             State total, Result&& result) const {
+#pragma unroll
+    for (int p = 0; p < kHeld; ++p) {
+      if (!stretch.has(p)) continue;
+      A y[kPack];
+      A t[kPack];
+      widen(y_[p], y);
+      widen(t_[p], t);
+      Pack<T, kPack> pack;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) pack.element[i] = narrow<T>(result(y[i], t[i]));
+      if constexpr (kHasMask<kKind>) {
+        // Elsewhere, y and t of 0, or y of -inf, make 0 of what does not take part.
+        if (!is_finite(total.sum)) stretch.replace_unkept(tensors, p, narrow<T>(A(0)), pack);
+      }
+      stretch.write(tensors, p, pack);
+    }
+  }
+
+  Pack<T, kPack> y_[kHeld];
+  Pack<T, kPack> t_[kHeld];
+};
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,182 @@
+// softmax, algorithm `staged`: short rows of any length, a stretch of memory at a time.
+//
+// A row of 33 elements begins and ends inside packs that its neighbours share. So a block takes
+// `tile_rows` whole rows, which together begin and end with a pack, and moves them as one stretch
+// of memory through shared memory; groups of kLanes lanes then take the rows out of it, kPer
+// elements a lane, and put the results in their place:
+//
+//     global      | r0 r0 r0 r0 | r0 r1 r1 r1 | r1 r1 r2 r2 | ...      packs of 16 bytes
+//     shared      r0[0 .. n)   r1[0 .. n)   r2[0 .. n)  ...            group 0, group 1, group 2
+//     ...
+#pragma once
+
+#include "core/ptx.cuh"
+#include "core/shared.h"
+#include "softmax/share.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+inline constexpr int kStagedThreads = 256;
+
+// Moves `count` elements with all threads of the block. At most one side is unaligned: then the
+// pointers of the call were, and elements move one by one.
+template <class T>
+__device__ inline void move(const T* __restrict__ from, T* __restrict__ to, int count) {
+  constexpr int kPack = kWidestPack<T>;
+  constexpr int kBatch = 4;  // loads in flight before the first store
+  int moved = 0;
+  if (is_aligned<kPack>(from) && is_aligned<kPack>(to)) {
+    using Elements = Pack<T, kPack>;
+    const int packs = count / kPack;
+    for (int p = threadIdx.x; p < packs; p += kBatch * kStagedThreads) {
+      Elements batch[kBatch];
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int at = p + b * kStagedThreads;
+        if (at < packs) batch[b] = read_pack<kPack>(from + at * kPack);
+      }
+#pragma unroll
+      for (int b = 0; b < kBatch; ++b) {
+        const int at = p + b * kStagedThreads;
+        if (at < packs) write_pack(batch[b], to + at * kPack);
+      }
+    }
+    moved = packs * kPack;
+  }
+  for (int i = moved + threadIdx.x; i < count; i += kStagedThreads) to[i] = from[i];
+}
+
+// Whether the copies of a tile can leave the threads alone: whole packs at multiples of 16 bytes.
+template <class T>
+__device__ inline bool moves_in_bulk([[maybe_unused]] const T* global, [[maybe_unused]] int count) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  return is_aligned<kWidestPack<T>>(global) && count % kWidestPack<T> == 0;
+#else
+  return false;
+#endif
+}
+
+struct alignas(kSharedAlignment) StagedStorage {
+  CopyBarrier copied;
+};
+
+template <class T, bool kTangent, int kLanes, int kPer, int kSure>
+__global__ void __launch_bounds__(kStagedThreads)
+    staged_kernel(const __grid_constant__ Tensors<T> tensors, int tile_rows) {
+  using A = Accumulator<T>;
+  constexpr int kGroups = kStagedThreads / kLanes;
+  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const int lane = threadIdx.x % kLanes;
+  const int columns = static_cast<int>(tensors.rows.columns);
+  auto& storage = shared<StagedStorage>();
+  T* const tile = reinterpret_cast<T*>(&storage + 1);
+  T* const second = tile + tile_rows * columns;
+  unsigned phase = 0;
+  if (threadIdx.x == 0) initialise(&storage.copied);
+  __syncthreads();
+
+  for (std::int64_t first = std::int64_t{blockIdx.x} * tile_rows; first < tensors.rows.count;
+       first += std::int64_t{gridDim.x} * tile_rows) {
+    const std::int64_t left = tensors.rows.count - first;
+    const int rows = left < tile_rows ? static_cast<int>(left) : tile_rows;
+    const std::int64_t begin = first * columns;
+    const bool in_bulk = tensors.packed && moves_in_bulk(tensors.x + begin, rows * columns);
+    if (in_bulk) {
+      const auto bytes = static_cast<unsigned>(rows * columns * sizeof(T));
+      if (threadIdx.x == 0) {
+        announce(&storage.copied, kTangent ? 2 * bytes : bytes);
+        copy_bulk(tile, tensors.x + begin, bytes, &storage.copied);
+        if constexpr (kTangent) copy_bulk(second, tensors.t + begin, bytes, &storage.copied);
+      }
+      wait(&storage.copied, phase);
+      phase ^= 1;
+    } else {
+      move(tensors.x + begin, tile, rows * columns);
+      if constexpr (kTangent) move(tensors.t + begin, second, rows * columns);
+      __syncthreads();
+    }
+
+    // The loop's bounds are those of the block, so that all lanes reach every shuffle.
+    for (int r = 0; r < rows; r += kGroups) {
+      const int number = r + threadIdx.x / kLanes;
+      const bool has_row = number < rows;
+      T* const row = tile + number * columns;
+      const auto has = [&](int e) { return has_row && (e < kSure || e * kLanes + lane < columns); };
+      const auto put = [&](auto&& result) {
+#pragma unroll
+        for (int e = 0; e < kPer; ++e) {
+          if (has(e)) row[e * kLanes + lane] = narrow<T>(result(e));
+        }
+      };
+
+      A x[kPer];
+      const A fill = tensors.scale < 0 ? infinity<A>() : -infinity<A>();
+#pragma unroll
+      for (int e = 0; e < kPer; ++e) {
+        x[e] = has(e) ? widen(row[e * kLanes + lane]) : kTangent ? A(0) : fill;
+      }
+      if constexpr (kTangent) {
+        const T* const t_row = second + (row - tile);
+        const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
+        A t[kPer];
+        A sum = 0;
+#pragma unroll
+        for (int e = 0; e < kPer; ++e) {
+          t[e] = has(e) ? widen(t_row[e * kLanes + lane]) : A(0);
+          sum += (logarithm ? A(1) : x[e]) * t[e];
+        }
+        const TangentResult<T> result{tensors.scale, group_reduce<kLanes>(sum, Add{})};
+        if (logarithm) {
+          put([&](int e) { return result.log_softmax(x[e], t[e]); });
+        } else {
+          put([&](int e) { return result.softmax(x[e], t[e]); });
+        }
+      } else {
+        A largest = -infinity<A>();
+#pragma unroll
+        for (int e = 0; e < kPer; ++e) largest = fmax(largest, A(x[e] * exponents.factor));
+        largest = group_reduce<kLanes>(largest, [](A a, A b) { return fmax(a, b); });
+        const A anchor = exponents.anchor(largest);
+        const A subtrahend = exponents.subtrahend(anchor);
+        const bool replace = tensors.function == Function::kSoftmax;
+        A sum = 0;
+#pragma unroll
+        for (int e = 0; e < kPer; ++e) {
+          const A power = exponents.power(x[e], subtrahend);
+          if (replace) x[e] = power;
+          sum += power;
+        }
+        const MaxSum<T> total{anchor, group_reduce<kLanes>(sum, Add{})};
+        if (replace) {
+          // A row that is -inf throughout is NaN.
+          const A factor = Exponents<T>::rescaling(anchor, anchor) / total.sum;
+          put([&](int e) { return x[e] * factor; });
+        } else if (tensors.y != nullptr) {
+          const Logarithms<T> logarithm(exponents, total);
+          put([&](int e) { return logarithm(x[e]); });
+        }
+        if (has_row && lane == 0) write_row(tensors, first + number, total);
+      }
+    }
+
+    if (tensors.y == nullptr) {
+      __syncthreads();  // the next tile overwrites what this one reads
+    } else if (in_bulk) {
+      finish_writes_before_copies();
+      __syncthreads();
+      if (threadIdx.x == 0) {
+        write_bulk(tensors.y + begin, tile, static_cast<unsigned>(rows * columns * sizeof(T)));
+        wait_until_read();  // the next tile overwrites it
+      }
+      __syncthreads();
+    } else {
+      __syncthreads();
+      move(static_cast<const T*>(tile), tensors.y + begin, rows * columns);
+      __syncthreads();
+    }
+  }
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,238 @@
+"""softmax_cross_entropy_with_integer_labels."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import ad
+
+from jax_gpuops import _primitive, _rowwise
+from jax_gpuops._implementation import resolve
+from jax_gpuops.softmax import logsumexp_tangent_p
+
+
+def softmax_cross_entropy_with_integer_labels(
+    logits: jax.typing.ArrayLike,
+    labels: jax.typing.ArrayLike,
+    axis: int | tuple[int, ...] = -1,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Cross entropy of softmax(logits) for the labelled classes; optax's function of this name.
+
+    Computes `logsumexp(logits) - logits[label]` for each row of logits. As in optax, a label from
+    -classes to -1 counts from the end, any other outside the classes gives NaN, the label's logit
+    counts even where `where` leaves it out, and a row that it leaves out as a whole gives 0.
+
+    The forward pass reads the logits once and keeps one float per row, which it computes in float32
+    for 16-bit logits. The backward pass reads them once more and writes their gradient in their own
+    memory. That costs nothing if they are an intermediate of the program that nobody else reads
+    later, or a donated argument; XLA copies them first where they must stay, as an argument of the
+    program that is not donated must.
+
+    Args:
+      logits: an array of any shape, dtypes as for `softmax`.
+      labels: integers, of the shape of the logits without `axis`, or one that broadcasts with it.
+      axis: the axis of the classes. Of a tuple of axes, a label is an index into their elements in
+        that order; other axes than the last ones are then moved there first.
+      where: a boolean array, of a rank either that of `logits` or less by the axes: the elements or
+        the rows to include.
+      implementation: as for `softmax`.
+      algorithm: as for `softmax`.
+
+    Returns:
+      An array of the dtype of `logits`, of their shape without `axis`.
+
+    Raises:
+      TypeError: as `softmax` does; also if `logits` are no floats or `labels` no integers.
+      ValueError: as `softmax` does; also if the shapes do not go together.
+    """
+    _primitive.check_array("logits", logits)
+    _primitive.check_array("labels", labels)
+    for name, x, kind, kinds in (
+        ("logits", logits, jnp.floating, "floats"),
+        ("labels", labels, jnp.integer, "integers"),
+    ):
+        if not jnp.issubdtype(jnp.result_type(x), kind):
+            raise TypeError(f"{name} must be {kinds}, got dtype {jnp.result_type(x)}")
+    _rowwise.check_mask(where)
+    if axis is None:
+        raise TypeError("axis must be an int or a tuple of ints, got None")
+    return _apply(
+        logits,
+        labels,
+        where,
+        axes=_ordered_axes(axis, jnp.ndim(logits)),
+        implementation=resolve("softmax", implementation, algorithm),
+        algorithm=algorithm,
+    )
+
+
+def _ordered_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
+    _primitive.canonical_axes(axis, ndim)  # raises what are no axes
+    axes = [axis] if isinstance(axis, int) else axis
+    return tuple(operator.index(a) % ndim for a in axes)
+
+
+@functools.partial(jax.jit, static_argnames=("axes", "implementation", "algorithm"))
+def _apply(logits, labels, where, *, axes, implementation, algorithm):
+    """Under jit, so that all this happens once."""
+    x, labels, masks, axis = _as_rows(logits, labels, where, axes)
+    if x.dtype.name not in _rowwise.DTYPES:
+        why = f"dtype {x.dtype} is not among {', '.join(_rowwise.DTYPES)}"
+        _primitive.refuse(implementation, algorithm, why, TypeError)
+        implementation, algorithm = "xla", None
+    operands = _primitive.vary_alike(x, _indices(labels), *masks)
+    params = {"axis": axis, "inner_dims": 0}
+    if implementation != "xla" and x.size > 0:
+        _primitive.check_problem(_cross_entropy_p, implementation, algorithm, *operands, **params)
+    loss, _ = _cross_entropy_p.bind(
+        *operands, **params, implementation=implementation, algorithm=algorithm
+    )
+    for mask in masks:
+        loss = jnp.where(jnp.any(mask, axis), loss, 0)
+    return loss.astype(x.dtype)
+
+
+def _as_rows(logits, labels, where, axes):
+    """Returns logits, labels and masks that fit each other, and the one axis of the classes."""
+    if where is not None and where.ndim + len(axes) == logits.ndim:
+        where = jnp.expand_dims(where, axes)
+    if where is not None and where.ndim != logits.ndim:
+        raise ValueError(
+            f"where must have the rank of logits, {logits.ndim}, or {len(axes)} less, got shape "
+            f"{where.shape}"
+        )
+    masks = [] if where is None else [where]
+    if len(axes) == 1:
+        (axis,) = axes
+    else:
+        batch = tuple(d for d in range(logits.ndim) if d not in axes)
+        axis = len(batch)
+        if masks and any(where.shape[d] != 1 for d in axes):
+            shape = (logits.shape[d] if d in axes else n for d, n in enumerate(where.shape))
+            masks = [jnp.broadcast_to(where, tuple(shape))]
+        logits, *masks = (
+            jnp.transpose(each, (*batch, *axes)).reshape(
+                *(each.shape[d] for d in batch), math.prod(each.shape[d] for d in axes)
+            )
+            for each in (logits, *masks)
+        )
+    batch_shapes = [_rowwise.without(each.shape, axis) for each in (logits, *masks)]
+    try:
+        if labels.ndim != logits.ndim - 1:
+            raise ValueError("labels have another rank")
+        batch_shape = jnp.broadcast_shapes(labels.shape, *batch_shapes)
+    except ValueError:
+        raise ValueError(
+            f"labels and where must have the shape of logits without axis, {batch_shapes[0]}, or "
+            f"one that broadcasts with it, got labels of shape {labels.shape}"
+            + ("" if where is None else f" and where of shape {where.shape}")
+        ) from None
+    classes = logits.shape[axis]
+    for mask in masks:
+        if mask.shape[axis] not in (1, classes):
+            raise ValueError(
+                f"where of shape {where.shape} does not broadcast to {classes} classes"
+            )
+    logits = jnp.broadcast_to(logits, (*batch_shape[:axis], classes, *batch_shape[axis:]))
+    return logits, jnp.broadcast_to(labels, batch_shape), masks, axis
+
+
+def _indices(labels):
+    """Labels as kernels read them, int32 or int64; what does not fit is the largest, no class."""
+    if labels.dtype in (np.int32, np.int64):
+        return labels
+    dtype = np.dtype("int64" if labels.dtype == np.uint64 else "int32")
+    if labels.dtype.itemsize == dtype.itemsize:
+        labels = jnp.minimum(labels, np.iinfo(dtype).max)
+    return labels.astype(dtype)
+
+
+# The primitives. lse is the logsumexp of the row, t the tangent of x, g the cotangent of the loss.
+
+
+def _one_hot(x, labels, axis):
+    """True at the label's class: nowhere in a row whose label is none."""
+    indices = jnp.where(labels < 0, labels + x.shape[axis], labels)
+    return jax.lax.broadcasted_iota(labels.dtype, x.shape, axis) == jnp.expand_dims(indices, axis)
+
+
+def _cross_entropy(x, labels, *where, axis, inner_dims):
+    del inner_dims  # where the row lies in memory is the compiler's business here
+    mask = _rowwise.kept(x, *where, causal=False)
+    lse = jax.nn.logsumexp(_rowwise.wide(x), axis, where=mask)
+    classes = x.shape[axis]
+    indices = jnp.clip(labels, -classes - 1, classes)  # JAX wraps those that its index dtype cannot
+    label_logit = jnp.take_along_axis(x, jnp.expand_dims(indices, axis), axis)
+    return [lse - _rowwise.wide(jnp.squeeze(label_logit, axis)), lse]
+
+
+def _cross_entropy_tangent(x, lse, t, labels, *where, axis, inner_dims):
+    """`sum(exp(x - lse) * t) - t[label]`."""
+    del inner_dims
+    mask = _rowwise.kept(x, *where, causal=False)
+    weights = _rowwise.weights(x, lse, mask, axis=axis)
+    t = _rowwise.wide(t)
+    label_t = jnp.where(_one_hot(x, labels, axis), t, 0)
+    return jnp.sum(weights * _rowwise.select(mask, t, 0) - label_t, axis)
+
+
+def _cross_entropy_cotangent(x, lse, g, labels, *where, axis, inner_dims):
+    """`(exp(x - lse) - one_hot(label)) * g`, the transpose of the tangent."""
+    del inner_dims
+    mask = _rowwise.kept(x, *where, causal=False)
+    weights = _rowwise.weights(x, lse, mask, axis=axis)
+    g = jnp.expand_dims(g, axis)
+    label_g = jnp.where(_one_hot(x, labels, axis), g, 0)
+    return (_rowwise.select(mask, weights * g, 0) - label_g).astype(x.dtype)
+
+
+def _loss_and_lse(*avals, **params):
+    return [_rowwise.per_row(*avals, **params)] * 2
+
+
+_cross_entropy_p = _rowwise.primitive(
+    "cross_entropy", _cross_entropy, _loss_and_lse, multiple_results=True
+)
+_cross_entropy_tangent_p = _rowwise.primitive_without_kernel(
+    "cross_entropy_tangent", _cross_entropy_tangent, _rowwise.per_row
+)
+_cross_entropy_cotangent_p = _rowwise.primitive(
+    "cross_entropy_cotangent",
+    _cross_entropy_cotangent,
+    _rowwise.like_array,
+    has_workspace=False,
+    aliases={0: 0},
+)
+
+
+# Derivatives
+
+
+def _jvp(primals, tangents, *, algorithm, **params):
+    x, labels, *where = primals
+    loss, lse = _cross_entropy_p.bind(*primals, algorithm=algorithm, **params)
+    t = ad.instantiate_zeros(tangents[0])
+    params["algorithm"] = None
+    return [loss, lse], [
+        _cross_entropy_tangent_p.bind(x, lse, t, labels, *where, **params),
+        logsumexp_tangent_p.bind(x, lse, t, *where, **params, scale=1.0, causal=False),
+    ]
+
+
+ad.primitive_jvps[_cross_entropy_p] = _jvp
+_rowwise.define_linear(
+    _cross_entropy_tangent_p, _cross_entropy_cotangent_p, _cross_entropy_tangent, 2
+)
+_rowwise.define_linear(
+    _cross_entropy_cotangent_p, _cross_entropy_tangent_p, _cross_entropy_cotangent, 2
+)

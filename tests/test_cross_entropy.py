@@ -1,0 +1,457 @@
+"""softmax_cross_entropy_with_integer_labels against float64 and against optax."""
+
+import functools
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.test_util import check_grads
+
+import jax_gpuops
+
+pytestmark = pytest.mark.kernel
+
+MASKED = helpers.algorithms("softmax", "warp", "block", "split", "cluster")  # take masks
+PRODUCTION = [*MASKED, *helpers.algorithms("softmax", "staged")]
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+ours = jax_gpuops.softmax_cross_entropy_with_integer_labels
+upstream = optax.softmax_cross_entropy_with_integer_labels
+
+
+def random_labels(shape, classes, seed=0):
+    return np.random.default_rng(seed).integers(0, classes, shape).astype(np.int32)
+
+
+def reference(x, labels, axis=-1, where=None):
+    """The loss of labels that are classes, in extended precision."""
+    x = helpers.exact(x)
+    kept = np.broadcast_to(True if where is None else where, x.shape)
+    largest = np.where(kept, x, -np.inf).max(axis, keepdims=True)
+    total = np.exp(np.where(kept, x, -np.inf) - largest).sum(axis, keepdims=True)
+    label_logit = np.take_along_axis(x, np.expand_dims(labels, axis), axis)
+    return np.squeeze(np.log(total) + largest - label_logit, axis)
+
+
+def assert_accurate(actual, x, labels, axis=-1, **options):
+    """Checks that the loss errs by some roundings of the largest logit, and by its own."""
+    expected = reference(x, labels, axis, **options)
+    actual = np.asarray(actual)
+    assert actual.dtype == x.dtype
+    assert actual.shape == expected.shape
+    accumulator = np.float64 if x.dtype == np.float64 else np.float32
+    largest = np.abs(helpers.exact(x)).max(axis)
+    roundings = 8 * np.finfo(accumulator).eps * (1 + largest + np.abs(expected))
+    bound = roundings + helpers.spacing(expected, x.dtype)
+    assert np.all(np.abs(helpers.exact(actual) - expected) <= bound)
+
+
+def assert_accurate_gradient(actual, x, labels, g, axis=-1, where=None):
+    """Checks `(softmax - one_hot) * g` to some roundings of its two terms and of exp's argument."""
+    accumulator = np.float64 if x.dtype == np.float64 else np.float32
+    x, g = helpers.exact(x), np.expand_dims(helpers.exact(g), axis)
+    one_hot = np.zeros(x.shape)
+    np.put_along_axis(one_hot, np.expand_dims(labels, axis), 1, axis)
+    loss = np.expand_dims(reference(x, labels, axis, where), axis)
+    lse = loss + (x * one_hot).sum(axis, keepdims=True)
+    weights = np.where(True if where is None else where, np.exp(x - lse), 0)
+    expected = (weights - one_hot) * g
+    argument = np.abs(x) + np.abs(lse)
+    roundings = (8 + 2 * argument) * np.finfo(accumulator).eps * (weights + one_hot) * np.abs(g)
+    bound = roundings + helpers.spacing(expected, actual.dtype)
+    assert np.all(np.abs(helpers.exact(actual) - expected) <= bound)
+
+
+# Values
+
+
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("algorithm", PRODUCTION)
+@pytest.mark.parametrize("classes", [1, 2, 31, 33, 127, 1001, 1023])
+def test_every_production_algorithm(algorithm, classes, dtype, implementation):
+    with helpers.x64(dtype):
+        x = helpers.normal((5, classes), dtype, scale=4)
+        labels = random_labels(5, classes)
+        y = ours(x, labels, implementation=implementation, algorithm=algorithm)
+        assert_accurate(y, x, labels)
+
+
+@pytest.mark.parametrize("algorithm", ["block", "column"])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("masked", [False, True])
+def test_another_axis(algorithm, axis, masked, implementation):
+    x = helpers.normal((7, 9, 12), "float32", scale=4)
+    shape = x.shape[:axis] + x.shape[axis + 1 :]
+    labels = random_labels(shape, x.shape[axis])
+    options = {"where": np.random.default_rng(0).random(x.shape) < 0.8} if masked else {}
+    y = ours(x, labels, axis, implementation=implementation, algorithm=algorithm, **options)
+    assert_accurate(y, x, labels, axis, **options)
+
+
+@pytest.mark.parametrize("algorithm", PRODUCTION)
+@pytest.mark.parametrize("special", ["-inf", "inf", "nan", "all -inf", "label -inf"])
+def test_infinities_and_nan_as_in_optax(algorithm, special, implementation):
+    x = helpers.normal((3, 300), "float32")
+    labels = np.array([4, 5, 299], np.int32)
+    if special == "all -inf":
+        x[1] = -np.inf
+    elif special == "label -inf":
+        x[1, 5] = -np.inf
+    else:
+        x[1, 77] = float(special)
+    y = ours(x, labels, implementation=implementation, algorithm=algorithm)
+    np.testing.assert_allclose(y, upstream(x, labels), rtol=1e-5, atol=1e-6)
+
+
+# Labels
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("each", ["ours", None])
+def test_labels_of_every_integer_dtype(dtype, each, implementation):
+    """The extremes of the dtype are no classes, unless they are -1 and the like."""
+    with jax.enable_x64(True):
+        x = helpers.normal((8, 10), "float32")
+        limits = np.iinfo(dtype)
+        labels = np.array([0, 9, 10, limits.max, limits.max - 1, limits.min, 5, 1], dtype)
+        y = ours(x, labels, implementation=implementation if each == "ours" else None)
+    expected = reference(x, np.where((labels < 10) & (labels >= 0), labels, 0).astype(int))
+    expected = np.where((labels < 10) & (labels >= 0), expected, np.nan)
+    np.testing.assert_allclose(y, expected.astype(np.float32), rtol=1e-5, atol=1e-6)
+
+
+NEGATIVE_AND_WRONG = np.array([-1, -10, -11, -100, 10, 2**31 - 1, -(2**31), 0], np.int32)
+
+
+@pytest.mark.parametrize("algorithm", [None, *PRODUCTION])
+def test_negative_labels_and_labels_out_of_range_as_in_optax(algorithm, implementation):
+    """-1 is the last class; what is none gives NaN, and nothing is read out of bounds."""
+    x = helpers.normal((8, 10), "float32")
+    y = ours(x, NEGATIVE_AND_WRONG, implementation=implementation, algorithm=algorithm)
+    np.testing.assert_array_equal(np.isnan(y), [0, 0, 1, 1, 1, 1, 1, 0])
+    np.testing.assert_allclose(y, upstream(x, NEGATIVE_AND_WRONG), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("each", ["ours", None])
+def test_gradient_of_labels_out_of_range_as_in_optax(each, implementation):
+    """Such a loss depends on no label's logit: what remains is the gradient of logsumexp."""
+    x = helpers.normal((8, 10), "float32")
+
+    def gradient(function, **kwargs):
+        return jax.grad(lambda x: function(x, NEGATIVE_AND_WRONG, **kwargs).sum())(x)
+
+    actual = gradient(ours, implementation=implementation if each == "ours" else None)
+    np.testing.assert_allclose(actual, gradient(upstream), rtol=1e-5, atol=1e-6)
+
+
+# Masks and axes
+
+
+WHERE = {
+    "logits": np.random.default_rng(0).random((4, 5, 6)) < 0.7,
+    "batch": np.random.default_rng(0).random((4, 5)) < 0.6,
+    "classes": np.arange(6)[None, None] % 3 != 1,
+    "first dim": np.arange(4)[:, None, None] % 2 == 0,
+    "second dim": np.arange(5)[None, :, None] != 2,
+    "nothing": np.zeros((4, 5, 6), bool),
+}
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("algorithm", [None, *MASKED])
+def test_where_as_in_optax(where, algorithm, implementation):
+    x = helpers.normal((4, 5, 6), "float32", scale=3)
+    labels = random_labels((4, 5), 6)
+    where = WHERE[where]
+    y = ours(x, labels, where=where, implementation=implementation, algorithm=algorithm)
+    np.testing.assert_allclose(y, upstream(x, labels, where=where), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("where", WHERE)
+@pytest.mark.parametrize("each", ["ours", None])
+def test_gradient_of_masked_losses_as_in_optax(where, each, implementation):
+    x = helpers.normal((4, 5, 6), "float32", scale=3)
+    labels = random_labels((4, 5), 6)
+
+    def gradient(function, **kwargs):
+        return jax.grad(lambda x: (function(x, labels, where=WHERE[where], **kwargs) ** 2).sum())(x)
+
+    actual = gradient(ours, implementation=implementation if each == "ours" else None)
+    np.testing.assert_allclose(actual, gradient(upstream), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [(), (1, 2), (2, 1), (0, 2), (0,), (-1, 0, 1)])
+@pytest.mark.parametrize("where", [None, "batch", "logits"])
+@pytest.mark.parametrize("each", ["ours", None])
+def test_several_axes_as_in_optax(axis, where, each, implementation):
+    x = helpers.normal((4, 5, 6), "float32")
+    axes = [a % 3 for a in axis]
+    batch = tuple(n for d, n in enumerate(x.shape) if d not in axes)
+    labels = random_labels(batch, int(np.prod([x.shape[a] for a in axes])))
+    mask_shape = {"batch": batch, "logits": x.shape}.get(where)
+    mask = None if where is None else np.random.default_rng(1).random(mask_shape) < 0.7
+
+    def results(function, **kwargs):
+        return jax.value_and_grad(
+            lambda x: (function(x, labels, axis, where=mask, **kwargs) ** 2).sum()
+        )(x)
+
+    actual = results(ours, implementation=implementation if each == "ours" else None)
+    expected = results(upstream)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-5)
+    np.testing.assert_allclose(actual[1], expected[1], rtol=1e-4, atol=1e-5)
+
+
+def test_labels_broadcast_as_in_optax(implementation):
+    x, labels = helpers.normal((4, 5, 6), "float32"), random_labels((1, 5), 6)
+    y = ours(x, labels, implementation=implementation)
+    np.testing.assert_allclose(y, upstream(x, labels), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0, 4)])
+def test_empty_batches(shape, implementation):
+    y = ours(jnp.zeros(shape), jnp.zeros(shape[:-1], int), implementation=implementation)
+    assert y.shape == shape[:-1]
+
+
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+def test_dtypes_as_in_optax(dtype):
+    with helpers.x64(dtype):
+        x, labels = helpers.normal((3, 4), dtype), random_labels(3, 4)
+        for function in (ours, upstream):
+            gradient = jax.eval_shape(jax.grad(lambda x: function(x, labels).sum()), x)  # noqa: B023
+            assert gradient.dtype == x.dtype
+        assert ours(x, labels).dtype == upstream(x, labels).dtype
+
+
+# Derivatives
+
+
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("classes", [1, 31, 33, 127, 1001])
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradient(classes, masked, dtype, implementation):
+    with helpers.x64(dtype):
+        x = helpers.normal((5, classes), dtype, scale=3)
+        labels = random_labels(5, classes)
+        where = np.random.default_rng(1).random(x.shape) < 0.6 if masked else None
+        if masked:
+            where[:, 0] = True  # a row without elements has no loss
+        _, pullback = jax.vjp(
+            lambda x: ours(x, labels, where=where, implementation=implementation), x
+        )
+        g = helpers.normal(5, dtype, seed=1)
+        (actual,) = pullback(jnp.asarray(g))
+    assert actual.dtype == x.dtype
+    assert_accurate_gradient(actual, x, labels, g, where=where)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_gradient_on_another_axis(axis, implementation):
+    x = helpers.normal((7, 9, 12), "float32", scale=3)
+    shape = x.shape[:axis] + x.shape[axis + 1 :]
+    labels, g = random_labels(shape, x.shape[axis]), helpers.normal(shape, "float32", seed=1)
+    _, pullback = jax.vjp(lambda x: ours(x, labels, axis, implementation=implementation), x)
+    assert_accurate_gradient(pullback(g)[0], x, labels, g, axis)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "where", [None, np.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], bool)]
+)
+@pytest.mark.parametrize("axis", [0, 1])
+def test_derivatives_of_any_order(where, axis, dtype, implementation):
+    with helpers.x64(dtype):
+        x = helpers.normal((3, 4), dtype)
+        labels = random_labels(x.shape[1 - axis], x.shape[axis])
+        tolerance = {"atol": 1e-2, "rtol": 1e-2, "eps": 1e-2} if dtype == "float32" else {}
+        check_grads(
+            lambda x: ours(x, labels, axis, where, implementation=implementation),
+            (jnp.asarray(x),),
+            order=2,
+            modes=["fwd", "rev"],
+            **tolerance,
+        )
+
+
+@pytest.mark.parametrize("special", [-np.inf, np.inf, np.nan])
+@pytest.mark.parametrize("each", ["ours", None])
+def test_gradients_of_special_rows_as_in_optax(special, each, implementation):
+    x = helpers.normal((3, 7), "float32")
+    x[0, 2] = x[1] = special
+    labels = np.array([3, 4, 5], np.int32)
+
+    def gradient(function, **kwargs):
+        return jax.grad(lambda x: function(x, labels, **kwargs).sum())(x)
+
+    actual = gradient(ours, implementation=implementation if each == "ours" else None)
+    np.testing.assert_allclose(actual, gradient(upstream), atol=1e-6)
+
+
+def test_labels_have_no_gradient(implementation):
+    x, labels = jnp.zeros((3, 4)), jnp.zeros(3, int)
+    gradient = jax.grad(
+        lambda x, labels: ours(x, labels, implementation=implementation).sum(), 1, allow_int=True
+    )(x, labels)
+    assert gradient.dtype == jax.dtypes.float0
+
+
+@pytest.mark.parametrize(("x_axis", "labels_axis", "where_axis"), [(0, 0, None), (1, None, 0)])
+def test_vmap(x_axis, labels_axis, where_axis, implementation):
+    x = helpers.normal((5, 5, 7), "float32")
+    labels = random_labels((5, 5) if labels_axis is not None else 5, 7)
+    where = np.random.default_rng(0).random((5, 5, 7) if where_axis is not None else (5, 7)) < 0.7
+
+    def mapped(function, **kwargs):
+        return jax.vmap(
+            jax.value_and_grad(lambda *xs: function(*xs[:2], where=xs[2], **kwargs).sum()),
+            (x_axis, labels_axis, where_axis),
+        )(x, labels, where)
+
+    actual, expected = mapped(ours, implementation=implementation), mapped(upstream)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), actual, expected
+    )
+
+
+def test_export_with_symbolic_shapes(implementation):
+    rows, classes = jax.export.symbolic_shape("r, c")
+    exported = jax.export.export(
+        jax.jit(jax.value_and_grad(lambda *xs: ours(*xs, implementation=implementation).sum())),
+        platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(
+        jax.ShapeDtypeStruct((rows, classes), "float32"),
+        jax.ShapeDtypeStruct((rows,), "int32"),
+    )
+    for shape in ((5, 33), (2, 40000)):
+        x, labels = helpers.normal(shape, "float32"), random_labels(shape[0], shape[1])
+        expected = jax.value_and_grad(lambda x: upstream(x, labels).sum())(x)  # noqa: B023
+        for a, e in zip(exported.call(x, labels), expected, strict=True):
+            np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
+
+
+# Memory
+
+
+def compiled(function, *arguments, **jit_options) -> str:
+    text = jax.jit(function, **jit_options).lower(*arguments).compile().as_text()
+    assert "jax_gpuops_cross_entropy_v1" in text
+    assert "jax_gpuops_cross_entropy_cotangent_v1" in text
+    return text
+
+
+def copies(text: str, array: str) -> int:
+    return sum(f"= {array}" in line and " copy(" in line for line in text.splitlines())
+
+
+def test_the_gradient_takes_the_memory_of_the_logits(implementation):
+    """Of intermediates and of donated arguments; one that must stay is copied."""
+    labels = jnp.zeros(64, int)
+
+    def loss(x):
+        return ours(x, labels, implementation=implementation).sum()
+
+    def of_intermediate(x):
+        return jax.value_and_grad(loss)(jax.lax.optimization_barrier(2 * x))
+
+    x = jnp.zeros((64, 128), jnp.bfloat16)
+    assert copies(compiled(of_intermediate, x), "bf16[64,128]") == 0
+    donated = compiled(jax.value_and_grad(loss), x, donate_argnums=0)
+    assert copies(donated, "bf16[64,128]") == 0
+    assert "input_output_alias" in donated
+    assert copies(compiled(jax.value_and_grad(loss), x), "bf16[64,128]") == 1
+
+
+def test_no_wide_copy_and_no_one_hot_of_the_logits(implementation):
+    labels = jnp.zeros(64, int)
+    text = compiled(
+        jax.grad(lambda x: ours(x, labels, implementation=implementation).sum()),
+        jnp.zeros((64, 128), jnp.bfloat16),
+    )
+    for dtype in ("f32", "pred", "s32"):
+        assert f"{dtype}[64,128]" not in text
+
+
+def test_repeats_are_bit_identical(implementation):
+    x, labels = helpers.normal((9, 333), "float32", scale=5), random_labels(9, 333)
+    step = jax.jit(
+        jax.value_and_grad(lambda x: ours(x, labels, implementation=implementation).sum())
+    )
+    runs = [jax.tree.map(np.asarray, step(x)) for _ in range(3)]
+    for other in runs[1:]:
+        jax.tree.map(np.testing.assert_array_equal, runs[0], other)
+
+
+# Arguments
+
+
+def test_plan_takes_shapes_of_labels_and_masks(implementation):
+    plan = jax_gpuops.plan(
+        "softmax_cross_entropy_with_integer_labels",
+        (64, 1000),
+        "bfloat16",
+        labels=jax.ShapeDtypeStruct((64,), "int32"),
+        where=jax.ShapeDtypeStruct((64, 1), "bool"),
+        implementation=implementation,
+    )
+    assert plan.implementation == implementation
+    assert plan.algorithm in [a.name for a in jax_gpuops.algorithms("softmax")]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kwargs", "error", "text"),
+    [
+        (("float32", "float32"), {}, TypeError, "labels must be integers, got dtype float32"),
+        (("float32", "bool"), {}, TypeError, "labels must be integers, got dtype bool"),
+        (("int32", "int32"), {}, TypeError, "logits must be floats, got dtype int32"),
+        (("float8_e5m2", "int32"), {}, TypeError, "dtype float8_e5m2 is not among"),
+        (("float32", "int32"), {"axis": 2}, ValueError, "axis 2 is out of bounds"),
+        (("float32", "int32"), {"axis": None}, TypeError, "axis must be an int or a tuple"),
+        (("float32", "int32"), {"axis": (0, 0)}, ValueError, "twice"),
+        (("float32", "int32"), {"axis": 0}, ValueError, r"without axis, \(4,\), .* shape \(3,\)"),
+        (
+            ("float32", "int32"),
+            {"where": np.ones((3, 4), np.float32)},
+            ValueError,
+            "where must be None or a boolean array",
+        ),
+        (
+            ("float32", "int32"),
+            {"where": np.ones((2, 3, 4), bool)},
+            ValueError,
+            r"where must have the rank of logits, 2, or 1 less, got shape \(2, 3, 4\)",
+        ),
+        (
+            ("float32", "int32"),
+            {"where": np.ones((3, 2), bool)},
+            ValueError,
+            r"where of shape \(3, 2\) does not broadcast to 4 classes",
+        ),
+        (
+            ("float32", "int32"),
+            {"where": np.ones((2, 4), bool)},
+            ValueError,
+            r"and where of shape \(2, 4\)",
+        ),
+        (
+            ("float32", "int32"),
+            {"algorithm": "baseline"},
+            ValueError,
+            "'baseline' computes softmax only",
+        ),
+        (
+            ("float32", "int32"),
+            {"algorithm": "elementwise"},
+            ValueError,
+            "'elementwise' computes only the gradients",
+        ),
+    ],
+)
+def test_bad_input_is_named_at_trace_time(arguments, kwargs, error, text, implementation):
+    x, labels = (jnp.zeros(shape, d) for shape, d in zip([(3, 4), (3,)], arguments, strict=True))
+    with pytest.raises(error, match=text):
+        jax.jit(lambda x: ours(x, labels, **kwargs, implementation=implementation)).trace(x)
