@@ -3,6 +3,7 @@
 import concurrent.futures
 import dataclasses
 import inspect
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -438,6 +439,10 @@ assert not xla_bridge.backends_are_initialized()
 """)
 
 
+@pytest.mark.skipif(
+    "libasan" in os.environ.get("LD_PRELOAD", ""),
+    reason="AddressSanitizer doubles the time of an import",
+)
 def test_import_is_fast():
     """At most 0.1 s beyond that of jax; the least of several runs, as other programs only add."""
     code = """
