@@ -54,30 +54,6 @@ void load_kernel(const Queue& queue, void (*kernel)(Parameters...)) {
                "allowing a kernel large clusters");
   }
 }
-
-// What CUDA wants to know of a launch; it points into itself.
-class LaunchConfig {
- public:
-  LaunchConfig(const Queue& queue, const LaunchShape& shape) {
-    config_.gridDim = shape.grid;
-    config_.blockDim = shape.block;
-    config_.dynamicSmemBytes = shape.shared_bytes;
-    config_.stream = queue.stream;
-    if (shape.cluster == 1) return;
-    cluster_.id = cudaLaunchAttributeClusterDimension;
-    cluster_.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-    config_.attrs = &cluster_;
-    config_.numAttrs = 1;
-  }
-  LaunchConfig(const LaunchConfig&) = delete;
-  LaunchConfig& operator=(const LaunchConfig&) = delete;
-
-  const cudaLaunchConfig_t& get() const { return config_; }
-
- private:
-  cudaLaunchConfig_t config_{};
-  cudaLaunchAttribute cluster_{};
-};
 #endif
 
 template <class... Parameters, class... Arguments>
@@ -92,48 +68,20 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
     load_kernel(queue, kernel);
     return;
   }
-  const LaunchConfig config(queue, shape);
-  check_cuda(cudaLaunchKernelEx(&config.get(), kernel, std::forward<Arguments>(arguments)...),
-             "launching a kernel");
-#endif
-}
-
-// How many clusters of this shape (blocks, where a cluster is one block) the GPU holds at a time;
-// at least 1.
-template <class... Parameters>
-int resident_clusters(const Queue& queue, void (*kernel)(Parameters...), const LaunchShape& shape) {
-  const int multiprocessors = queue.device->multiprocessors;
-#ifdef JAX_GPUOPS_INTERPRET
-  (void)kernel;
-  const auto by_shared = queue.device->shared_bytes_per_block / (shape.shared_bytes + 1024);
-  const auto by_threads = queue.device->threads_per_multiprocessor / shape.block.x;
-  return multiprocessors *
-         std::max(1, static_cast<int>(std::min<std::size_t>(by_threads, by_shared)));
-#else
-  // The query takes microseconds and its answer never changes, so each is asked once.
-  using Key = std::tuple<int, const void*, unsigned, std::size_t, int>;
-  static std::mutex mutex;
-  static auto& answers = *new std::map<Key, int>;
-  const Key key{queue.device->ordinal, reinterpret_cast<const void*>(kernel), shape.block.x,
-                shape.shared_bytes, shape.cluster};
-  std::lock_guard lock(mutex);
-  const auto found = answers.find(key);
-  if (found != answers.end()) return found->second;
-  load_kernel(queue, kernel);
-  int clusters = 0;
-  if (shape.cluster == 1) {
-    check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(
-                   &clusters, kernel, static_cast<int>(shape.block.x), shape.shared_bytes),
-               "asking for a kernel's occupancy");
-    clusters *= multiprocessors;
-  } else {
-    LaunchShape one = shape;
-    one.grid = static_cast<unsigned>(shape.cluster);
-    const LaunchConfig config(queue, one);
-    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config.get()),
-               "asking for a kernel's occupancy");
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = queue.stream;
+  cudaLaunchAttribute cluster{};
+  if (shape.cluster > 1) {
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+    config.attrs = &cluster;
+    config.numAttrs = 1;
   }
-  return answers[key] = std::max(1, clusters);
+  check_cuda(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
+             "launching a kernel");
 #endif
 }
 
@@ -141,8 +89,27 @@ int resident_clusters(const Queue& queue, void (*kernel)(Parameters...), const L
 template <class... Parameters>
 int resident_blocks(const Queue& queue, void (*kernel)(Parameters...), int threads,
                     std::size_t shared_bytes) {
-  const LaunchShape shape{1, static_cast<unsigned>(threads), shared_bytes};
-  return resident_clusters(queue, kernel, shape) / queue.device->multiprocessors;
+#ifdef JAX_GPUOPS_INTERPRET
+  (void)kernel;
+  const auto by_shared = queue.device->shared_bytes_per_block / (shared_bytes + 1024);
+  return std::max(1, std::min<int>(queue.device->threads_per_multiprocessor / threads,
+                                   static_cast<int>(by_shared)));
+#else
+  // The query takes microseconds and its answer never changes, so each is asked once.
+  using Key = std::tuple<int, const void*, int, std::size_t>;
+  static std::mutex mutex;
+  static auto& answers = *new std::map<Key, int>;
+  const Key key{queue.device->ordinal, reinterpret_cast<const void*>(kernel), threads,
+                shared_bytes};
+  std::lock_guard lock(mutex);
+  const auto found = answers.find(key);
+  if (found != answers.end()) return found->second;
+  int blocks = 0;
+  load_kernel(queue, kernel);
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
+             "asking for a kernel's occupancy");
+  return answers[key] = std::max(1, blocks);
+#endif
 }
 
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -330,7 +330,7 @@ class Ring {
     const std::int64_t end = begin + kPiece < row.packs ? begin + kPiece : row.packs;
     const typename Share::Packs packs(tensors_, row, begin + lane(), end, kWarpSize);
     const T* const piece = memory_ + (stage_ * kPiece + lane()) * kPack;
-    share.load(tensors_, packs, piece, nullptr);
+    share.load(tensors_, packs, piece);
     __syncwarp();
     request(stage_);
     if (++stage_ == kStages) {

@@ -210,11 +210,12 @@ void launch_ring([[maybe_unused]] const Launch<T>& call) {
       } else {
         using Share = typename Family::template Share<T, kRingPacks, kind>;
         const auto kernel = ring_kernel<Share, kRingThreads, kRingBlocksResident>;
-        LaunchShape shape{1, static_cast<unsigned>(threads),
-                          sizeof(RingStorage<typename Share::State>) +
-                              std::size_t{16} * threads * kRingPacks * kStages};
-        shape.grid = static_cast<unsigned>(
-            std::min<std::int64_t>(call.rows(), resident_clusters(call.queue, kernel, shape)));
+        const std::size_t bytes = sizeof(RingStorage<typename Share::State>) +
+                                  std::size_t{16} * threads * kRingPacks * kStages;
+        const std::int64_t blocks = std::int64_t{call.queue.device->multiprocessors} *
+                                    resident_blocks(call.queue, kernel, threads, bytes);
+        const LaunchShape shape{grid_extent(std::min(call.rows(), blocks)),
+                                static_cast<unsigned>(threads), bytes};
         launch(call.queue, shape, kernel, call.tensors, stretches);
       }
     });

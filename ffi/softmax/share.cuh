@@ -324,17 +324,16 @@ class Forward {
   static constexpr Kind kKind = kKind_;
   static constexpr bool kHasRowResults = !kOneFunction;
   static constexpr int kHeld = kPacks;
-  static constexpr int kOperands = 1;
   static constexpr int kPack = kWidestPack<T>;
   using Packs = Stretch<T, kKind>;
 
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch) {
-    load(tensors, stretch, tensors.x + stretch.begin(), nullptr);
+    load(tensors, stretch, tensors.x + stretch.begin());
   }
 
   // With the packs from `x`, a copy.
-  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch, const T* x,
-                                       const T*) {
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch,
+                                       const T* x) {
     const T fill = narrow<T>(tensors.scale < 0 ? infinity<A>() : -infinity<A>());
     stretch.read(tensors, tensors.x, x, fill, x_);
   }
@@ -472,7 +471,6 @@ class Tangent {
   static constexpr Kind kKind = kKind_;
   static constexpr bool kHasRowResults = false;
   static constexpr int kHeld = kPacks > 1 ? kPacks / 2 : 1;
-  static constexpr int kOperands = 2;
   static constexpr int kPack = kWidestPack<T>;
   using Packs = Stretch<T, kKind>;
 

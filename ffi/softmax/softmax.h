@@ -144,7 +144,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"block", "A block holds a row in registers; what does not fit is read again.", kOnline,
      "none"},
     {"cluster", "Up to 16 blocks share a row and exchange their sums through shared memory.",
-     kOnline, "compute capability 9.0; not under \"interpret\""},
+     kOnline, "rows of at most 1 MiB; compute capability 9.0; not under \"interpret\""},
     {"split", "Many blocks reduce parts of few long rows, then read them again to finish.", kOnline,
      "rows that are neighbours in memory"},
     {"column",
