@@ -121,7 +121,7 @@ def test_judge_accepts_xla_and_rejects_one_wrong_element(problem):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("columns", [1024, 8192, 131072])
+@pytest.mark.parametrize("columns", [1024, 131072])
 @pytest.mark.parametrize("op", ["softmax_vjp", "log_softmax_vjp"])
 def test_judge_rejects_a_backward_pass_that_lost_a_part_of_its_sum(op, columns, dtype):
     """As would happen if one of many blocks did not contribute."""

@@ -13,8 +13,6 @@ from flax import linen, nnx
 import jax_gpuops
 from jax_gpuops.flax import attention_fn
 
-pytestmark = pytest.mark.kernel
-
 
 @pytest.fixture(autouse=True)
 def full_precision():

@@ -1,5 +1,6 @@
 """matmul, dot_general and gemm against float64 and against JAX."""
 
+import functools
 import inspect
 
 import helpers
@@ -15,8 +16,6 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import jax_gpuops
-
-pytestmark = pytest.mark.kernel
 
 LADDER = [a.name for a in jax_gpuops.algorithms("matmul") if a.name != "cublas"]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
@@ -51,6 +50,7 @@ def swap(x):
 # The kernels
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("algorithm", LADDER)
 @pytest.mark.parametrize(
@@ -67,6 +67,7 @@ def test_every_algorithm(algorithm, dtype, sizes, implementation):
         assert_matmul(y, a, b)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", LADDER)
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
@@ -91,6 +92,7 @@ def test_gemm_of_every_algorithm(algorithm, transpose_a, transpose_b, sizes, imp
     assert_product(y, exact, magnitude, k)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", TILED)
 @pytest.mark.parametrize("sizes", [(128, 128, 8), (260, 132, 36), (257, 131, 35)], ids=str)
 def test_several_tiles(algorithm, sizes, implementation):
@@ -100,6 +102,7 @@ def test_several_tiles(algorithm, sizes, implementation):
     assert_matmul(y, a, b)
 
 
+@pytest.mark.kernel
 def test_more_tiles_than_a_strip(implementation):
     """Tiles are walked in strips of eight rows; here the last strip is shorter."""
     a, b = helpers.normal((11 * 32, 3), "float32"), helpers.normal((3, 3 * 32), "float32", seed=1)
@@ -107,6 +110,7 @@ def test_more_tiles_than_a_strip(implementation):
     assert_matmul(y, a, b)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("algorithm", LADDER)
 def test_results_in_the_accumulator_dtype(dtype, algorithm, implementation):
@@ -178,6 +182,7 @@ def test_special_values_stay_in_their_row_and_column(implementation):
 # The functions
 
 
+@pytest.mark.kernel
 @hypothesis.given(
     data=st.data(),
     sizes=st.tuples(*[st.integers(1, 12)] * 3),
@@ -234,17 +239,18 @@ def test_dot_general_and_its_derivatives(name, implementation):
     def stock(a, b):
         return lax.dot_general(a, b, dimension_numbers, precision="highest")
 
-    y, pullback = jax.vjp(ours, a, b)
-    expected, stock_pullback = jax.vjp(stock, a, b)
-    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
-    cotangent = jnp.asarray(helpers.normal(y.shape, "float32", seed=2))
-    for actual, wanted in zip(pullback(cotangent), stock_pullback(cotangent), strict=True):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
-    tangents = (a + 1, b - 1)
-    for actual, wanted in zip(
-        jax.jvp(ours, (a, b), tangents), jax.jvp(stock, (a, b), tangents), strict=True
-    ):
-        np.testing.assert_allclose(actual, wanted, rtol=1e-5, atol=1e-5)
+    @functools.partial(jax.jit, static_argnums=0)
+    def derivatives(function, operands, tangents, cotangent):
+        jvp = jax.jvp(function, operands, tangents)
+        return jvp, jax.vjp(function, *operands)[1](cotangent)
+
+    y = jax.eval_shape(ours, a, b)
+    arguments = (a, b), (a + 1, b - 1), helpers.normal(y.shape, "float32", seed=2)
+    jax.tree.map(
+        functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5),
+        derivatives(ours, *arguments),
+        derivatives(stock, *arguments),
+    )
 
 
 @pytest.mark.parametrize("name", [n for n in DIMENSION_NUMBERS if n != "scalars"])
@@ -262,7 +268,10 @@ def test_vmap_of_dot_general(name, mapped, implementation):
         return lax.dot_general(a, b, dimension_numbers, precision="highest")
 
     np.testing.assert_allclose(
-        jax.vmap(ours, axes)(a, b), jax.vmap(stock, axes)(a, b), rtol=1e-5, atol=1e-5
+        jax.jit(jax.vmap(ours, axes))(a, b),
+        jax.jit(jax.vmap(stock, axes))(a, b),
+        rtol=1e-5,
+        atol=1e-5,
     )
 
 
@@ -283,7 +292,7 @@ def test_vmap_of_gemm(axes, implementation):
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("algorithm", [None, *LADDER])
+@pytest.mark.parametrize("algorithm", [None, "shared"])
 def test_derivatives_of_any_order(algorithm, implementation):
     a, b = helpers.normal((3, 4), "float32"), helpers.normal((4, 2), "float32", seed=1)
     c = helpers.normal((3, 2), "float32", seed=2)
@@ -402,6 +411,7 @@ def test_none_uses_the_precision_configured_where_it_was_called():
 # Contracts
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("alpha", [0, 2])
 def test_zero_factors_are_not_read(alpha, implementation):
     a, b = jnp.full((4, 4), np.nan if alpha == 0 else 1.0), jnp.ones((4, 4))
@@ -413,6 +423,7 @@ def test_zero_factors_are_not_read(alpha, implementation):
     np.testing.assert_array_equal(y, np.full((4, 4), 4.0 * alpha + 3))
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("shapes", [((3, 0), (0, 4)), ((0, 3), (3, 4)), ((2, 3, 0), (2, 0, 4))])
 def test_empty_arrays_as_in_jax(shapes, implementation):
     a, b = map(jnp.zeros, shapes)

@@ -3,6 +3,8 @@
 Runs on four CPU devices through "interpret", and on GPUs where there are several.
 """
 
+import functools
+
 import helpers
 import jax
 import jax.numpy as jnp
@@ -14,10 +16,8 @@ from jax.sharding import PartitionSpec as P
 
 import jax_gpuops
 
-pytestmark = pytest.mark.kernel
-
 FUNCTIONS = ("softmax", "log_softmax", "logsumexp")
-UPSTREAM = {name: getattr(jax.nn, name) for name in FUNCTIONS}
+UPSTREAM = {name: jax.jit(getattr(jax.nn, name), static_argnames="axis") for name in FUNCTIONS}
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "collective-permute", "reduce-scatter")
 
 
@@ -31,17 +31,20 @@ def meshes():
     ]
 
 
-pytestmark = [pytestmark, pytest.mark.parametrize(("implementation", "devices"), meshes())]
+pytestmark = pytest.mark.parametrize(("implementation", "devices"), meshes())
 
 
 def mesh_of(devices, axis_type) -> Mesh:
     return Mesh(devices, ("d", "t"), axis_types=(axis_type, axis_type))
 
 
-def collectives(function, *arguments) -> list[str]:
-    text = jax.jit(function).lower(*arguments).compile().as_text()
+def run(function, *arguments):
+    """The results of a program with kernels of ours, and the collectives in it."""
+    compiled = jax.jit(function).lower(*arguments).compile()
+    text = compiled.as_text()
     assert "jax_gpuops_" in text
-    return [name for name in COLLECTIVES if f" {name}(" in text or f" {name}-start(" in text]
+    found = [name for name in COLLECTIVES if f" {name}(" in text or f" {name}-start(" in text]
+    return compiled(*arguments), found
 
 
 def assert_close(actual, expected):
@@ -74,10 +77,10 @@ def test_values_and_communication(name, axis, spec, axis_type, implementation, d
         return getattr(jax_gpuops, name)(x, axis=axis, implementation=implementation)
 
     with jax.set_mesh(mesh):
-        y = jax.jit(function)(x)
+        y, collectives = run(function, x)
         np.testing.assert_allclose(y, UPSTREAM[name](host, axis=axis), rtol=1e-5, atol=1e-6)
         if spec[axis] is None:
-            assert collectives(function, x) == []
+            assert collectives == []
             kept = [s for i, s in enumerate(spec) if name != "logsumexp" or i != axis % 3]
             assert y.sharding.is_equivalent_to(NamedSharding(mesh, P(*kept)), y.ndim)
 
@@ -97,7 +100,8 @@ def test_gradient_and_vmap(name, axis_type, implementation, devices):
 
     with jax.set_mesh(mesh):
         gradient = jax.jit(jax.grad(loss(ours)))(x)
-        np.testing.assert_allclose(gradient, jax.grad(loss(UPSTREAM[name]))(host), atol=1e-5)
+        expected = jax.jit(jax.grad(loss(UPSTREAM[name])))(host)
+        np.testing.assert_allclose(gradient, expected, atol=1e-5)
         mapped = jax.jit(jax.vmap(lambda x: ours(x, -1)))(x)
         np.testing.assert_allclose(mapped, UPSTREAM[name](host, axis=-1), rtol=1e-5, atol=1e-6)
 
@@ -115,13 +119,43 @@ def test_shard_map(name, manual, implementation, devices):
     mapped = jax.shard_map(
         function, mesh=mesh, in_specs=P("d"), out_specs=P("d"), axis_names=manual
     )
-    np.testing.assert_allclose(
-        jax.jit(mapped)(x), UPSTREAM[name](host, axis=-1), rtol=1e-5, atol=1e-6
-    )
+    y, collectives = run(mapped, x)
+    np.testing.assert_allclose(y, UPSTREAM[name](host, axis=-1), rtol=1e-5, atol=1e-6)
+    assert collectives == []
     gradient = jax.jit(jax.grad(lambda x: (mapped(x) ** 2).sum()))(x)
-    expected = jax.grad(lambda x: (UPSTREAM[name](x, axis=-1) ** 2).sum())(host)
+    expected = jax.jit(jax.grad(lambda x: (UPSTREAM[name](x, axis=-1) ** 2).sum()))(host)
     np.testing.assert_allclose(gradient, expected, atol=1e-5)
-    assert collectives(mapped, x) == []
+
+
+HOST = helpers.normal((8, 4, 12), "float32")
+LABELS = np.random.default_rng(0).integers(0, 12, (8, 4))
+
+
+def mask(shape):
+    return None if shape is None else np.random.default_rng(1).random(shape) < 0.7
+
+
+def value_and_cotangent(function, x):
+    """With 0 for what log_softmax has where masked."""
+    y, pullback = jax.vjp(function, x)
+    y = jnp.where(jnp.isfinite(y), y, 0)
+    return y, pullback(y)[0]
+
+
+@functools.cache
+def expected_of_softmax(name, where_shape, causal):
+    where = np.True_ if where_shape is None else mask(where_shape)
+    if causal:
+        where = where & np.tri(4, 12, dtype=bool)
+    function = functools.partial(UPSTREAM[name], axis=-1, where=where)
+    return jax.jit(functools.partial(value_and_cotangent, function))(HOST)
+
+
+@functools.cache
+def expected_of_cross_entropy(where_shape):
+    function = optax.softmax_cross_entropy_with_integer_labels
+    function = functools.partial(function, labels=LABELS, where=mask(where_shape))
+    return jax.jit(functools.partial(value_and_cotangent, function))(HOST)
 
 
 @pytest.mark.parametrize(
@@ -130,48 +164,32 @@ def test_shard_map(name, manual, implementation, devices):
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 def test_every_mask_with_every_sharding(where_shape, spec, implementation, devices):
     mesh = mesh_of(devices, AxisType.Auto)
-    host = helpers.normal((8, 4, 12), "float32")
-    where = np.random.default_rng(1).random(where_shape) < 0.7
-    x = jax.device_put(host, NamedSharding(mesh, spec))
-
-    def results(function, x):
-        y, pullback = jax.vjp(lambda x: function(x, where=where), x)
-        return y, pullback(y)[0]
-
-    def ours(x, where):
-        return jax_gpuops.softmax(x, where=where, implementation=implementation)
-
-    assert_close(jax.jit(lambda x: results(ours, x))(x), results(jax.nn.softmax, host))
+    x = jax.device_put(HOST, NamedSharding(mesh, spec))
+    options = {"where": mask(where_shape), "implementation": implementation}
+    function = functools.partial(jax_gpuops.softmax, **options)
+    actual = jax.jit(functools.partial(value_and_cotangent, function))(x)
+    assert_close(actual, expected_of_softmax("softmax", where_shape, False))
 
 
-@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize(
+    ("name", "where_shape"),
+    [*((name, (8, 1, 12)) for name in FUNCTIONS), ("softmax", None), ("softmax", (12,))],
+    ids=str,
+)
 @pytest.mark.parametrize("spec", SPECS, ids=str)
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
-@pytest.mark.parametrize("where_shape", [None, (12,), (8, 1, 12)], ids=str)
-def test_causal_masks(name, spec, axis_type, where_shape, implementation, devices):
+def test_causal_masks(name, where_shape, spec, axis_type, implementation, devices):
     """A row depends on its index: the last two axes stay whole."""
     mesh = mesh_of(devices, axis_type)
-    host = helpers.normal((8, 4, 12), "float32")
-    x = jax.device_put(host, NamedSharding(mesh, spec))
-    where = None if where_shape is None else np.random.default_rng(1).random(where_shape) < 0.7
-
-    def results(function, x):
-        y, pullback = jax.vjp(function, x)
-        kept = jnp.isfinite(y)  # log_softmax is -inf where masked
-        return jnp.where(kept, y, 0), pullback(jnp.where(kept, y, 0))[0]
-
-    def ours(x):
-        function = getattr(jax_gpuops, name)
-        return function(x, axis=-1, where=where, causal=True, implementation=implementation)
-
-    def upstream(x):
-        causal = np.tri(4, 12, dtype=bool)
-        return UPSTREAM[name](x, axis=-1, where=causal if where is None else causal & where)
-
+    x = jax.device_put(HOST, NamedSharding(mesh, spec))
+    options = {"where": mask(where_shape), "causal": True, "implementation": implementation}
+    function = functools.partial(getattr(jax_gpuops, name), axis=-1, **options)
+    expected = expected_of_softmax(name, where_shape, True)
     with jax.set_mesh(mesh):
-        assert_close(jax.jit(lambda x: results(ours, x))(x), results(upstream, host))
+        actual, collectives = run(functools.partial(value_and_cotangent, function), x)
+        assert_close(actual, expected)
         if spec[1] is None and spec[2] is None:
-            assert collectives(ours, x) == []
+            assert collectives == []
 
 
 @pytest.mark.parametrize("spec", SPECS, ids=str)
@@ -179,25 +197,20 @@ def test_causal_masks(name, spec, axis_type, where_shape, implementation, device
 @pytest.mark.parametrize("where_shape", [None, (8, 4), (1, 1, 12)], ids=str)
 def test_cross_entropy(spec, axis_type, where_shape, implementation, devices):
     mesh = mesh_of(devices, axis_type)
-    host = helpers.normal((8, 4, 12), "float32")
-    host_labels = np.random.default_rng(0).integers(0, 12, (8, 4))
-    where = None if where_shape is None else np.random.default_rng(1).random(where_shape) < 0.7
-    x = jax.device_put(host, NamedSharding(mesh, spec))
-    labels = jax.device_put(host_labels, NamedSharding(mesh, P(*spec[:2])))
-
-    def results(function, x, labels, **kwargs):
-        loss, pullback = jax.vjp(lambda x: function(x, labels, where=where, **kwargs), x)
-        return loss, pullback(loss)[0]
+    x = jax.device_put(HOST, NamedSharding(mesh, spec))
+    labels = jax.device_put(LABELS, NamedSharding(mesh, P(*spec[:2])))
 
     def ours(x, labels):
         function = jax_gpuops.softmax_cross_entropy_with_integer_labels
-        return results(function, x, labels, implementation=implementation)
+        options = {"where": mask(where_shape), "implementation": implementation}
+        return value_and_cotangent(functools.partial(function, labels=labels, **options), x)
 
-    expected = results(optax.softmax_cross_entropy_with_integer_labels, host, host_labels)
+    expected = expected_of_cross_entropy(where_shape)
     with jax.set_mesh(mesh):
-        assert_close(jax.jit(ours)(x, labels), expected)
+        actual, collectives = run(ours, x, labels)
+        assert_close(actual, expected)
         if spec[2] is None:
-            assert collectives(ours, x, labels) == []
+            assert collectives == []
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

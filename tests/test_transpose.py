@@ -17,8 +17,6 @@ from jax.test_util import check_grads
 
 import jax_gpuops
 
-pytestmark = pytest.mark.kernel
-
 ALGORITHMS = [algorithm.name for algorithm in jax_gpuops.algorithms("transpose")]
 DTYPE_OF_EACH_WIDTH = ["uint8", "uint16", "uint32", "uint64", "complex128"]
 FLOATS_OF_ONE_BYTE = [name for name in dir(ml_dtypes) if name.startswith("float8_")]
@@ -56,6 +54,7 @@ def assert_transposes(x, axes, **kwargs):
 # Values
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_WIDTH)
 @pytest.mark.parametrize(
@@ -69,6 +68,7 @@ def test_matrices(algorithm, dtype, shape, implementation):
     assert_transposes(x, None, implementation=implementation, algorithm=algorithm)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("shape", [(3, 5, 7), (40, 4, 4), (4, 40, 4), (33, 2, 66), (2, 65, 1)])
@@ -78,6 +78,7 @@ def test_every_permutation_of_three_dimensions(algorithm, dtype, shape, implemen
         assert_transposes(x, axes, implementation=implementation, algorithm=algorithm)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("run", [1, 2, 3, 4, 5, 8, 12, 16, 21, 64])
 @pytest.mark.parametrize("dtype", DTYPE_OF_EACH_WIDTH)
@@ -87,6 +88,7 @@ def test_runs_that_stay_together(algorithm, dtype, run, implementation):
     assert_transposes(x, (1, 0, 2), implementation=implementation, algorithm=algorithm)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     ("shape", "axes"),
@@ -114,6 +116,7 @@ def test_every_dtype(dtype, implementation):
     assert_transposes(numbered((33, 40), dtype), None, implementation=implementation)
 
 
+@pytest.mark.kernel
 @hypothesis.given(
     data=st.data(),
     shape=st.lists(st.integers(1, 9), max_size=5),
@@ -129,6 +132,7 @@ def test_any_shape_and_permutation(data, shape, dtype, algorithm, implementation
     assert_transposes(x, axes, implementation=implementation, algorithm=algorithm)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 4)], ids=str)
 def test_empty_arrays(shape, implementation):
     assert_transposes(numbered(shape, "float32"), None, implementation=implementation)

@@ -2,6 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
+
+#include "core/cuda.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 
@@ -13,5 +16,30 @@ inline int power_of_two_from(std::int64_t value) {
   while (power < value) power *= 2;
   return power;
 }
+
+// Division by what a launch knows and a kernel's compiler does not, as a multiplication: Granlund
+// and Montgomery, Division by invariant integers using multiplication, 1994. Exact for dividends
+// below 2^31.
+struct Divisor {
+  std::uint32_t divisor = 1;
+  std::uint32_t multiplier = std::uint32_t{1} << 31;
+  int shift = 31;
+
+  Divisor() = default;
+  explicit Divisor(std::int64_t number) {
+    // All quotients are 0; with nothing to divide, a divisor may be 0.
+    if (number < 1 || number > std::numeric_limits<std::int32_t>::max()) {
+      multiplier = 0;
+      return;
+    }
+    divisor = static_cast<std::uint32_t>(number);
+    while (std::int64_t{1} << (shift - 31) < number) ++shift;
+    multiplier = static_cast<std::uint32_t>(((std::uint64_t{1} << shift) + divisor - 1) / divisor);
+  }
+
+  __host__ __device__ std::uint32_t quotient(std::uint32_t dividend) const {
+    return static_cast<std::uint32_t>(std::uint64_t{dividend} * multiplier >> shift);
+  }
+};
 
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -36,6 +36,11 @@ inline unsigned grid_extent(std::int64_t items) {
       std::min<std::int64_t>(items, std::numeric_limits<std::int32_t>::max()));
 }
 
+// The same for y and z, of which CUDA takes less.
+inline unsigned grid_extent_beyond_x(std::int64_t items) {
+  return static_cast<unsigned>(std::min<std::int64_t>(items, 65535));
+}
+
 #ifndef JAX_GPUOPS_INTERPRET
 // Loads the kernel onto the device and lifts its shared memory limit. The limit becomes the
 // device's maximum rather than one launch's need: the kernel is shared by every program of the

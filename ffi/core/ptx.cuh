@@ -30,6 +30,24 @@ __device__ inline float power_of_two(float x) {
 #endif
 }
 
+// Stores words to global memory, at a multiple of their size, by one instruction.
+template <int kWords>
+__device__ inline void store_words(const std::uint32_t (&word)[kWords], void* to) {
+  static_assert(kWords == 2 || kWords == 4);
+#ifdef JAX_GPUOPS_INTERPRET
+  memcpy(to, word, sizeof(word));
+#else
+  if constexpr (kWords == 2) {
+    asm volatile("st.global.v2.b32 [%0], {%1, %2};" ::"l"(to), "r"(word[0]), "r"(word[1])
+                 : "memory");
+  } else {
+    asm volatile("st.global.v4.b32 [%0], {%1, %2, %3, %4};" ::"l"(to), "r"(word[0]), "r"(word[1]),
+                 "r"(word[2]), "r"(word[3])
+                 : "memory");
+  }
+#endif
+}
+
 // The calling block's number within its cluster.
 __device__ inline int cluster_rank() {
 #if JAX_GPUOPS_HAS_CLUSTERS
@@ -41,11 +59,12 @@ __device__ inline int cluster_rank() {
 #endif
 }
 
-// A barrier of all threads of the cluster, in two halves: what a thread wrote before it arrived,
-// to its own or another block's shared memory, is seen by all that have waited.
+// A barrier of all threads of the cluster, in two halves. All that have waited know that all blocks
+// have started, and see what initialise() did; to order other memory accesses too, arriving would
+// have to wait for all those under way.
 __device__ inline void cluster_arrive() {
 #if JAX_GPUOPS_HAS_CLUSTERS
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
 #endif
 }
 

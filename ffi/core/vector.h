@@ -3,10 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
 #include "core/cuda.h"
 #include "core/dtype.h"
+#include "core/ptx.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 
@@ -41,26 +43,66 @@ struct WordOf<16> {
   using type = uint4;
 };
 
-// Read and write a pack, by one instruction if it has no more than 16 bytes. Assigning a Pack would
-// copy its elements, and the compiler may make a store of each.
+// A pack in registers, which have 32 bits. A struct of smaller elements would be taken apart into a
+// register for each as soon as a load or a replacement depends on a condition: twice the registers,
+// an instruction for each element, and no load that is issued before the last one has arrived.
+template <class T, int kSize>
+struct alignas(alignof(Pack<T, kSize>)) RegisterPack {
+  // Elements of a register.
+  static constexpr int kPer = sizeof(T) >= 4 || kSize == 1 ? 1
+                              : kSize * sizeof(T) < 4      ? kSize
+                                                           : 4 / sizeof(T);
+  using Register = typename std::conditional_t<kPer == 1, Type<T>,
+                                               WordOf<kPer* static_cast<int>(sizeof(T))>>::type;
+  Register reg[kSize / kPer];
+};
+
+// Read and write a pack, by one instruction if it has no more than 16 bytes.
 template <int kSize, class T>
-__device__ inline Pack<T, kSize> read_pack(const T* from) {
-  if constexpr (sizeof(Pack<T, kSize>) > 16) {
-    return *reinterpret_cast<const Pack<T, kSize>*>(from);
+__device__ inline RegisterPack<T, kSize> read_pack(const T* from) {
+  using Result = RegisterPack<T, kSize>;
+  if constexpr (sizeof(Result) > 16) {
+    return *reinterpret_cast<const Result*>(from);
   } else {
-    using Word = typename WordOf<sizeof(Pack<T, kSize>)>::type;
-    return __builtin_bit_cast(Pack<T, kSize>, *reinterpret_cast<const Word*>(from));
+    using Word = typename WordOf<sizeof(Result)>::type;
+    return __builtin_bit_cast(Result, *reinterpret_cast<const Word*>(from));
   }
 }
 
 template <int kSize, class T>
-__device__ inline void write_pack(const Pack<T, kSize>& pack, T* to) {
-  if constexpr (sizeof(Pack<T, kSize>) > 16) {
-    *reinterpret_cast<Pack<T, kSize>*>(to) = pack;
+__device__ inline void write_pack(const RegisterPack<T, kSize>& pack, T* to) {
+  if constexpr (sizeof(pack) > 16) {
+    *reinterpret_cast<RegisterPack<T, kSize>*>(to) = pack;
   } else {
-    using Word = typename WordOf<sizeof(Pack<T, kSize>)>::type;
+    using Word = typename WordOf<sizeof(pack)>::type;
     *reinterpret_cast<Word*>(to) = __builtin_bit_cast(Word, pack);
   }
+}
+
+// write_pack() to global memory, by one instruction whatever the compiler would like better: where
+// only some packs are written, it makes a store of each register.
+template <int kSize, class T>
+__device__ inline void write_global_pack(const RegisterPack<T, kSize>& pack, T* to) {
+  if constexpr (sizeof(pack) == 16 || sizeof(pack) == 8) {
+    std::uint32_t words[sizeof(pack) / 4];
+    std::memcpy(words, &pack, sizeof(pack));
+    store_words(words, to);
+  } else {
+    write_pack(pack, to);
+  }
+}
+
+// Pack i of those that a thread holds, for an i that need not be known at compile time: an index
+// would move them from registers to memory.
+template <class T, int kSize, int kPacks>
+__device__ inline RegisterPack<T, kSize> pack_at(const RegisterPack<T, kSize> (&packs)[kPacks],
+                                                 int i) {
+  RegisterPack<T, kSize> pack = packs[0];
+#pragma unroll
+  for (int p = 1; p < kPacks; ++p) {
+    if (p == i) pack = packs[p];
+  }
+  return pack;
 }
 
 // How many elements of T one lane moves at a time when the address allows it.
@@ -90,23 +132,136 @@ __host__ __device__ inline T narrow(Accumulator<T> value) {
   }
 }
 
+template <class T>
+__device__ inline std::uint32_t pair_of(T low, T high) {
+  std::uint16_t bits[2];
+  std::memcpy(&bits[0], &low, sizeof(low));
+  std::memcpy(&bits[1], &high, sizeof(high));
+  return std::uint32_t{bits[1]} << 16 | bits[0];
+}
+
 template <class T, int kSize>
-__device__ inline void widen(const Pack<T, kSize>& pack, Accumulator<T> (&to)[kSize]) {
-  if constexpr (std::is_same_v<T, __nv_bfloat16> && kSize % 2 == 0) {
+__device__ inline void widen(const RegisterPack<T, kSize>& pack, Accumulator<T> (&to)[kSize]) {
+  constexpr int kPer = RegisterPack<T, kSize>::kPer;
+  if constexpr (kPer == 1) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = widen(pack.reg[i]);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
     // A bfloat16 is the upper half of a float: one instruction for each of a pair.
-    struct Pairs {
-      std::uint32_t pair[kSize / 2];
-    };
-    const auto pairs = __builtin_bit_cast(Pairs, pack);
 #pragma unroll
     for (int i = 0; i < kSize / 2; ++i) {
-      to[2 * i] = __builtin_bit_cast(float, pairs.pair[i] << 16);
-      to[2 * i + 1] = __builtin_bit_cast(float, pairs.pair[i] & 0xffff0000u);
+      to[2 * i] = __builtin_bit_cast(float, pack.reg[i] << 16);
+      to[2 * i + 1] = __builtin_bit_cast(float, pack.reg[i] & 0xffff0000u);
+    }
+  } else {
+    Pack<T, kSize> elements;
+    std::memcpy(&elements, &pack, sizeof(pack));
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) to[i] = widen(elements.element[i]);
+  }
+}
+
+template <class T, int kSize>
+__device__ inline RegisterPack<T, kSize> narrow(const Accumulator<T> (&from)[kSize]) {
+  RegisterPack<T, kSize> pack;
+  constexpr int kPer = RegisterPack<T, kSize>::kPer;
+  if constexpr (kPer == 1) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) pack.reg[i] = narrow<T>(from[i]);
+  } else {
+#pragma unroll
+    for (int i = 0; i < kSize / 2; ++i) {
+      pack.reg[i] = pair_of(narrow<T>(from[2 * i]), narrow<T>(from[2 * i + 1]));
+    }
+  }
+  return pack;
+}
+
+template <int kSize, class T>
+__device__ inline RegisterPack<T, kSize> filled(T value) {
+  RegisterPack<T, kSize> pack;
+#pragma unroll
+  for (auto& reg : pack.reg) {
+    if constexpr (RegisterPack<T, kSize>::kPer == 1) {
+      reg = value;
+    } else {
+      reg = pair_of(value, value);
+    }
+  }
+  return pack;
+}
+
+// Puts `fill` in the place of each element i of which keeps(i) is false.
+template <class T, int kSize, class Keeps>
+__device__ inline void replace_unless(Keeps&& keeps, T fill, RegisterPack<T, kSize>& pack) {
+  using Elements = RegisterPack<T, kSize>;
+  const Elements filling = filled<kSize>(fill);
+  if constexpr (Elements::kPer == 1) {
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      if (!keeps(i)) pack.reg[i] = filling.reg[i];
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) to[i] = widen(pack.element[i]);
+    for (int r = 0; r < kSize / 2; ++r) {
+      const std::uint32_t low = keeps(2 * r) ? 0x0000ffffu : 0;
+      const std::uint32_t high = keeps(2 * r + 1) ? 0xffff0000u : 0;
+      pack.reg[r] = (pack.reg[r] & (low | high)) | (filling.reg[r] & ~(low | high));
+    }
   }
+}
+
+// The same for flags, bytes of 0 and 1.
+template <class T, int kSize>
+__device__ inline void replace_unset(const RegisterPack<std::uint8_t, kSize>& flags, T fill,
+                                     RegisterPack<T, kSize>& pack) {
+  using Elements = RegisterPack<T, kSize>;
+  if constexpr (sizeof(T) == 2 && kSize % 4 == 0) {
+    const Elements filling = filled<kSize>(fill);
+#pragma unroll
+    for (int r = 0; r < kSize / 2; ++r) {
+      // Bytes of 0 and 255, each of which is then doubled.
+      const std::uint32_t mask =
+          __byte_perm(flags.reg[r / 2] * 0xffu, 0, r % 2 == 0 ? 0x1100 : 0x3322);
+      pack.reg[r] = (pack.reg[r] & mask) | (filling.reg[r] & ~mask);
+    }
+  } else {
+    replace_unless(
+        [&](int i) {
+          constexpr int kPer = RegisterPack<std::uint8_t, kSize>::kPer;
+          return (flags.reg[i / kPer] >> (8 * (i % kPer)) & 1) != 0;
+        },
+        fill, pack);
+  }
+}
+
+// The larger of each two elements, or the smaller. A number wins against NaN.
+template <bool kSmaller, class T, int kSize>
+__device__ inline RegisterPack<T, kSize> extreme(const RegisterPack<T, kSize>& a,
+                                                 const RegisterPack<T, kSize>& b) {
+#ifndef JAX_GPUOPS_INTERPRET
+  if constexpr (RegisterPack<T, kSize>::kPer == 2) {
+    using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
+    RegisterPack<T, kSize> result;
+#pragma unroll
+    for (int r = 0; r < kSize / 2; ++r) {
+      Pair first;
+      Pair second;
+      std::memcpy(&first, &a.reg[r], sizeof(first));
+      std::memcpy(&second, &b.reg[r], sizeof(second));
+      const Pair better = kSmaller ? __hmin2(first, second) : __hmax2(first, second);
+      std::memcpy(&result.reg[r], &better, sizeof(better));
+    }
+    return result;
+  }
+#endif
+  Accumulator<T> x[kSize];
+  Accumulator<T> y[kSize];
+  widen(a, x);
+  widen(b, y);
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) x[i] = kSmaller ? fmin(x[i], y[i]) : fmax(x[i], y[i]);
+  return narrow<T>(x);
 }
 
 template <int kSize, class T>
@@ -116,10 +271,7 @@ __device__ inline void load(const T* from, Accumulator<T> (&to)[kSize]) {
 
 template <int kSize, class T>
 __device__ inline void store(const Accumulator<T> (&from)[kSize], T* to) {
-  Pack<T, kSize> pack;
-#pragma unroll
-  for (int i = 0; i < kSize; ++i) pack.element[i] = narrow<T>(from[i]);
-  write_pack(pack, to);
+  write_pack(narrow<T, kSize>(from), to);
 }
 
 // True if packs of kSize may be read at `pointer`.

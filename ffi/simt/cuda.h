@@ -90,6 +90,19 @@ inline void __syncwarp(unsigned mask = 0xffffffff, Site site = Site::here()) {
 inline void __threadfence_block() {}
 inline void __threadfence() {}
 
+// ---- Bytes ----
+
+// Byte i of the result is the one of the eight of (high, low) that digit i of `selector` names.
+inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
+  const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
+  unsigned result = 0;
+  for (int i = 0; i < 4; ++i) {
+    const unsigned source = selector >> (4 * i) & 7;
+    result |= static_cast<unsigned>(bytes >> (8 * source) & 0xff) << (8 * i);
+  }
+  return result;
+}
+
 // ---- Votes ----
 
 inline unsigned __activemask() { return live_lanes(); }

@@ -3,134 +3,109 @@
 //
 // Each warp holds a piece of its block's part of the row, lane l packs l, l + 32 ... of it, reduces
 // its elements to one state and writes it to a slot of its own; after one barrier every warp
-// combines all slots. In a cluster each warp sends its state to every block of the cluster, and
-// waits until all slots have arrived at home:
+// combines all slots. In a cluster each block then sends its state to all blocks, and waits until
+// all slots have arrived at home:
 //
-//     block 0                                 block 1
-//     warp 0 --state--> slot 0 in 0 and 1     warp 0 --state--> slot 2 in 0 and 1
-//     warp 1 --state--> slot 1 in 0 and 1     warp 1 --state--> slot 3 in 0 and 1
+//     block 0                                   block 1
+//     warps -> slots -> state                   warps -> slots -> state
+//     state --> slot 0 in 0 and 1               state --> slot 1 in 0 and 1
 //
 // No block takes a second row: the next block's loads are what memory works on while this one
 // reduces, waits and writes. Blocks that stayed, and copied their next row to shared memory
-// meanwhile, were 5 to 10 % slower.
+// meanwhile, were 5 to 10 % slower; rows prefetched to the L2 cache fell out of it before their
+// turn.
 #pragma once
 
 #include "core/ptx.cuh"
 #include "core/shared.h"
+#include "softmax/instances.h"
 #include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-inline constexpr int kMostSlots = 16 * kMaxWarpsPerBlock;
-
 // Two sets of slots, used in turns: whoever writes to a set has waited for all states of the row
 // between, which warps write only after they have read the set's last row.
-template <class State, int kSlots>
-struct alignas(kSharedAlignment) Storage {
-  State slots[2][kSlots];
-  CopyBarrier arrived[2];
+template <class State>
+struct alignas(kSharedAlignment) BlockStorage {
+  State slots[2][kMaxWarpsPerBlock];
 };
 template <class State>
-using BlockStorage = Storage<State, kMaxWarpsPerBlock>;
-template <class State>
-using ClusterStorage = Storage<State, kMostSlots>;
+struct alignas(kSharedAlignment) ClusterStorage {
+  BlockStorage<State> own;
+  State slots[2][kMostClusterBlocks];
+  CopyBarrier arrived[2];
+};
 
 // The state of all warps of the block, from that of the calling one.
 template <class T, class State>
 __device__ __forceinline__ State combine_block(const Exponents<T>& exponents, State state,
                                                State* slots) {
-  const int lane = threadIdx.x % kWarpSize;
-  if (lane == 0) slots[threadIdx.x / kWarpSize] = state;
+  const int thread = threadIdx.x;
+  const int warps = blockDim.x / kWarpSize;
+  if (thread % kWarpSize == 0) slots[thread / kWarpSize] = state;
   __syncthreads();
-  return combine_lanes<kWarpSize>(
-      exponents, lane < static_cast<int>(blockDim.x) / kWarpSize ? slots[lane] : State::none());
+  const auto combine = [&](auto most) {
+    const int slot = thread % most;
+    return combine_lanes<most>(exponents, slot < warps ? slots[slot] : State::none());
+  };
+  // Each step of shuffles that few warps do without counts in short kernels.
+  if (warps <= 8) return combine(std::integral_constant<int, 8>{});
+  return combine(std::integral_constant<int, kMaxWarpsPerBlock>{});
 }
 
 #ifndef JAX_GPUOPS_INTERPRET
-// The same for any number of slots.
-template <class T>
-__device__ __forceinline__ MaxSum<T> combine_slots(const Exponents<T>& exponents,
-                                                   const MaxSum<T>* slots, int count) {
-  using A = Accumulator<T>;
-  const int lane = threadIdx.x % kWarpSize;
-  A anchor = -infinity<A>();
-  for (int slot = lane; slot < count; slot += kWarpSize) anchor = fmax(anchor, slots[slot].anchor);
-  anchor = warp_reduce(anchor, [](A a, A b) { return fmax(a, b); });
-  A sum = 0;
-  for (int slot = lane; slot < count; slot += kWarpSize) {
-    sum += slots[slot].sum_at(exponents, anchor);
-  }
-  return {anchor, warp_reduce(sum, Add{})};
-}
-
-template <class T>
-__device__ __forceinline__ Total<T> combine_slots(const Exponents<T>&, const Total<T>* slots,
-                                                  int count) {
-  Accumulator<T> sum = 0;
-  for (int slot = threadIdx.x % kWarpSize; slot < count; slot += kWarpSize) {
-    sum += slots[slot].sum;
-  }
-  return {warp_reduce(sum, Add{})};
-}
-
-// How the warps of a cluster come to know each other's states. A barrier of the cluster would do as
-// well, but it waits for all that a thread has written, the last row's results among it.
+// How the blocks of a cluster come to know each other's states. A barrier of the cluster would do
+// as well, but it waits for all that a thread has written, the last row's results among it.
 template <class State>
 class Exchange {
  public:
-  // No block may send before all have started; ready() waits for that. None leaves before all that
-  // is sent to it has arrived.
-  template <class Storage>
-  __device__ __forceinline__ Exchange(Storage& storage, int blocks)
-      : arrived_(storage.arrived),
-        slots_(storage.slots[0]),
-        stride_(static_cast<int>(storage.slots[1] - storage.slots[0])),
-        blocks_(blocks),
-        rank_(cluster_rank()) {
+  __device__ __forceinline__ Exchange(ClusterStorage<State>& storage, int blocks)
+      : storage_(storage), blocks_(blocks), rank_(cluster_rank()) {}
+
+  // To be called before the first combine(), which waits for all blocks to have done so: no state
+  // may be sent to a block that has not. By then the first row is on its way.
+  __device__ __forceinline__ void start() {
+    if (started_) return;
     if (threadIdx.x == 0) {
-      initialise(arrived_);
-      initialise(arrived_ + 1);
+      initialise(storage_.arrived);
+      initialise(storage_.arrived + 1);
     }
     __syncthreads();
     cluster_arrive();
-  }
-
-  __device__ __forceinline__ void ready() {
-    if (!ready_) cluster_wait();
-    ready_ = true;
+    started_ = true;
   }
 
   __device__ __forceinline__ int rank() const { return rank_; }
 
-  // The state of all warps of the cluster, from that of the calling one.
+  // The state of all warps of the cluster, from that of the calling one. No block leaves before all
+  // that is sent to it has arrived.
   template <class T>
   __device__ __forceinline__ State combine(const Exponents<T>& exponents, State state) {
-    ready();
-    const int warps = blockDim.x / kWarpSize;
-    const int lane = threadIdx.x % kWarpSize;
-    State* const slots = slots_ + turn_ * stride_;
-    if (threadIdx.x == 0) {
-      announce(arrived_ + turn_, static_cast<unsigned>(blocks_ * warps * sizeof(State)));
-    }
-    if (lane < blocks_) {
-      send(state, slots + rank_ * warps + threadIdx.x / kWarpSize, arrived_ + turn_, lane);
-    }
-    wait(arrived_ + turn_, phase_);
+    state = combine_block(exponents, state, storage_.own.slots[turn_]);
+    if (!ready_) cluster_wait();
+    ready_ = true;
+    State* const slots = storage_.slots[turn_];
+    CopyBarrier* const arrived = storage_.arrived + turn_;
+    const int thread = threadIdx.x;
+    if (thread == 0) announce(arrived, static_cast<unsigned>(blocks_ * sizeof(State)));
+    if (thread < blocks_) send(state, slots + rank_, arrived, thread);
+    wait(arrived, phase_);
     phase_ ^= turn_;
-    const State total = combine_slots(exponents, slots, blocks_ * warps);
+    const int slot = thread % kMostClusterBlocks;
+    const State total =
+        combine_lanes<kMostClusterBlocks>(exponents, slot < blocks_ ? slots[slot] : State::none());
     turn_ ^= 1;
     return total;
   }
 
  private:
-  CopyBarrier* arrived_;
-  State* slots_;
-  int stride_;
+  ClusterStorage<State>& storage_;
   int blocks_;
   int rank_;
   int turn_ = 0;
   unsigned phase_ = 0;
+  bool started_ = false;
   bool ready_ = false;
 };
 #endif
@@ -150,11 +125,11 @@ struct Part {
     if (begin + size < row.packs) end = begin + size;
   }
 
-  // The packs that the calling thread has of a part that the block's shares hold.
-  __device__ __forceinline__ Packs held() const {
-    constexpr int kPiece = kWarpSize * Share::kHeld;  // of a warp
-    const std::int64_t first = begin + threadIdx.x / kWarpSize * kPiece;
-    const std::int64_t next = first + kPiece < end ? first + kPiece : end;
+  // The packs that the calling thread has of a part that the block's shares hold: of those of its
+  // warp, which are `piece`.
+  __device__ __forceinline__ Packs held(int piece) const {
+    const std::int64_t first = begin + threadIdx.x / kWarpSize * piece;
+    const std::int64_t next = first + piece < end ? first + piece : end;
     return Packs(tensors, row, first + threadIdx.x % kWarpSize, next, kWarpSize);
   }
 
@@ -168,7 +143,7 @@ struct Part {
 
 template <class Share, int kMostThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
-    block_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors) {
+    block_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int piece) {
   using T = typename Share::Element;
   using State = typename Share::State;
   auto& storage = shared<BlockStorage<State>>();
@@ -177,10 +152,11 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   for (std::int64_t number = blockIdx.x; number < tensors.rows.count; number += gridDim.x) {
     const Part<Share> part(tensors, number);
     Share share;
-    share.load(tensors, part.held());
+    share.load(tensors, part.held(piece));
+    const RowResult<State> row_result(tensors, number, threadIdx.x == 0);
     State state = share.template reduce<kWarpSize>(tensors);
     state = combine_block(exponents, state, storage.slots[turn]);
-    write_results(share, tensors, number, part.held(), state, threadIdx.x == 0);
+    write_results(share, tensors, number, part.held(piece), state, row_result);
     turn ^= 1;
   }
 }
@@ -189,7 +165,7 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
 template <class Share, int kMostThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
     cluster_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int blocks,
-                   std::int64_t size) {
+                   std::int64_t size, int piece) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   using T = typename Share::Element;
   using State = typename Share::State;
@@ -201,11 +177,12 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
        number += gridDim.x / blocks) {
     const Part<Share> part(tensors, number, rank, size);
     Share share;
-    share.load(tensors, part.held());
+    share.load(tensors, part.held(piece));
+    exchange.start();
+    const RowResult<State> row_result(tensors, number, rank == 0 && threadIdx.x == 0);
     const State state = exchange.combine(exponents, share.template reduce<kWarpSize>(tensors));
-    write_results(share, tensors, number, part.held(), state, rank == 0 && threadIdx.x == 0);
+    write_results(share, tensors, number, part.held(piece), state, row_result);
   }
-  exchange.ready();
 #else
   __trap();
 #endif
@@ -397,6 +374,7 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   int turn = 0;
   for (std::int64_t number = blockIdx.x; number < tensors.rows.count; number += gridDim.x) {
     const Row<T, Share::kKind> row(tensors, number);
+    const RowResult<State> row_result(tensors, number, threadIdx.x == 0);
     Running<State> running;
     for (std::int64_t stretch = 0; stretch < stretches; ++stretch) {
       Share share;
@@ -405,7 +383,7 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
     }
     State state = combine_lanes<kWarpSize>(exponents, running.value());
     state = combine_block(exponents, state, storage.slots[turn]);
-    if (threadIdx.x == 0) write_row(tensors, number, state);
+    row_result.write(tensors, number, state);
     turn ^= 1;
   }
 }

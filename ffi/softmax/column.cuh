@@ -11,54 +11,48 @@
 //
 // A thread holds up to kHeld steps in registers; a longer axis is read twice. States are combined
 // by shuffles between the groups of a warp, then through shared memory between warps. An axis of
-// 8192 divided among up to 16 blocks of a cluster, to be read once, was slower by 4 to 30 %.
+// 8192 divided among the 16 blocks of a cluster, to be read once, was 15 % slower than read twice
+// by blocks that are four times as wide.
 #pragma once
 
 #include "core/shared.h"
+#include "softmax/instances.h"
 #include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-inline constexpr int kColumnThreads = 512;
-
-// Which elements of the axis a thread has: at(0), at(1) ... as long as there are some left.
-struct Span {
-  std::int64_t first;
-  std::int64_t end;
-  int stride;
-
-  __device__ __forceinline__ std::int64_t at(int k) const {
-    return first + std::int64_t{k} * stride;
-  }
-  __device__ __forceinline__ bool has(int k) const { return at(k) < end; }
-};
-
-// Where a call's elements lie for a thread: step j of its rows begins at x[begin + j * inner].
-template <class T>
+// The elements of its rows that a thread has at a time: `count` steps along the axis, `stride`
+// steps apart. Step k of its first row is element `first` + k * stride, which lies at
+// x[begin + k * hop].
 struct Steps {
   std::int64_t begin;
-  std::int64_t row;  // the first of its kPack rows
-  bool exists;
+  std::int64_t hop;
+  std::int64_t first;
+  int stride;
+  int count;
 };
 
-// What a thread holds of its kPack rows: steps first, first + stride ... below end. Elements that
-// do not take part are replaced as in row.cuh. With a mask kPack is 1, for each row has its own.
+// What a thread holds of its kPack rows. Elements that do not take part are replaced as in row.cuh.
+// With a mask kPack is 1, for each row has its own.
 template <class T, bool kTangent, int kPack, int kHeld>
 class ColumnShare {
  public:
   using A = Accumulator<T>;
   using State = std::conditional_t<kTangent, Total<T>, MaxSum<T>>;
 
-  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Steps<T>& steps,
-                                       const Selection<T>& selection, const Span& span) {
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Steps& steps,
+                                       const Selection<T>& selection) {
+    // What changes no maximum and no sum.
+    const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
+    const A lowest = tensors.scale < 0 ? infinity<A>() : -infinity<A>();
+    const A fill = !kTangent ? lowest : logarithm ? -infinity<A>() : A(0);
+    std::int64_t at = steps.begin;
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      leave_out(tensors, k);
-      bool kept = steps.exists && span.has(k);
-      if constexpr (kPack == 1) kept = kept && selection(span.at(k));
-      if (!kept) continue;
-      const std::int64_t at = steps.begin + span.at(k) * tensors.rows.inner;
+    for (int k = 0; k < kHeld; ++k, at += steps.hop) {
+      x_[k] = filled<kPack>(narrow<T>(fill));
+      if constexpr (kTangent) t_[k] = filled<kPack>(narrow<T>(A(0)));
+      if (!keeps(steps, selection, k)) continue;
       x_[k] = read_pack<kPack>(tensors.x + at);
       if constexpr (kTangent) t_[k] = read_pack<kPack>(tensors.t + at);
     }
@@ -67,115 +61,116 @@ class ColumnShare {
   __device__ __forceinline__ void reduce(const Tensors<T>& tensors, const Exponents<T>& exponents,
                                          State (&states)[kPack]) const {
     if constexpr (kTangent) {
-      const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
+      A sum[kPack] = {};
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        A sum = 0;
+      for (int k = 0; k < kHeld; ++k) {
+        A y[kPack];
+        A t[kPack];
+        widen(x_[k], y);
+        widen(t_[k], t);
 #pragma unroll
-        for (int k = 0; k < kHeld; ++k) sum += (logarithm ? A(1) : x(k, i)) * t(k, i);
-        states[i] = {sum};
+        for (int i = 0; i < kPack; ++i) {
+          sum[i] += tensors.function == Function::kLogSoftmaxCotangent ? t[i] : y[i] * t[i];
+        }
       }
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) states[i] = {sum[i]};
     } else {
+      A largest[kPack];
+      widen(exponents.factor < 0 ? extreme_of_each<true>() : extreme_of_each<false>(), largest);
+      A subtrahend[kPack];
+      A sum[kPack] = {};
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        A largest = -infinity<A>();
-#pragma unroll
-        for (int k = 0; k < kHeld; ++k) largest = fmax(largest, A(x(k, i) * exponents.factor));
-        const A anchor = exponents.anchor(largest);
-        const A subtrahend = exponents.subtrahend(anchor);
-        A sum = 0;
-#pragma unroll
-        for (int k = 0; k < kHeld; ++k) sum += exponents.power(x(k, i), subtrahend);
-        states[i] = {anchor, sum};
+        states[i].anchor = exponents.anchor(A(largest[i] * exponents.factor));
+        subtrahend[i] = exponents.subtrahend(states[i].anchor);
       }
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {
+        A x[kPack];
+        widen(x_[k], x);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) sum[i] += exponents.power(x[i], subtrahend[i]);
+      }
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) states[i].sum = sum[i];
     }
   }
 
   __device__ __forceinline__ void write(const Tensors<T>& tensors, const Exponents<T>& exponents,
-                                        const Steps<T>& steps, const Selection<T>& selection,
-                                        const Span& span, const State (&totals)[kPack]) const {
+                                        const Steps& steps, const Selection<T>& selection,
+                                        const State (&totals)[kPack]) const {
     if constexpr (kTangent) {
       const bool regular = kPack > 1 || is_finite(totals[0].sum);
+      const auto result = [&](int i) { return TangentResult<T>{tensors.scale, totals[i].sum}; };
       if (tensors.function == Function::kSoftmaxTangent) {
-        write_each(tensors, steps, selection, span, regular, A(0), [&](int k, int i) {
-          return TangentResult<T>{tensors.scale, totals[i].sum}.softmax(x(k, i), t(k, i));
-        });
+        write_each(tensors, steps, selection, regular, A(0),
+                   [&](int i, A y, A t) { return result(i).softmax(y, t); });
       } else {
-        write_each(tensors, steps, selection, span, regular, A(0), [&](int k, int i) {
-          return TangentResult<T>{tensors.scale, totals[i].sum}.log_softmax(x(k, i), t(k, i));
-        });
+        write_each(tensors, steps, selection, regular, A(0),
+                   [&](int i, A y, A t) { return result(i).log_softmax(y, t); });
       }
     } else {
       const bool regular = kPack > 1 || (is_finite(totals[0].anchor) && is_finite(totals[0].sum));
       if (tensors.function == Function::kSoftmax) {
-        write_results<FreshPowers<T>>(tensors, exponents, steps, selection, span, regular, A(0),
-                                      totals);
+        write_results<FreshPowers<T>>(tensors, exponents, steps, selection, regular, A(0), totals);
       } else {
-        write_results<Logarithms<T>>(tensors, exponents, steps, selection, span, regular,
-                                     -infinity<A>(), totals);
+        write_results<Logarithms<T>>(tensors, exponents, steps, selection, regular, -infinity<A>(),
+                                     totals);
       }
     }
   }
 
  private:
-  // What changes no maximum and no sum.
-  __device__ __forceinline__ void leave_out(const Tensors<T>& tensors, int k) {
-    const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
-    const A lowest = tensors.scale < 0 ? infinity<A>() : -infinity<A>();
-    const A fill = !kTangent ? lowest : logarithm ? -infinity<A>() : A(0);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      x_[k].element[i] = narrow<T>(fill);
-      if constexpr (kTangent) t_[k].element[i] = narrow<T>(A(0));
-    }
+  __device__ __forceinline__ static bool keeps(const Steps& steps, const Selection<T>& selection,
+                                               int k) {
+    if (k >= steps.count) return false;
+    return kPack > 1 || selection(steps.first + std::int64_t{k} * steps.stride);
   }
 
-  __device__ __forceinline__ A x(int k, int i) const { return widen(x_[k].element[i]); }
-  __device__ __forceinline__ A t(int k, int i) const { return widen(t_[k].element[i]); }
+  template <bool kSmallest>
+  __device__ __forceinline__ RegisterPack<T, kPack> extreme_of_each() const {
+    RegisterPack<T, kPack> best = x_[0];
+#pragma unroll
+    for (int k = 1; k < kHeld; ++k) best = extreme<kSmallest>(best, x_[k]);
+    return best;
+  }
 
   template <class Result>
   __device__ __forceinline__ void write_results(const Tensors<T>& tensors,
-                                                const Exponents<T>& exponents,
-                                                const Steps<T>& steps,
-                                                const Selection<T>& selection, const Span& span,
-                                                bool regular, A left_out,
-                                                const State (&totals)[kPack]) const {
-    const auto result_of = [&](int i) { return Result(exponents, totals[i]); };
-    if constexpr (kPack == 1) {
-      const Result results[] = {result_of(0)};
-      write_each(tensors, steps, selection, span, regular, left_out,
-                 [&](int k, int i) { return results[i](x(k, i)); });
-    } else if constexpr (kPack == 2) {
-      const Result results[] = {result_of(0), result_of(1)};
-      write_each(tensors, steps, selection, span, regular, left_out,
-                 [&](int k, int i) { return results[i](x(k, i)); });
-    } else {
-      const Result results[] = {result_of(0), result_of(1), result_of(2), result_of(3)};
-      write_each(tensors, steps, selection, span, regular, left_out,
-                 [&](int k, int i) { return results[i](x(k, i)); });
-    }
+                                                const Exponents<T>& exponents, const Steps& steps,
+                                                const Selection<T>& selection, bool regular,
+                                                A left_out, const State (&totals)[kPack]) const {
+    Result results[kPack];
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) results[i] = Result(exponents, totals[i]);
+    write_each(tensors, steps, selection, regular, left_out,
+               [&](int i, A x, A) { return results[i](x); });
   }
 
   template <class Result>
-  __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Steps<T>& steps,
-                                             const Selection<T>& selection, const Span& span,
-                                             bool regular, A left_out, Result&& result) const {
-    if (!steps.exists) return;
+  __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Steps& steps,
+                                             const Selection<T>& selection, bool regular,
+                                             A left_out, Result&& result) const {
+    // Other numbers than in load(), as far as the compiler knows, which would hold those until now.
+    std::int64_t at = steps.begin + tensors.nothing();
+    const std::int64_t hop = steps.hop + tensors.nothing();
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k) {
-      if (!span.has(k)) continue;
-      Pack<T, kPack> pack;
+    for (int k = 0; k < kHeld; ++k, at += hop) {
+      if (k >= steps.count) continue;
+      A x[kPack];
+      A t[kPack] = {};
+      widen_again(x_[k], tensors.nothing(), x);
+      if constexpr (kTangent) widen_again(t_[k], tensors.nothing(), t);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) pack.element[i] = narrow<T>(result(k, i));
-      if constexpr (kPack == 1) {
-        if (!regular && !selection(span.at(k))) pack.element[0] = narrow<T>(left_out);
-      }
-      write_pack(pack, tensors.y + steps.begin + span.at(k) * tensors.rows.inner);
+      for (int i = 0; i < kPack; ++i) x[i] = result(i, x[i], t[i]);
+      if (!regular && !keeps(steps, selection, k)) x[0] = left_out;
+      write_global_pack(narrow<T>(x), tensors.y + at);
     }
   }
 
-  Pack<T, kPack> x_[kHeld];
-  Pack<T, kPack> t_[kTangent ? kHeld : 1];
+  RegisterPack<T, kPack> x_[kHeld];
+  RegisterPack<T, kPack> t_[kTangent ? kHeld : 1];
 };
 
 // Slots have one state for each row of the block.
@@ -200,9 +195,12 @@ __device__ inline State combine_column(const Exponents<T>& exponents, const Stat
   return state;
 }
 
-template <class T, bool kTangent, int kPack, int kHeld>
-__global__ void __launch_bounds__(kColumnThreads)
-    column_kernel(const __grid_constant__ Tensors<T> tensors, int lanes) {
+// Blocks take tiles of `lanes` packs of rows, along x, of each `outer`, along y. `most` is the
+// number of steps that the first group has of the axis; kOnce: no more than kHeld.
+template <class T, bool kTangent, int kPack, int kHeld, bool kOnce>
+__global__ void __launch_bounds__(kColumnThreads, kOnce&& kPack > 1 ? kColumnBlocksResident : 1)
+    column_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, std::int64_t outers,
+                  std::int64_t most) {
   using Share = ColumnShare<T, kTangent, kPack, kHeld>;
   using State = typename Share::State;
   const Exponents<T> exponents(tensors.function, tensors.scale);
@@ -215,35 +213,37 @@ __global__ void __launch_bounds__(kColumnThreads)
   const int rows = lanes * kPack;
   const int slot_groups = lanes < kWarpSize ? threads / kWarpSize : groups;
   const ColumnStorage<State> storage(slot_groups, rows);
-  const std::int64_t tiles_of_outer = (inner + rows - 1) / rows;
-  const std::int64_t tiles = tensors.rows.count / inner * tiles_of_outer;
+  const std::int64_t own = group + (most - 1) * groups < columns ? most : most - 1;
 
-  const std::int64_t stretch = std::int64_t{groups} * kHeld;
-  const auto span_from = [&](std::int64_t from) { return Span{from + group, columns, groups}; };
-
-  for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    const std::int64_t outer = tile / tiles_of_outer;
-    const std::int64_t at = tile % tiles_of_outer * rows + lane * kPack;
-    const Steps<T> steps{outer * columns * inner + at, outer * inner + at, at < inner};
+  const auto take = [&](std::int64_t outer, std::int64_t first_row) {
+    const std::int64_t at = first_row + lane * kPack;
+    const std::int64_t number = outer * inner + at;  // of the thread's first row
+    const bool exists = at < inner;
     Selection<T> selection;
-    if (kPack == 1 && steps.exists) selection = Selection<T>(tensors, steps.row);
+    if (kPack == 1 && exists) selection = Selection<T>(tensors, number);
+    const auto steps_from = [&](std::int64_t done) {
+      const std::int64_t first = group + done * groups;
+      const std::int64_t left = own - done < kHeld ? own - done : kHeld;
+      return Steps{(outer * columns + first) * inner + at, groups * inner, first, groups,
+                   exists ? static_cast<int>(left) : 0};
+    };
 
-    // Reduce. The last stretch stays in registers.
+    // Reduce. The last steps stay in registers.
     State states[kPack];
-    std::int64_t rest = 0;
+    std::int64_t last = 0;
     Share share;
-    if (columns <= stretch) {
-      share.load(tensors, steps, selection, span_from(0));
+    if constexpr (kOnce) {
+      share.load(tensors, steps_from(0), selection);
       share.reduce(tensors, exponents, states);
     } else {
       Running<State> running[kPack];
-      for (; rest < columns; rest += stretch) {
-        share.load(tensors, steps, selection, span_from(rest));
+      for (std::int64_t done = 0; done < most; done += kHeld) {
+        last = done;
+        share.load(tensors, steps_from(done), selection);
         share.reduce(tensors, exponents, states);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) running[i].add(exponents, states[i]);
       }
-      rest -= stretch;
 #pragma unroll
       for (int i = 0; i < kPack; ++i) states[i] = running[i].value();
     }
@@ -272,15 +272,22 @@ __global__ void __launch_bounds__(kColumnThreads)
 
     // Write.
     if (tensors.y != nullptr) {
-      share.write(tensors, exponents, steps, selection, span_from(rest), states);
-      for (std::int64_t again = 0; again < rest; again += stretch) {
-        share.load(tensors, steps, selection, span_from(again));
-        share.write(tensors, exponents, steps, selection, span_from(again), states);
+      share.write(tensors, exponents, steps_from(last), selection, states);
+      for (std::int64_t done = 0; !kOnce && done < last; done += kHeld) {
+        share.load(tensors, steps_from(done), selection);
+        share.write(tensors, exponents, steps_from(done), selection, states);
       }
     }
-    if (group == 0 && steps.exists) {
+    if (group == 0 && exists) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) write_row(tensors, steps.row + i, states[i]);
+      for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
+    }
+  };
+
+  for (std::int64_t outer = blockIdx.y; outer < outers; outer += gridDim.y) {
+    for (std::int64_t first = std::int64_t{blockIdx.x} * rows; first < inner;
+         first += std::int64_t{gridDim.x} * rows) {
+      take(outer, first);
     }
   }
 }

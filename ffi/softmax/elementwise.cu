@@ -6,9 +6,6 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Along y: CUDA's limit.
-constexpr std::int64_t kMostElementwiseBlocks = 65535;
-
 void launch_elementwise(const Plan& plan, const Problem& problem, double scale,
                         const Buffers& buffers, const Queue& queue) {
   dispatch<__half, __nv_bfloat16, float, double>(problem.dtype, [&](auto type) {
@@ -16,10 +13,11 @@ void launch_elementwise(const Plan& plan, const Problem& problem, double scale,
     const Launch<T> call{plan, problem, make_tensors<T>(problem, scale, buffers), buffers, queue};
     const int lanes = plan.shape.lanes;
     const std::int64_t steps = divide_up(most_packs(problem), lanes * kElementwisePacks);
-    const dim3 grid(grid_extent(divide_up(call.rows(), kElementwiseThreads / lanes)),
-                    static_cast<unsigned>(std::min(steps, kMostElementwiseBlocks)));
+    // Fewer than 2^31 in all, since each moves 4 KiB or more.
+    const std::int64_t blocks = divide_up(call.rows(), kElementwiseThreads / lanes) * steps;
     for_kind_of_rows(call, [&](auto kind) {
-      launch(queue, {grid, kElementwiseThreads}, elementwise_kernel<T, kind>, call.tensors, lanes);
+      launch(queue, {grid_extent(blocks), kElementwiseThreads}, elementwise_kernel<T, kind>,
+             call.tensors, lanes, Divisor(steps));
     });
   });
 }

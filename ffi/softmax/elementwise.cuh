@@ -19,32 +19,39 @@ class RowGradient {
 
   __device__ __forceinline__ RowGradient(const Tensors<T>& tensors, std::int64_t number)
       : label_(has_labels(tensors.function) ? tensors.label(number) : -1),
-        scale_(tensors.scale),
+        exponents_(tensors.function, tensors.scale),
         cotangent_(tensors.g[number] * tensors.scale),
         weight_(cotangent_) {
     const A lse = tensors.lse[number];
     regular_ = is_finite(lse);
-    subtrahend_ = regular_ ? lse : A(0);
+    subtrahend_ = A(0);
+    lowering_ = A(1);
+    if (regular_ && Exponents<T>::kBaseTwo) {
+      // Lifted as in softmax: p may be a subnormal number.
+      subtrahend_ = lse * Exponents<T>::kLog2E - Exponents<T>::kLift;
+      lowering_ = A(0x1p-64f);
+    } else if (regular_) {
+      subtrahend_ = lse;
+    }
     // A row whose logsumexp is infinite has the weights that JAX gives it: inf / inf and 0 / 0 are
     // NaN, and finite elements beside inf weigh 0.
     if (!regular_) weight_ = cotangent_ / exponential(lse);
     regular_ = regular_ && is_finite(weight_);
   }
 
-  __device__ __forceinline__ void write(const Tensors<T>& tensors, const Row<T, kKind>& row,
-                                        std::int64_t first, const Stretch<T, kKind>& stretch,
-                                        Pack<T, kPack> (&pack)[kElementwisePacks]) const {
+  __device__ __forceinline__ void write(
+      const Tensors<T>& tensors, const Row<T, kKind>& row, std::int64_t first,
+      const Stretch<T, kKind>& stretch,
+      const RegisterPack<T, kPack> (&packs)[kElementwisePacks]) const {
     // The label's position, or one that no element has.
     const std::int64_t distance = label_ - (first * kPack - row.phase);
     const int target = label_ >= 0 && distance >= 0 ? clamped_to_int(distance) : -1;
-#pragma unroll
-    for (int p = 0; p < kElementwisePacks; ++p) {
-      if (!stretch.has(p)) continue;
+    stretch.template write<kElementwisePacks>(tensors, [&](int p) {
       A x[kPack];
-      widen(pack[p], x);
+      widen(pack_at(packs, p), x);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        x[i] = exponential_for<T>(A(fma(x[i], scale_, -subtrahend_))) * weight_;
+        x[i] = exponents_.power(x[i], subtrahend_) * lowering_ * weight_;
       }
       if constexpr (kHasMask<kKind>) {
         if (!regular_) replace_unkept(tensors, stretch, p, x);
@@ -56,10 +63,8 @@ class RowGradient {
           if (i == place) x[i] -= cotangent_;
         }
       }
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) pack[p].element[i] = narrow<T>(x[i]);
-      stretch.write(tensors, p, pack[p]);
-    }
+      return narrow<T>(x);
+    });
   }
 
  private:
@@ -75,38 +80,38 @@ class RowGradient {
   }
 
   std::int64_t label_;
-  A scale_;
+  Exponents<T> exponents_;
   A cotangent_;
   A weight_;
   A subtrahend_;
+  A lowering_;
   bool regular_;
 };
 
-// `lanes` threads, a divisor of the block's, take a stretch of a row together. Blocks along y share
-// long rows.
+// `lanes` threads, a divisor of the block's, take a stretch of a row, of which each row has
+// `steps`.
 template <class T, Kind kKind>
 __global__ void __launch_bounds__(kElementwiseThreads)
-    elementwise_kernel(const __grid_constant__ Tensors<T> tensors, int lanes) {
+    elementwise_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, Divisor steps) {
   using A = Accumulator<T>;
   constexpr int kPack = kWidestPack<T>;
   const int lane = threadIdx.x % lanes;
   const int rows_of_block = kElementwiseThreads / lanes;
-  const std::int64_t step = std::int64_t{lanes} * kElementwisePacks;
   const T fill = narrow<T>(tensors.scale < 0 ? infinity<A>() : -infinity<A>());
 
-  for (std::int64_t number = std::int64_t{blockIdx.x} * rows_of_block + threadIdx.x / lanes;
-       number < tensors.rows.count; number += std::int64_t{gridDim.x} * rows_of_block) {
-    const Row<T, kKind> row(tensors, number);
-    for (std::int64_t first = blockIdx.y * step + lane; first < row.packs;
-         first += gridDim.y * step) {
-      const Stretch<T, kKind> stretch(tensors, row, first, row.packs, lanes);
-      Pack<T, kPack> pack[kElementwisePacks];
-      stretch.read(tensors, tensors.x, tensors.x + stretch.begin(), fill, pack);
-      // What there is one of for each row is read here, when the packs are already on their way.
-      const RowGradient<T, kKind> gradient(tensors, number);
-      gradient.write(tensors, row, first, stretch, pack);
-    }
-  }
+  // Stretches of the same row come one after the other, as memory likes it.
+  const std::uint32_t group = steps.quotient(blockIdx.x);
+  const std::int64_t number = std::int64_t{group} * rows_of_block + threadIdx.x / lanes;
+  if (number >= tensors.rows.count) return;
+  const std::int64_t first =
+      std::int64_t{blockIdx.x - group * steps.divisor} * lanes * kElementwisePacks + lane;
+  const Row<T, kKind> row(tensors, number);
+  const Stretch<T, kKind> stretch(tensors, row, first, row.packs, lanes);
+  RegisterPack<T, kPack> pack[kElementwisePacks];
+  stretch.read(tensors, tensors.x, tensors.x + stretch.begin(), fill, pack);
+  // What there is one of for each row is read here, when the packs are already on their way.
+  const RowGradient<T, kKind> gradient(tensors, number);
+  gradient.write(tensors, row, first, stretch, pack);
 }
 
 }  // namespace softmax

@@ -6,6 +6,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
+inline constexpr int kPacksOfLine = 8;  // in 128 bytes
+
 // `lanes` threads on a row, `packs` packs of 16 bytes of it in each (for the functions that are
 // linear in t, of both operands together), `rows` rows at a time.
 struct WarpInstance {
@@ -17,8 +19,8 @@ struct WarpInstance {
 // Enough work to fill the GPU: four packs in flight a thread, and whole 128-byte lines where rows
 // are that long.
 inline constexpr WarpInstance kWarpInstances[] = {
-    {1, 1, 4}, {2, 1, 4},  {4, 1, 4},  {8, 1, 4},  {8, 2, 2},
-    {8, 4, 1}, {16, 4, 1}, {32, 4, 1}, {32, 8, 1}, {32, 16, 1},
+    {1, 1, 4},  {2, 1, 4},  {4, 1, 4},  {8, 1, 4},  {8, 2, 2},
+    {16, 2, 2}, {16, 4, 1}, {32, 4, 1}, {32, 8, 1}, {32, 16, 1},
 };
 // Little work: as many threads as possible, for the shortest way from load to store.
 inline constexpr WarpInstance kSmallWarpInstances[] = {
@@ -28,14 +30,20 @@ inline constexpr WarpInstance kSmallWarpInstances[] = {
 inline constexpr WarpInstance kRaggedWarpInstances[] = {
     {8, 1, 1}, {8, 4, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
 
-// Packs that a thread of a block holds: 32 numbers of 32 bits, in registers or, where these are
-// taken from 16-bit elements, on the way through them. The launch bounds leave as many for the
-// rest.
-constexpr int block_packs(bool linear_in_t, int element_bytes) {
-  return element_bytes == 2 && !linear_in_t ? 4 : 8;
-}
-// In clusters, to have more to do between two exchanges.
+// Packs that a thread of a block holds of a row: few in short rows, for as many threads as it takes
+// to hide their waits, and more in long ones, for fewer warps to wait for each other. 5 of ragged
+// rows, since those of 2^k + 1 packs would need one more warp for the last. A thread of the
+// functions that are linear in t holds as many of both operands together. The launch bounds leave
+// 32 registers for the rest.
+inline constexpr int kBlockPacks[] = {4, 8};
+inline constexpr int kRaggedBlockPacks[] = {5, 8};
+inline constexpr int kFewPacksThreads = 256;  // up to which a block holds few
+inline constexpr int kMostBlockPacks = 8;
+// Of rows that are read again.
+inline constexpr int kPassingPacks = 4;
 inline constexpr int kClusterPacks = 8;
+inline constexpr int kClusterThreads = 256;    // of a block, where the cluster allows it
+inline constexpr int kMostClusterBlocks = 16;  // that CUDA allows; more than 8 are harder to place
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kBlocksResident = 2;
 // With one pack a thread, for little work.
@@ -61,6 +69,8 @@ inline constexpr std::int64_t kStagedColumns = 32 * 32;
 // Elements side by side that a thread of column holds, 8 bytes of them, and along the axis.
 constexpr int column_pack(int element_bytes) { return 8 / element_bytes; }
 inline constexpr int kColumnHeld[] = {4, 16};
+inline constexpr int kColumnThreads = 512;
+inline constexpr int kColumnBlocksResident = 2;
 
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -19,7 +19,6 @@ constexpr std::int64_t kSmallPacks = 132 * 512;
 // What takes longer to read than to launch, by far.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 
-constexpr int kMostClusterBlocks = 16;
 constexpr std::int64_t kStagedTileBytes = 32 * 1024;
 
 constexpr std::int64_t kMostSlices = 2048;
@@ -55,21 +54,18 @@ bool fits_warp(const Problem& problem) {
 
 bool has_mask(const Problem& problem) { return problem.masked || problem.queries != 0; }
 
-// How many packs of a row a thread holds, of a block alone or in a cluster.
-int block_held(const Problem& problem) {
-  const int bytes = static_cast<int>(info(problem.dtype).bytes);
-  return packs_held(problem.function, block_packs(is_linear_in_t(problem.function), bytes));
-}
-int cluster_held(const Problem& problem) { return packs_held(problem.function, kClusterPacks); }
+// The packs that a thread of a block holds at most: alone, and of rows that are read again.
+int most_held(const Problem& problem) { return packs_held(problem.function, kMostBlockPacks); }
+int passing_held(const Problem& problem) { return packs_held(problem.function, kPassingPacks); }
 
 // For block, without reading a row twice.
 bool fits_block(const Problem& problem) {
-  return most_packs(problem) <= kBlockThreads * block_held(problem);
+  return most_packs(problem) <= kBlockThreads * most_held(problem);
 }
 
 bool fits_cluster(const Problem& problem) {
-  return most_packs(problem) <=
-         std::int64_t{kMostClusterBlocks} * kBlockThreads * cluster_held(problem);
+  return most_packs(problem) <= std::int64_t{kMostClusterBlocks} * kBlockThreads *
+                                    packs_held(problem.function, kClusterPacks);
 }
 
 bool fits_staged(const Problem& problem) {
@@ -166,12 +162,6 @@ int threads_for(std::int64_t packs, int held) {
   return static_cast<int>(std::max<std::int64_t>(2, divide_up(packs, 32 * held)) * 32);
 }
 
-// Threads for a part of a row of `packs` packs, of which each holds up to `held`.
-void fit_block(std::int64_t packs, int held, Shape& shape) {
-  shape.whole = packs <= kBlockThreads * held;
-  shape.threads = shape.whole ? threads_for(packs, held) : kBlockThreads;
-}
-
 Shape block_shape(const Problem& problem, const Device& device) {
   const std::int64_t packs = most_packs(problem);
   Shape shape;
@@ -180,29 +170,49 @@ Shape block_shape(const Problem& problem, const Device& device) {
     shape.threads = threads_for(packs, 1);
     return shape;
   }
-  fit_block(packs, block_held(problem), shape);
-  shape.ring =
-      !shape.whole && reduces(problem.function) && has_clusters(device) && !has_mask(problem);
-  if (shape.ring) shape.threads = kRingThreads;
+  shape.whole = fits_block(problem);
+  if (!shape.whole) {
+    shape.ring = reduces(problem.function) && has_clusters(device) && !has_mask(problem);
+    shape.threads = shape.ring ? kRingThreads : kBlockThreads;
+    return shape;
+  }
+  const int few = is_even(problem) || has_mask(problem) ? kBlockPacks[0] : kRaggedBlockPacks[0];
+  const bool takes_few =
+      is_forward(problem.function) && !reduces(problem.function) && packs <= kFewPacksThreads * few;
+  shape.packs = takes_few ? few : kMostBlockPacks;
+  shape.threads = threads_for(packs, packs_held(problem.function, shape.packs));
   return shape;
 }
 
 Shape cluster_shape(const Problem& problem, const Device& device) {
   const std::int64_t packs = most_packs(problem);
-  const int held = cluster_held(problem);
+  const int held = packs_held(problem.function, kClusterPacks);
+  const std::int64_t least = device.multiprocessors / std::max<std::int64_t>(1, problem.rows());
   Shape shape;
-  const std::int64_t wanted =
-      std::max(divide_up(packs, kBlockThreads * held),
-               device.multiprocessors / std::max<std::int64_t>(1, problem.rows()));
-  shape.cluster = power_of_two_from(std::clamp<std::int64_t>(wanted, 2, kMostClusterBlocks));
-  fit_block(divide_up(packs, shape.cluster), held, shape);
+  // As few warps as possible, in blocks of which a multiprocessor takes several.
+  const auto try_up_to = [&](int most_blocks, int most_threads) {
+    int fewest = 0;
+    for (int blocks = std::max(2, static_cast<int>(std::min<std::int64_t>(least, most_blocks)));
+         blocks <= most_blocks; ++blocks) {
+      const int threads = threads_for(divide_up(packs, blocks), held);
+      if (threads > most_threads || (fewest != 0 && blocks * threads >= fewest)) continue;
+      fewest = blocks * threads;
+      shape.cluster = blocks;
+      shape.threads = threads;
+    }
+    return fewest != 0;
+  };
+  if (!try_up_to(kMostClusterBlocks / 2, kClusterThreads) &&
+      !try_up_to(kMostClusterBlocks, kClusterThreads)) {
+    try_up_to(kMostClusterBlocks, kBlockThreads);
+  }
   return shape;
 }
 
 Shape split_shape(const Problem& problem, const Device& device) {
   Shape shape;
   shape.threads = kBlockThreads;
-  const std::int64_t least = kBlockThreads * block_held(problem);
+  const std::int64_t least = kBlockThreads * passing_held(problem);
   const std::int64_t wanted = divide_up(std::int64_t{16} * device.multiprocessors, problem.rows());
   shape.slices = std::clamp<std::int64_t>(wanted, 1, divide_up(most_packs(problem), least));
   shape.slices = std::min(shape.slices, kMostSlices);
@@ -213,14 +223,19 @@ Shape column_shape(const Problem& problem) {
   Shape shape;
   shape.packs = problem.columns <= kColumnHeld[0] ? kColumnHeld[0] : kColumnHeld[1];
   const int pack = problem.masked ? 1 : column_pack(static_cast<int>(info(problem.dtype).bytes));
-  const int held = packs_held(problem.function, shape.packs);
-  const std::int64_t groups = divide_up(problem.columns, held);  // for one read
   const std::int64_t most_lanes = power_of_two_from(divide_up(problem.inner, pack));
-  // At least 128 bytes side by side; more where the axis is short.
-  const int least_lanes = 16;
+  const std::int64_t groups = divide_up(problem.columns, packs_held(problem.function, shape.packs));
+  // For one read, with at least 128 bytes side by side; more where the axis is short. For two, 512.
+  constexpr int kLeastLanes = 16;
+  shape.whole = groups * kLeastLanes <= kColumnThreads;
+  if (!shape.whole) {
+    shape.threads = kColumnThreads;
+    shape.lanes = static_cast<int>(std::clamp<std::int64_t>(most_lanes, kLeastLanes, 64));
+    return shape;
+  }
   shape.threads = 256;
-  while (shape.threads < 512 && groups * least_lanes > shape.threads) shape.threads *= 2;
-  shape.lanes = least_lanes;
+  while (shape.threads < kColumnThreads && groups * kLeastLanes > shape.threads) shape.threads *= 2;
+  shape.lanes = kLeastLanes;
   while (shape.lanes < shape.threads && groups * shape.lanes * 2 <= shape.threads &&
          shape.lanes < most_lanes) {
     shape.lanes *= 2;
@@ -230,7 +245,7 @@ Shape column_shape(const Problem& problem) {
 
 Shape elementwise_shape(const Problem& problem) {
   Shape shape;
-  shape.lanes = std::min(256, power_of_two_from(divide_up(most_packs(problem), 4)));
+  shape.lanes = std::min(64, power_of_two_from(divide_up(most_packs(problem), 4)));
   return shape;
 }
 
@@ -262,8 +277,8 @@ bool block_is_faster(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
   const std::int64_t all = problem.rows() * packs;
   if (all <= kSmallPacks) return packs > 128;
-  if (problem.masked) return false;
-  if (problem.queries != 0) return packs >= 256;
+  if (has_mask(problem)) return is_linear_in_t(problem.function) && packs >= 256;
+  if (reduces(problem.function)) return false;
   return is_even(problem) && packs >= 256 && all > kManyPacks;
 }
 

@@ -37,6 +37,10 @@ Tensors<T> make_tensors(const Problem& problem, double scale, const Buffers& buf
   tensors.rows = {problem.rows(), problem.columns, problem.inner};
   tensors.mask = buffers.mask;
   tensors.queries = problem.queries;
+  tensors.by_queries = Divisor(problem.queries);
+  for (int d = 0; d < buffers.mask.dims; ++d) {
+    tensors.by_mask_size[d] = Divisor(buffers.mask.size[d]);
+  }
   const auto aligned = [](const void* array) {
     return reinterpret_cast<std::uintptr_t>(array) % 16 == 0;
   };
@@ -61,11 +65,12 @@ struct Launch {
 template <Kind kKind>
 using KindConstant = std::integral_constant<Kind, kKind>;
 
-// True if the flags of a pack can be read at once, or there are none.
+// True if the flags of a pack can be read at once, or are all the same.
 template <class T>
 bool mask_is_packed(const Mask& mask) {
   constexpr int kPack = kWidestPack<T>;
-  bool packed = mask.data == nullptr || (mask.column_stride == 1 && is_aligned<kPack>(mask.data));
+  if (mask.data == nullptr || mask.column_stride == 0) return true;
+  bool packed = mask.column_stride == 1 && is_aligned<kPack>(mask.data);
   for (int d = 0; d < mask.dims; ++d) packed = packed && mask.stride[d] % kPack == 0;
   return packed;
 }
@@ -192,12 +197,10 @@ void launch_staged(const Launch<T>& call) {
       });
 }
 
-// The share of a thread of a block alone, and of one in a cluster.
-template <class Family, class T, Kind kKind>
-using BlockShare =
-    typename Family::template Share<T, block_packs(Family::kTangent, sizeof(T)), kKind>;
-template <class Family, class T, Kind kKind>
-using ClusterShare = typename Family::template Share<T, kClusterPacks, kKind>;
+// How many packs of a row each of `warps` warps takes: whole lines of 128 bytes.
+inline int piece_of_warp(std::int64_t packs, int warps) {
+  return static_cast<int>(divide_up(divide_up(packs, warps), kPacksOfLine) * kPacksOfLine);
+}
 
 template <class Family, class T>
 void launch_ring([[maybe_unused]] const Launch<T>& call) {
@@ -222,31 +225,53 @@ void launch_ring([[maybe_unused]] const Launch<T>& call) {
   }
 }
 
+template <template <class, int, Kind> class ShareOf, int kPacks, Kind kKind, int kMostThreads,
+          int kLeastBlocks, class T>
+void launch_block_of(const Launch<T>& call) {
+  using Share = ShareOf<T, kPacks, kKind>;
+  const int threads = call.plan.shape.threads;
+  launch_on_rows(call,
+                 {1, static_cast<unsigned>(threads), sizeof(BlockStorage<typename Share::State>)},
+                 block_kernel<Share, kMostThreads, kLeastBlocks>,
+                 piece_of_warp(most_packs(call.problem), threads / kWarpSize));
+}
+
+template <template <class, int, Kind> class ShareOf, Kind kKind, const auto& kTable, class T>
+void launch_block_from(const Launch<T>& call) {
+  find_instance<kTable>(
+      [&](int packs) { return packs == call.plan.shape.packs; },
+      [&](auto index) {
+        launch_block_of<ShareOf, kTable[index], kKind, kBlockThreads, kBlocksResident>(call);
+      });
+}
+
 template <class Family, class T>
 void launch_block(const Launch<T>& call) {
   const Shape& shape = call.plan.shape;
   if (shape.ring) return launch_ring<Family>(call);
-  const auto run = [&](auto share, auto kernel) {
-    using State = typename decltype(share)::type::State;
-    launch_on_rows(call, {1, static_cast<unsigned>(shape.threads), sizeof(BlockStorage<State>)},
-                   kernel);
-  };
   for_packed_rows<Family>(call, [&](auto kind) {
-    if constexpr (!Family::kTangent && kind == Kind::kEven) {
-      if (shape.small && call.problem.function == Function::kSoftmax) {
-        using Share = Softmax<T, 1, kind>;
-        return run(Type<Share>{}, block_kernel<Share, kSmallBlockThreads, 1>);
-      }
-    }
     if (shape.small) {
-      using Share = typename Family::template Share<T, 1, kind>;
-      run(Type<Share>{}, block_kernel<Share, kSmallBlockThreads, 1>);
-    } else if (shape.whole) {
-      using Share = BlockShare<Family, T, kind>;
-      run(Type<Share>{}, block_kernel<Share, kBlockThreads, kBlocksResident>);
+      if constexpr (!Family::kTangent && kind == Kind::kEven) {
+        if (call.problem.function == Function::kSoftmax) {
+          return launch_block_of<Softmax, 1, kind, kSmallBlockThreads, 1>(call);
+        }
+      }
+      launch_block_of<Family::template Share, 1, kind, kSmallBlockThreads, 1>(call);
+    } else if (!shape.whole) {
+      using Share = typename Family::template Share<T, kPassingPacks, kind>;
+      launch_on_rows(
+          call,
+          {1, static_cast<unsigned>(shape.threads), sizeof(BlockStorage<typename Share::State>)},
+          block_passing_kernel<Share, kBlockThreads, kBlocksResident>);
     } else {
-      using Share = BlockShare<Family, T, kind>;
-      run(Type<Share>{}, block_passing_kernel<Share, kBlockThreads, kBlocksResident>);
+      if constexpr (Family::kTangent) {
+        launch_block_of<Family::template Share, kMostBlockPacks, kind, kBlockThreads,
+                        kBlocksResident>(call);
+      } else if constexpr (kind == Kind::kRagged) {
+        launch_block_from<Family::template Share, kind, kRaggedBlockPacks>(call);
+      } else {
+        launch_block_from<Family::template Share, kind, kBlockPacks>(call);
+      }
     }
   });
 }
@@ -255,13 +280,14 @@ template <class Family, class T>
 void launch_cluster([[maybe_unused]] const Launch<T>& call) {
 #ifndef JAX_GPUOPS_INTERPRET
   const Shape& shape = call.plan.shape;
-  const std::int64_t size = divide_up(most_packs(call.problem), shape.cluster);
+  const std::int64_t size =
+      divide_up(divide_up(most_packs(call.problem), shape.cluster), kPacksOfLine) * kPacksOfLine;
   for_packed_rows<Family>(call, [&](auto kind) {
-    using Share = ClusterShare<Family, T, kind>;
+    using Share = typename Family::template Share<T, kClusterPacks, kind>;
     const LaunchShape clusters{1, static_cast<unsigned>(shape.threads),
                                sizeof(ClusterStorage<typename Share::State>), shape.cluster};
     launch_on_rows(call, clusters, cluster_kernel<Share, kBlockThreads, kBlocksResident>,
-                   shape.cluster, size);
+                   shape.cluster, size, piece_of_warp(size, shape.threads / kWarpSize));
   });
 #else
   throw std::logic_error("a plan for the host has clusters");
@@ -270,7 +296,7 @@ void launch_cluster([[maybe_unused]] const Launch<T>& call) {
 
 template <class Family, class T>
 void launch_split(const Launch<T>& call) {
-  using State = typename BlockShare<Family, T, Kind::kEven>::State;
+  using State = typename Family::template Share<T, kPassingPacks, Kind::kEven>::State;
   const Shape& shape = call.plan.shape;
   const std::int64_t fit = static_cast<std::int64_t>(call.buffers.workspace_bytes / sizeof(State)) /
                            std::max<std::int64_t>(1, call.rows());
@@ -281,7 +307,7 @@ void launch_split(const Launch<T>& call) {
   const LaunchShape blocks{grid_extent(call.rows() * slices), static_cast<unsigned>(shape.threads),
                            sizeof(BlockStorage<State>)};
   for_packed_rows<Family>(call, [&](auto kind) {
-    using Share = BlockShare<Family, T, kind>;
+    using Share = typename Family::template Share<T, kPassingPacks, kind>;
     launch(call.queue, blocks, split_reduce_kernel<Share, kBlockThreads, kBlocksResident>,
            call.tensors, slices, size, workspace);
     launch(call.queue, blocks, split_finish_kernel<Share, kBlockThreads, kBlocksResident>,
@@ -289,38 +315,44 @@ void launch_split(const Launch<T>& call) {
   });
 }
 
-template <class Family, int kPack, int kHeld, class T>
+template <class Family, int kPack, int kHeld, bool kOnce, class T>
 void launch_column_kernel(const Launch<T>& call) {
   using State = typename ColumnShare<T, Family::kTangent, kPack, kHeld>::State;
   const Shape& shape = call.plan.shape;
   const int rows = shape.lanes * kPack;
-  const int groups =
-      shape.lanes < kWarpSize ? shape.threads / kWarpSize : shape.threads / shape.lanes;
-  const std::int64_t tiles = call.problem.outer * divide_up(call.problem.inner, rows);
+  const int groups = shape.threads / shape.lanes;
+  const int slots = std::min(groups, shape.threads / kWarpSize);
+  const dim3 grid(grid_extent(divide_up(call.problem.inner, rows)),
+                  grid_extent_beyond_x(call.problem.outer));
   launch(call.queue,
-         {grid_extent(tiles), static_cast<unsigned>(shape.threads),
-          ColumnStorage<State>::bytes(groups, rows)},
-         column_kernel<T, Family::kTangent, kPack, kHeld>, call.tensors, shape.lanes);
+         {grid, static_cast<unsigned>(shape.threads), ColumnStorage<State>::bytes(slots, rows)},
+         column_kernel<T, Family::kTangent, kPack, kHeld, kOnce>, call.tensors, shape.lanes,
+         call.problem.outer, divide_up(call.problem.columns, groups));
 }
 
 template <class Family, class T>
 void launch_column(const Launch<T>& call) {
   constexpr int kPack = column_pack(sizeof(T));
   const Problem& problem = call.problem;
+  const Shape& shape = call.plan.shape;
   const bool even = problem.inner % kPack == 0 && !problem.masked;
   const bool aligned = is_aligned<kPack>(call.tensors.x) && is_aligned<kPack>(call.tensors.y) &&
                        is_aligned<kPack>(call.tensors.t);
-  find_instance<kColumnHeld>([&](int held) { return held == call.plan.shape.packs; },
-                             [&](auto index) {
-                               constexpr int kHeld =
-                                   Family::kTangent ? kColumnHeld[index] / 2 : kColumnHeld[index];
-                               if (even && (call.queue.preparing || aligned)) {
-                                 launch_column_kernel<Family, kPack, kHeld>(call);
-                               }
-                               if (!even || call.queue.preparing || !aligned) {
-                                 launch_column_kernel<Family, 1, kHeld>(call);
-                               }
-                             });
+  const auto run = [&](auto index, auto once) {
+    constexpr int kHeld = Family::kTangent ? kColumnHeld[index] / 2 : kColumnHeld[index];
+    if (even && (call.queue.preparing || aligned)) {
+      launch_column_kernel<Family, kPack, kHeld, once>(call);
+    }
+    if (!even || call.queue.preparing || !aligned) {
+      launch_column_kernel<Family, 1, kHeld, once>(call);
+    }
+  };
+  if (!shape.whole) {
+    constexpr int kMost = std::extent_v<decltype(kColumnHeld)> - 1;
+    return run(std::integral_constant<int, kMost>{}, std::false_type{});
+  }
+  find_instance<kColumnHeld>([&](int held) { return held == shape.packs; },
+                             [&](auto index) { run(index, std::true_type{}); });
 }
 
 // Runs a production kernel of a Family, which has the share of its functions.

@@ -14,6 +14,7 @@
 #include <cstring>
 #include <limits>
 
+#include "core/integer.h"
 #include "core/vector.h"
 #include "softmax/rows.cuh"
 #include "softmax/softmax.h"
@@ -44,6 +45,11 @@ struct Tensors {
   std::int64_t size;  // elements of x
   std::int64_t queries;
   Mask mask;
+  Divisor by_queries;
+  Divisor by_mask_size[Mask::kMaxDims];
+
+  // 0, but the compiler cannot tell.
+  __device__ std::uint32_t nothing() const { return static_cast<std::uint32_t>(size >> 63); }
 
   // The column that the row's label names, or -1 for none: as in numpy, -1 is the last one.
   __device__ std::int64_t label(std::int64_t row) const {
@@ -59,13 +65,20 @@ template <class T>
 class Selection {
  public:
   Selection() = default;  // nothing
-  __device__ Selection(const Tensors<T>& tensors, std::int64_t row)
+  __device__ __forceinline__ Selection(const Tensors<T>& tensors, std::int64_t row)
       : readable_(tensors.rows.columns), stride_(tensors.mask.column_stride) {
-    // Divisions of 64 bits take as long as a hundred elements; few problems have so many rows.
-    if (tensors.rows.count <= std::numeric_limits<std::uint32_t>::max()) {
-      select(tensors, static_cast<std::uint32_t>(row));
+    // Divisions take as long as a hundred elements, and few problems have so many rows as to need
+    // them.
+    if (tensors.rows.count <= std::numeric_limits<std::int32_t>::max()) {
+      select(tensors, static_cast<std::uint32_t>(row), tensors.by_queries,
+             [&](int d) { return tensors.by_mask_size[d]; });
     } else {
-      select(tensors, static_cast<std::uint64_t>(row));
+      select(tensors, row, Division{tensors.queries},
+             [&](int d) { return Division{tensors.mask.size[d]}; });
+    }
+    if (mask_ != nullptr && stride_ == 0) {
+      if (*mask_ == 0) readable_ = 0;
+      mask_ = nullptr;
     }
   }
 
@@ -80,21 +93,28 @@ class Selection {
   }
 
  private:
-  template <class Number>
-  __device__ __forceinline__ void select(const Tensors<T>& tensors, Number row) {
+  struct Division {
+    std::int64_t divisor;
+    __device__ std::int64_t quotient(std::int64_t dividend) const { return dividend / divisor; }
+  };
+
+  template <class Number, class ByQueries, class BySize>
+  __device__ __forceinline__ void select(const Tensors<T>& tensors, Number row,
+                                         const ByQueries& by_queries, BySize&& by_size) {
     if (tensors.queries != 0) {
-      const std::int64_t query = row % static_cast<Number>(tensors.queries);
+      const std::int64_t query = row - by_queries.quotient(row) * tensors.queries;
       if (query < readable_) readable_ = query + 1;
     }
     if (tensors.mask.data == nullptr) return;
     mask_ = tensors.mask.data;
 #pragma unroll
     for (int d = 0; d < Mask::kMaxDims; ++d) {
-      if (d < tensors.mask.dims) {
-        const auto size = static_cast<Number>(tensors.mask.size[d]);
-        mask_ += row % size * tensors.mask.stride[d];
-        row /= size;
-      }
+      if (d == tensors.mask.dims) break;
+      // Of the last dim there is no more than what is left.
+      const bool last = d + 1 == tensors.mask.dims;
+      const Number rest = last ? 0 : by_size(d).quotient(row);
+      mask_ += (row - rest * tensors.mask.size[d]) * tensors.mask.stride[d];
+      row = rest;
     }
   }
 
@@ -152,7 +172,7 @@ template <class T, Kind kKind>
 class Stretch {
  public:
   static constexpr int kPack = kWidestPack<T>;
-  using Elements = Pack<T, kPack>;
+  using Elements = RegisterPack<T, kPack>;
 
   __device__ __forceinline__ Stretch(const Tensors<T>& tensors, const Row<T, kKind>& row,
                                      std::int64_t first, std::int64_t end, int stride)
@@ -166,7 +186,8 @@ class Stretch {
     }
     if constexpr (kKind == Kind::kRagged) safe_ = clamped_to_int(tensors.size - at_);
     if constexpr (kHasMask<kKind>) {
-      const int readable = clamped_to_int(row.selection.readable() - column);
+      const std::int64_t left = row.selection.readable() - column;
+      const int readable = left > 0 ? clamped_to_int(left) : 0;
       readable_ = readable < end_ ? readable : end_;
       if (row.selection.mask() != nullptr) {
         mask_ = row.selection.mask() + column * row.selection.stride();
@@ -191,27 +212,25 @@ class Stretch {
                                        T fill, Elements (&pack)[kPacks]) const {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) pack[p].element[i] = fill;
+      pack[p] = filled<kPack>(fill);
       if (reads_whole(p)) pack[p] = read_pack<kPack>(whole + p * stride_);
     }
     if constexpr (kKind == Kind::kMasked) {
-      apply_mask(fill, pack);
-    } else if constexpr (kKind != Kind::kEven) {
+      if (mask_ != nullptr) apply_mask(fill, pack);
+    } else if constexpr (kKind == Kind::kRagged) {
+      // The last row's last pack may reach beyond the array.
+      if (safe_ - end_ < kPack && end_ > 0) read_last_of_array(tensors, from, pack);
+    }
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (!has(p) || (reads_whole(p) && inside(p))) continue;
-        if constexpr (kKind == Kind::kAny) {
-          pack[p] = read_elements(tensors, from, p);
-          replace(kept(tensors, p), fill, pack[p]);
-        } else {
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) {
-            const int at = p * stride_ + i;
-            const bool outside = at < begin_ || at >= end_;
-            if (!outside && !reads_whole(p)) pack[p].element[i] = from[at_ + at];
-            if (outside) pack[p].element[i] = fill;
-          }
+    for (int p = 0; p < kPacks; ++p) {
+      if constexpr (kKind == Kind::kAny) {
+        if (!has(p)) continue;
+        pack[p] = read_elements(tensors, from, p);
+        replace_unkept(tensors, p, fill, pack[p]);
+      } else if constexpr (kKind != Kind::kEven) {
+        const int first = position(p, 0);
+        if (first < end_ && first < readable() && !inside(p)) {
+          replace_unless([&](int i) { return in_row(first + i); }, fill, pack[p]);
         }
       }
     }
@@ -239,29 +258,39 @@ class Stretch {
   // For results of elements that do not take part.
   __device__ __forceinline__ void replace_unkept(const Tensors<T>& tensors, int p, T fill,
                                                  Elements& pack) const {
-    replace(kept(tensors, p), fill, pack);
+    const unsigned bits = kept(tensors, p);
+    replace_unless([&](int i) { return (bits >> i & 1) != 0; }, fill, pack);
   }
 
-  // Writes pack p of y, as far as it lies in the row.
-  __device__ __forceinline__ void write(const Tensors<T>& tensors, int p,
-                                        const Elements& pack) const {
-    const int first = p * stride_;
-    if constexpr (kIsEven<kKind>) {
-      write_pack(pack, tensors.y + at_ + first);
-    } else if (kKind == Kind::kRagged && first >= begin_ && first + kPack <= end_) {
-      write_pack(pack, tensors.y + at_ + first);
-    } else {
+  // Writes the packs of y, which pack_of(p) gives, as far as they lie in the row.
+  template <int kPacks, class PackOf>
+  __device__ __forceinline__ void write(const Tensors<T>& tensors, PackOf&& pack_of) const {
+    int cut = 0;  // the pack that the row ends in
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        if (first + i >= begin_ && first + i < end_) {
-          tensors.y[offset(tensors, first + i)] = pack.element[i];
+    for (int p = 0; p < kPacks; ++p) {
+      if (!has(p)) continue;
+      const int first = position(p, 0);
+      if constexpr (kIsEven<kKind>) {
+        write_global_pack(pack_of(p), tensors.y + at_ + first);
+      } else if constexpr (kKind == Kind::kAny) {
+        write_elements(tensors, first, pack_of(p));
+      } else {
+        const Elements pack = pack_of(p);
+        if (first >= begin_ && first + kPack <= end_) {
+          write_global_pack(pack, tensors.y + at_ + first);
+        } else if (p == 0) {
+          write_elements(tensors, first, pack);
+        } else {
+          cut = p;
         }
       }
     }
+    // Made again, for packs that are written in the same way to share the code.
+    if (cut != 0) write_elements(tensors, position(cut, 0), pack_of(cut));
   }
 
  private:
-  using Flags = Pack<std::uint8_t, kPack>;
+  using Flags = RegisterPack<std::uint8_t, kPack>;
   struct Halves {
     std::uint64_t half[2];
   };
@@ -289,6 +318,10 @@ class Stretch {
     return p * stride_ >= begin_ && p * stride_ + kPack <= readable();
   }
 
+  __device__ __forceinline__ bool in_row(int position) const {
+    return position >= begin_ && position < readable();
+  }
+
   // Bit i is set if element i of pack p comes before `end` and not before the row.
   __device__ __forceinline__ unsigned within(int p, int end) const {
     const int before = begin_ - p * stride_;
@@ -296,6 +329,30 @@ class Stretch {
     const unsigned from = before <= 0 ? kWhole : before < kPack ? kWhole << before : 0;
     const unsigned to = until >= kPack ? kWhole : until > 0 ? (1u << until) - 1 : 0;
     return from & to;
+  }
+
+  __device__ __forceinline__ void write_elements(const Tensors<T>& tensors, int first,
+                                                 const Elements& pack) const {
+    Pack<T, kPack> elements;
+    std::memcpy(&elements, &pack, sizeof(pack));
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      if (first + i >= begin_ && first + i < end_) {
+        tensors.y[offset(tensors, first + i)] = elements.element[i];
+      }
+    }
+  }
+
+  template <int kPacks>
+  __device__ __forceinline__ void read_last_of_array(const Tensors<T>& tensors, const T* from,
+                                                     Elements (&pack)[kPacks]) const {
+    const int last = (end_ - 1) / stride_;
+    if (last >= kPacks || reads_whole(last)) return;
+    const Elements elements = read_elements(tensors, from, last);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      if (p == last) pack[p] = elements;
+    }
   }
 
   // One by one, and each into its place by shifts: an index known only at run time would move the
@@ -322,64 +379,14 @@ class Stretch {
   // For rows with a mask that lies like them.
   template <int kPacks>
   __device__ __forceinline__ void apply_mask(T fill, Elements (&pack)[kPacks]) const {
-    if (mask_ != nullptr) {
-      Flags flags[kPacks];
+    Flags flags[kPacks];
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
-      }
-#pragma unroll
-      for (int p = 0; p < kPacks; ++p) {
-        if (reads_whole(p)) replace(flags[p], fill, pack[p]);
-      }
+    for (int p = 0; p < kPacks; ++p) {
+      if (reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (reads_whole(p) && !inside(p)) replace_outside(p, fill, pack[p]);
-    }
-  }
-
-  __device__ __forceinline__ static void replace(const Flags& flags, T fill, Elements& pack) {
-    if constexpr (sizeof(T) == 2) {
-      // Two elements at a time: flags are 0 or 1, and 0xffff times a flag selects half a word.
-      struct Words {
-        std::uint32_t word[kPack / 2];
-      };
-      struct Bytes {
-        std::uint16_t pair[kPack / 2];
-      };
-      Words words;
-      Bytes bytes;
-      std::uint16_t filling;
-      std::memcpy(&words, &pack, sizeof(words));
-      std::memcpy(&bytes, &flags, sizeof(bytes));
-      std::memcpy(&filling, &fill, sizeof(filling));
-#pragma unroll
-      for (int i = 0; i < kPack / 2; ++i) {
-        const std::uint32_t pair = bytes.pair[i];
-        const std::uint32_t selected = ((pair & 1) | (pair & 0x100) << 8) * 0xffffu;
-        words.word[i] = (words.word[i] & selected) | (filling * 0x10001u & ~selected);
-      }
-      std::memcpy(&pack, &words, sizeof(words));
-    } else {
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        if (flags.element[i] == 0) pack.element[i] = fill;
-      }
-    }
-  }
-
-  __device__ __forceinline__ static void replace(unsigned kept, T fill, Elements& pack) {
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      if ((kept >> i & 1) == 0) pack.element[i] = fill;
-    }
-  }
-
-  __device__ __forceinline__ void replace_outside(int p, T fill, Elements& pack) const {
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      if (p * stride_ + i >= readable()) pack.element[i] = fill;
+      if (reads_whole(p)) replace_unset(flags[p], fill, pack[p]);
     }
   }
 

@@ -9,7 +9,6 @@
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <limits>
 #include <type_traits>
 
@@ -71,6 +70,9 @@ struct Exponents {
   }
 
   __device__ __forceinline__ A power(A x, A subtrahend) const {
+    return power(x, factor, subtrahend);
+  }
+  __device__ __forceinline__ static A power(A x, A factor, A subtrahend) {
     if constexpr (kBaseTwo) {
       return power_of_two(fmaf(x, factor, -subtrahend));
     } else {
@@ -201,18 +203,19 @@ class Running<Total<T>> {
 template <class T>
 struct FreshPowers {
   using A = Accumulator<T>;
-  const Exponents<T>& exponents;
+  A exponent;  // from the operand to exponents
   A subtrahend;
   A factor;
 
+  FreshPowers() = default;
   // Without base(): a row that is -inf throughout is NaN.
   __device__ __forceinline__ FreshPowers(const Exponents<T>& exponents, MaxSum<T> total)
-      : exponents(exponents),
+      : exponent(exponents.factor),
         subtrahend(total.anchor - (Exponents<T>::kBaseTwo ? A(Exponents<T>::kLift) : A(0))),
         factor(A(1) / total.sum) {}
 
   __device__ __forceinline__ A operator()(A x) const {
-    return exponents.power(x, subtrahend) * factor;
+    return Exponents<T>::power(x, exponent, subtrahend) * factor;
   }
 };
 
@@ -224,6 +227,7 @@ struct Logarithms {
   A anchor;
   A exponent_of_sum;
 
+  Logarithms() = default;
   __device__ __forceinline__ Logarithms(const Exponents<T>& exponents, MaxSum<T> total)
       : factor(exponents.factor),
         anchor(total.anchor),
@@ -247,69 +251,90 @@ struct TangentResult {
   }
 };
 
-// What there is one of for each row. One thread calls it.
-template <class T>
-__device__ inline void write_row(const Tensors<T>&, std::int64_t, Total<T>) {}
+// What there is one of for each row: one thread writes it. Made when the row's elements are on
+// their way, for the label, and what it names, to come with them.
+template <class State>
+class RowResult;
 
 template <class T>
-__device__ inline void write_row(const Tensors<T>& tensors, std::int64_t row, MaxSum<T> total) {
+class RowResult<Total<T>> {
+ public:
+  __device__ __forceinline__ RowResult(const Tensors<T>&, std::int64_t, bool) {}
+  __device__ __forceinline__ void write(const Tensors<T>&, std::int64_t, Total<T>) const {}
+};
+
+template <class T>
+class RowResult<MaxSum<T>> {
+ public:
   using A = Accumulator<T>;
-  if (tensors.row_result == nullptr) return;
-  const Exponents<T> exponents(tensors.function, tensors.scale);
-  const A lse =
-      Exponents<T>::natural(Exponents<T>::exponent(total.sum) + exponents.base(total.anchor));
-  tensors.row_result[row] = lse;
-  if (tensors.loss == nullptr) return;
-  const std::int64_t label = tensors.label(row);
-  const std::int64_t at = tensors.rows.begin(row) + label * tensors.rows.inner;
-  tensors.loss[row] =
-      label < 0 ? std::numeric_limits<A>::quiet_NaN() : lse - widen(tensors.x[at]) * tensors.scale;
+
+  __device__ __forceinline__ RowResult(const Tensors<T>& tensors, std::int64_t row, bool writes)
+      : writes_(writes && tensors.row_result != nullptr),
+        target_(std::numeric_limits<A>::quiet_NaN()) {
+    if (!writes_ || tensors.loss == nullptr) return;
+    const std::int64_t label = tensors.label(row);
+    if (label < 0) return;
+    target_ = widen(tensors.x[tensors.rows.begin(row) + label * tensors.rows.inner]);
+  }
+
+  __device__ __forceinline__ void write(const Tensors<T>& tensors, std::int64_t row,
+                                        MaxSum<T> total) const {
+    if (!writes_) return;
+    const Exponents<T> exponents(tensors.function, tensors.scale);
+    const A lse =
+        Exponents<T>::natural(Exponents<T>::exponent(total.sum) + exponents.base(total.anchor));
+    tensors.row_result[row] = lse;
+    if (tensors.loss != nullptr) tensors.loss[row] = lse - target_ * tensors.scale;
+  }
+
+ private:
+  bool writes_;
+  A target_;
+};
+
+template <class T, class State>
+__device__ __forceinline__ void write_row(const Tensors<T>& tensors, std::int64_t row,
+                                          State total) {
+  RowResult<State>(tensors, row, true).write(tensors, row, total);
 }
 
 // ---- Shares ----
 
-// The largest element, or the smallest. NaN loses, and makes the sum NaN later.
-template <bool kSmallest, class T, int kPack, int kPacks>
-__device__ __forceinline__ Accumulator<T> extreme_of_each(const Pack<T, kPack> (&x)[kPacks]) {
-  using A = Accumulator<T>;
-  A result = kSmallest ? infinity<A>() : -infinity<A>();
+// widen() for the second time, by other instructions: the compiler would see the same ones and hold
+// their results from the first time on, in twice the registers of the elements. `nothing` is 0,
+// which only the caller knows.
+template <class T, int kPack>
+__device__ __forceinline__ void widen_again(RegisterPack<T, kPack> pack, std::uint32_t nothing,
+                                            Accumulator<T> (&to)[kPack]) {
+  if constexpr (RegisterPack<T, kPack>::kPer != 2) {
+    widen(pack, to);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
 #pragma unroll
-  for (int p = 0; p < kPacks; ++p) {
-    A value[kPack];
-    widen(x[p], value);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      result = kSmallest ? fmin(result, value[i]) : fmax(result, value[i]);
+    for (int i = 0; i < kPack / 2; ++i) {
+      to[2 * i] = __builtin_bit_cast(float, __byte_perm(pack.reg[i], nothing, 0x1044));
+      to[2 * i + 1] = __builtin_bit_cast(float, __byte_perm(pack.reg[i], nothing, 0x3244));
     }
+  } else {
+#pragma unroll
+    for (auto& reg : pack.reg) reg ^= nothing;
+    widen(pack, to);
   }
-  return result;
 }
 
-#ifndef JAX_GPUOPS_INTERPRET
-// The same for 16-bit elements: two an instruction, and none to widen them.
+// The largest element, or the smallest. NaN loses, and makes the sum NaN later.
 template <bool kSmallest, class T, int kPack, int kPacks>
-__device__ __forceinline__ float extreme_of_pairs(const Pack<T, kPack> (&x)[kPacks]) {
-  using Pair = std::conditional_t<std::is_same_v<T, __half>, __half2, __nv_bfloat162>;
-  struct Pairs {
-    Pair pair[kPack / 2];
-  };
-  const auto better = [](Pair a, Pair b) { return kSmallest ? __hmin2(a, b) : __hmax2(a, b); };
-  Pairs result;
-  std::memcpy(&result, &x[0], sizeof(result));
+__device__ __forceinline__ Accumulator<T> extreme_of(const RegisterPack<T, kPack> (&x)[kPacks]) {
+  RegisterPack<T, kPack> best = x[0];
 #pragma unroll
-  for (int p = 1; p < kPacks; ++p) {
-    Pairs pairs;
-    std::memcpy(&pairs, &x[p], sizeof(pairs));
+  for (int p = 1; p < kPacks; ++p) best = extreme<kSmallest>(best, x[p]);
+  Accumulator<T> value[kPack];
+  widen(best, value);
 #pragma unroll
-    for (int i = 0; i < kPack / 2; ++i) result.pair[i] = better(result.pair[i], pairs.pair[i]);
+  for (int i = 1; i < kPack; ++i) {
+    value[0] = kSmallest ? fmin(value[0], value[i]) : fmax(value[0], value[i]);
   }
-#pragma unroll
-  for (int i = 1; i < kPack / 2; ++i) result.pair[0] = better(result.pair[0], result.pair[i]);
-  const float a = widen(result.pair[0].x);
-  const float b = widen(result.pair[0].y);
-  return kSmallest ? fmin(a, b) : fmax(a, b);
+  return value[0];
 }
-#endif
 
 // Wide elements give way to their powers, if these are what the results are made of. It takes two
 // instructions more to take the power of a 16-bit element again, and half the registers.
@@ -342,7 +367,7 @@ class Forward {
   template <int kLanes>
   __device__ __forceinline__ State reduce(const Tensors<T>& tensors) {
     const Exponents<T> exponents(function(tensors), tensors.scale);
-    const A extremum = exponents.factor < 0 ? extreme<true>() : extreme<false>();
+    const A extremum = exponents.factor < 0 ? extreme_of<true>(x_) : extreme_of<false>(x_);
     const A largest =
         group_reduce<kLanes>(A(extremum * exponents.factor), [](A a, A b) { return fmax(a, b); });
     anchor_ = exponents.anchor(largest);
@@ -384,21 +409,6 @@ class Forward {
 
   static constexpr bool kKeepsPowers = std::is_same_v<T, A>;
 
-  template <bool kSmallest>
-  __device__ __forceinline__ A extreme() const {
-#ifndef JAX_GPUOPS_INTERPRET
-    // The ends of ragged rows are replaced one by one, which packs of pairs would have to be taken
-    // apart for.
-    if constexpr (sizeof(T) == 2 && kKind != Kind::kRagged) {
-      return extreme_of_pairs<kSmallest>(x_);
-    } else {
-      return extreme_of_each<kSmallest>(x_);
-    }
-#else
-    return extreme_of_each<kSmallest>(x_);
-#endif
-  }
-
   template <bool kKeep>
   __device__ __forceinline__ A sum_of_powers(const Exponents<T>& exponents) {
     const A subtrahend = exponents.subtrahend(anchor_);
@@ -411,7 +421,7 @@ class Forward {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         const A power = exponents.power(x[i], subtrahend);
-        if constexpr (kKeep) x_[p].element[i] = power;
+        if constexpr (kKeep) x_[p].reg[i] = power;
         pack_sum += power;
       }
       sum += pack_sum;
@@ -424,38 +434,38 @@ class Forward {
   template <class Result>
   __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
                                              bool regular, A left_out, Result&& result) const {
-#pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!stretch.has(p)) continue;
+    stretch.template write<kPacks>(tensors, [&](int p) {
       A x[kPack];
-      widen(x_[p], x);
-      Pack<T, kPack> pack;
+      widen_again(pack_at(x_, p), tensors.nothing(), x);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) pack.element[i] = narrow<T>(result(x[i]));
+      for (int i = 0; i < kPack; ++i) x[i] = result(x[i]);
+      RegisterPack<T, kPack> pack = narrow<T>(x);
       if constexpr (kHasMask<kKind>) {
         if (!regular) stretch.replace_unkept(tensors, p, narrow<T>(left_out), pack);
       }
-      stretch.write(tensors, p, pack);
-    }
+      return pack;
+    });
   }
 
-  Pack<T, kPack> x_[kPacks];
+  RegisterPack<T, kPack> x_[kPacks];
   A anchor_;
 };
 
 template <class T, int kPacks, Kind kKind>
 using Softmax = Forward<T, kPacks, kKind, true>;
 
-// Writes what a function has of results, for elements and, by one thread, for the row.
+// Writes what a function has of results, for elements and for the row. A share of one function that
+// has none for the row does not look for them.
 template <class Share>
 __device__ __forceinline__ void write_results(const Share& share,
                                               const Tensors<typename Share::Element>& tensors,
                                               std::int64_t number,
                                               const typename Share::Packs& stretch,
-                                              typename Share::State total, bool writes_row) {
+                                              typename Share::State total,
+                                              const RowResult<typename Share::State>& row_result) {
   if constexpr (Share::kHasRowResults) {
     if (tensors.y != nullptr) share.write(tensors, stretch, total);
-    if (writes_row) write_row(tensors, number, total);
+    row_result.write(tensors, number, total);
   } else {
     share.write(tensors, stretch, total);
   }
@@ -475,15 +485,11 @@ class Tangent {
   using Packs = Stretch<T, kKind>;
 
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch) {
-    load(tensors, stretch, tensors.x + stretch.begin(), tensors.t + stretch.begin());
-  }
-
-  // With the packs from `y` and `t`, copies.
-  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch, const T* y,
-                                       const T* t) {
     const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
-    stretch.read(tensors, tensors.x, y, narrow<T>(logarithm ? -infinity<A>() : A(0)), y_);
-    stretch.read(tensors, tensors.t, t, narrow<T>(A(0)), t_);
+    const std::int64_t at = stretch.begin();
+    stretch.read(tensors, tensors.x, tensors.x + at, narrow<T>(logarithm ? -infinity<A>() : A(0)),
+                 y_);
+    stretch.read(tensors, tensors.t, tensors.t + at, narrow<T>(A(0)), t_);
   }
 
   template <int kLanes>
@@ -529,26 +535,24 @@ class Tangent {
   template <class Result>
   __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
                                              State total, Result&& result) const {
-#pragma unroll
-    for (int p = 0; p < kHeld; ++p) {
-      if (!stretch.has(p)) continue;
+    stretch.template write<kHeld>(tensors, [&](int p) {
       A y[kPack];
       A t[kPack];
-      widen(y_[p], y);
-      widen(t_[p], t);
-      Pack<T, kPack> pack;
+      widen_again(pack_at(y_, p), tensors.nothing(), y);
+      widen_again(pack_at(t_, p), tensors.nothing(), t);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) pack.element[i] = narrow<T>(result(y[i], t[i]));
+      for (int i = 0; i < kPack; ++i) y[i] = result(y[i], t[i]);
+      RegisterPack<T, kPack> pack = narrow<T>(y);
       if constexpr (kHasMask<kKind>) {
         // Elsewhere, y and t of 0, or y of -inf, make 0 of what does not take part.
         if (!is_finite(total.sum)) stretch.replace_unkept(tensors, p, narrow<T>(A(0)), pack);
       }
-      stretch.write(tensors, p, pack);
-    }
+      return pack;
+    });
   }
 
-  Pack<T, kPack> y_[kHeld];
-  Pack<T, kPack> t_[kHeld];
+  RegisterPack<T, kPack> y_[kHeld];
+  RegisterPack<T, kPack> t_[kHeld];
 };
 
 }  // namespace softmax

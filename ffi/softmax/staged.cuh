@@ -27,10 +27,9 @@ __device__ inline void move(const T* __restrict__ from, T* __restrict__ to, int 
   constexpr int kBatch = 4;  // loads in flight before the first store
   int moved = 0;
   if (is_aligned<kPack>(from) && is_aligned<kPack>(to)) {
-    using Elements = Pack<T, kPack>;
     const int packs = count / kPack;
     for (int p = threadIdx.x; p < packs; p += kBatch * kStagedThreads) {
-      Elements batch[kBatch];
+      RegisterPack<T, kPack> batch[kBatch];
 #pragma unroll
       for (int b = 0; b < kBatch; ++b) {
         const int at = p + b * kStagedThreads;

@@ -42,8 +42,10 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       const std::int64_t number = first + r * kGroups + group;
       const Row<T, Share::kKind> row(tensors, number, number < count);
       const typename Share::Packs stretch(tensors, row, lane, row.packs, kLanes);
+      const RowResult<typename Share::State> row_result(tensors, number,
+                                                        lane == 0 && number < count);
       const auto total = share[r].template reduce<kLanes>(tensors);
-      write_results(share[r], tensors, number, stretch, total, lane == 0 && number < count);
+      write_results(share[r], tensors, number, stretch, total, row_result);
     }
   }
 }
