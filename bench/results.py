@@ -111,7 +111,9 @@ class Result:
             return False
         if floor.ratio is None:
             return True
-        longest = max(self.xla_time_us / floor.ratio, self.xla_time_us + floor.slack_us)
+        longest = self.xla_time_us / floor.ratio
+        if floor.slack_us:
+            longest = max(longest, self.xla_time_us + floor.slack_us)
         return self.time_us <= longest
 
 

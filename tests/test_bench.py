@@ -394,6 +394,14 @@ def test_result_at_95_percent_of_the_ceiling_and_90_percent_of_xla(floor, met):
     assert result.meets_floor is met
 
 
+def test_a_floor_above_the_speed_of_xla_is_not_met_by_being_level():
+    problem = ops.make("softmax", (9, 70), "float32", floor=Floor(ratio=3.2))
+    for time_us, met in ((5.0, False), (3.0, True)):
+        result = made_up_result(problem, "warp", time_us=time_us)
+        result.xla_time_us = 10.0
+        assert result.meets_floor is met
+
+
 def test_report_says_which_floors_are_missed():
     floor = Floor(ratio=0.99, mean_ratio=1.0)
     found = [
