@@ -285,7 +285,7 @@ class Stretch {
         }
       }
     }
-    // Made again, for packs that are written in the same way to share the code.
+    // Outside the loop, where the stores of its elements are compiled once and not for each p.
     if (cut != 0) write_elements(tensors, position(cut, 0), pack_of(cut));
   }
 
