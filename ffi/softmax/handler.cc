@@ -138,17 +138,22 @@ void run(const Queue& queue, const Problem& problem, const Attributes& attribute
 
 using Out = ffi::Result<ffi::AnyBuffer>;
 
+void run(const Queue& queue, const Problem& problem, const Attributes& attributes,
+         const ffi::AnyBuffer& x, const Where& where, Out workspace, Buffers buffers) {
+  const Result memory(workspace);
+  buffers.workspace = memory.data();
+  buffers.workspace_bytes = workspace->size_bytes();
+  run(queue, problem, attributes, x, where, buffers);
+}
+
 template <Function kFunction>
 void run_forward(Queue queue, ffi::AnyBuffer x, Where where, Out y, Out workspace,
                  Attributes attributes) {
   const Problem problem = to_problem(kFunction, x, where, attributes);
   const Operand x_memory(x);
   const Result y_memory(y);
-  const Result workspace_memory(workspace);
   Buffers buffers;
   buffers.x = x_memory.data();
-  buffers.workspace = workspace_memory.data();
-  buffers.workspace_bytes = workspace->size_bytes();
   if (kFunction == Function::kLogSumExp) {
     require_rows(*y, problem, "the result must have one element for each row");
     buffers.row_result = y_memory.data();
@@ -156,7 +161,7 @@ void run_forward(Queue queue, ffi::AnyBuffer x, Where where, Out y, Out workspac
     require_like(*y, x, "the result must be like x");
     buffers.y = y_memory.data();
   }
-  run(queue, problem, attributes, x, where, buffers);
+  run(queue, problem, attributes, x, where, workspace, buffers);
 }
 
 void run_cross_entropy(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer labels, Where where, Out loss,
@@ -169,16 +174,13 @@ void run_cross_entropy(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer labels, Whe
   const Operand labels_memory(labels);
   const Result loss_memory(loss);
   const Result lse_memory(lse);
-  const Result workspace_memory(workspace);
   Buffers buffers;
   buffers.x = x_memory.data();
   buffers.labels = labels_memory.data();
   buffers.wide_labels = labels.element_type() == ffi::S64;
   buffers.loss = loss_memory.data();
   buffers.row_result = lse_memory.data();
-  buffers.workspace = workspace_memory.data();
-  buffers.workspace_bytes = workspace->size_bytes();
-  run(queue, problem, attributes, x, where, buffers);
+  run(queue, problem, attributes, x, where, workspace, buffers);
 }
 
 template <Function kFunction>
@@ -190,14 +192,11 @@ void run_tangent(Queue queue, ffi::AnyBuffer y, ffi::AnyBuffer t, Where where, O
   const Operand y_memory(y);
   const Operand t_memory(t);
   const Result result_memory(result);
-  const Result workspace_memory(workspace);
   Buffers buffers;
   buffers.x = y_memory.data();
   buffers.t = t_memory.data();
   buffers.y = result_memory.data();
-  buffers.workspace = workspace_memory.data();
-  buffers.workspace_bytes = workspace->size_bytes();
-  run(queue, problem, attributes, y, where, buffers);
+  run(queue, problem, attributes, y, where, workspace, buffers);
 }
 
 // The result may be x itself.
