@@ -155,6 +155,25 @@ def test_long_rows(name, algorithm, dtype, implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
+    """Blocks that take row after row together; and rows that all of them do not hold."""
+    if implementation != "cuda":
+        pytest.skip("the executor runs one block after the other")
+    how = {"implementation": implementation, "algorithm": "split"}
+    shapes = [(140, 70000), (140, 70001), (14, 700001), (1, 13000001)]
+    xs = [helpers.normal(shape, dtype, scale=4) for shape in shapes]
+    assert_each_accurate(name, xs, dtype, **how)
+    x = xs[0]
+    where = np.random.default_rng(0).random(x.shape) < 0.5
+    where[7] = False
+    for options in ({"where": where}, {"causal": True}):
+        y = ours(name, x, **options, **how)
+        assert_accurate(name, y, x, **options)
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("inner", [8, 13])
@@ -592,6 +611,17 @@ def test_tangents_of_long_rows(name, algorithm, dtype, implementation):
     cases = [(helpers.normal((2, columns), dtype, scale=3), {}) for columns in lengths]
     how = {"implementation": implementation, "algorithm": algorithm}
     assert_tangents_accurate(name, cases, dtype, **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_of_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
+    if implementation != "cuda":
+        pytest.skip("the executor runs one block after the other")
+    shapes = [(140, 35000), (140, 35001), (1, 7000001)]
+    cases = [(helpers.normal(shape, dtype, scale=3), {}) for shape in shapes]
+    assert_tangents_accurate(name, cases, dtype, implementation=implementation, algorithm="split")
 
 
 @pytest.mark.kernel

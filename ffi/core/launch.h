@@ -28,6 +28,7 @@ struct LaunchShape {
   dim3 block;
   std::size_t shared_bytes = 0;
   int cluster = 1;  // how many neighbouring blocks along x share their shared memory, up to 16
+  bool together = false;  // all blocks run at the same time, so they may wait for each other
 };
 
 // The grid's x extent for `items` blocks of work; kernels walk what is left in grid strides.
@@ -66,7 +67,9 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
             Arguments&&... arguments) {
 #ifdef JAX_GPUOPS_INTERPRET
   if (queue.preparing) return;
-  if (shape.cluster > 1) throw std::logic_error("the host executor has no clusters");
+  if (shape.cluster > 1 || shape.together) {
+    throw std::logic_error("the host executor runs one block after the other");
+  }
   simt::launch(shape.grid, shape.block, shape.shared_bytes, [&] { kernel(arguments...); });
 #else
   if (queue.preparing) {
@@ -78,17 +81,29 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = queue.stream;
-  cudaLaunchAttribute cluster{};
+  cudaLaunchAttribute attributes[2] = {};
+  config.attrs = attributes;
   if (shape.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
     cluster.id = cudaLaunchAttributeClusterDimension;
     cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-    config.attrs = &cluster;
-    config.numAttrs = 1;
+  }
+  if (shape.together) {
+    cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
   }
   check_cuda(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
              "launching a kernel");
 #endif
 }
+
+#ifndef JAX_GPUOPS_INTERPRET
+inline void clear(const Queue& queue, void* memory, std::size_t bytes) {
+  if (queue.preparing) return;
+  check_cuda(cudaMemsetAsync(memory, 0, bytes, queue.stream), "clearing memory");
+}
+#endif
 
 // How many blocks of this shape one multiprocessor holds at a time; at least 1.
 template <class... Parameters>

@@ -181,6 +181,28 @@ __device__ inline void send([[maybe_unused]] const T& value, [[maybe_unused]] T*
 #endif
 }
 
+// A word and a number that tells it from those that lay there before, for other blocks: both are
+// written, and read, at once, and nothing else is ordered.
+__device__ inline void post([[maybe_unused]] std::uint64_t* to, [[maybe_unused]] std::uint32_t word,
+                            [[maybe_unused]] std::uint32_t number) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  const std::uint64_t both = std::uint64_t{number} << 32 | word;
+  asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
+#endif
+}
+
+// Waits for the word that is posted with `number`.
+__device__ inline std::uint32_t await([[maybe_unused]] const std::uint64_t* from,
+                                      [[maybe_unused]] std::uint32_t number) {
+  std::uint64_t both = 0;
+#if JAX_GPUOPS_HAS_CLUSTERS
+  do {
+    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
+  } while (both >> 32 != number);
+#endif
+  return static_cast<std::uint32_t>(both);
+}
+
 // Copies from shared to global memory without registers, of what all threads wrote before they
 // called finish_writes_before_copies() and met at a barrier. wait_until_read() returns when the
 // caller's copies no longer need the shared memory.

@@ -48,6 +48,14 @@ class ColumnShare {
     const A lowest = tensors.scale < 0 ? infinity<A>() : -infinity<A>();
     const A fill = !kTangent ? lowest : logarithm ? -infinity<A>() : A(0);
     std::int64_t at = steps.begin;
+    if (is_full(steps)) {
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k, at += steps.hop) {
+        x_[k] = read_pack<kPack>(tensors.x + at);
+        if constexpr (kTangent) t_[k] = read_pack<kPack>(tensors.t + at);
+      }
+      return;
+    }
 #pragma unroll
     for (int k = 0; k < kHeld; ++k, at += steps.hop) {
       x_[k] = filled<kPack>(narrow<T>(fill));
@@ -122,6 +130,12 @@ class ColumnShare {
   }
 
  private:
+  // Whether all steps are there and taken part in: a branch for all takes fewer instructions than
+  // one for each.
+  __device__ __forceinline__ static bool is_full(const Steps& steps) {
+    return kPack > 1 && steps.count == kHeld;
+  }
+
   __device__ __forceinline__ static bool keeps(const Steps& steps, const Selection<T>& selection,
                                                int k) {
     if (k >= steps.count) return false;
@@ -155,9 +169,7 @@ class ColumnShare {
     // Other numbers than in load(), as far as the compiler knows, which would hold those until now.
     std::int64_t at = steps.begin + tensors.nothing();
     const std::int64_t hop = steps.hop + tensors.nothing();
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k, at += hop) {
-      if (k >= steps.count) continue;
+    const auto results = [&](int k) {
       A x[kPack];
       A t[kPack] = {};
       widen_again(x_[k], tensors.nothing(), x);
@@ -165,7 +177,16 @@ class ColumnShare {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) x[i] = result(i, x[i], t[i]);
       if (!regular && !keeps(steps, selection, k)) x[0] = left_out;
-      write_global_pack(narrow<T>(x), tensors.y + at);
+      return narrow<T>(x);
+    };
+    if (is_full(steps)) {
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k, at += hop) write_global_pack(results(k), tensors.y + at);
+      return;
+    }
+#pragma unroll
+    for (int k = 0; k < kHeld; ++k, at += hop) {
+      if (k < steps.count) write_global_pack(results(k), tensors.y + at);
     }
   }
 
@@ -278,17 +299,17 @@ __global__ void __launch_bounds__(kColumnThreads, kOnce&& kPack > 1 ? kColumnBlo
         share.write(tensors, exponents, steps_from(done), selection, states);
       }
     }
-    if (group == 0 && exists) {
+    if (tensors.row_result != nullptr && group == 0 && exists) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
     }
   };
 
-  for (std::int64_t outer = blockIdx.y; outer < outers; outer += gridDim.y) {
-    for (std::int64_t first = std::int64_t{blockIdx.x} * rows; first < inner;
-         first += std::int64_t{gridDim.x} * rows) {
-      take(outer, first);
-    }
+  // The grid is as wide as the rows. Of the loop only 32 bits stay in registers, which are scarce.
+  for (unsigned turn = 0;; ++turn) {
+    const std::int64_t outer = blockIdx.y + std::int64_t{turn} * gridDim.y;
+    if (outer >= outers) break;
+    take(outer, std::int64_t{blockIdx.x} * rows);
   }
 }
 

@@ -162,7 +162,7 @@ int threads_for(std::int64_t packs, int held) {
   return static_cast<int>(std::max<std::int64_t>(2, divide_up(packs, 32 * held)) * 32);
 }
 
-Shape block_shape(const Problem& problem, const Device& device) {
+Shape block_shape(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
   Shape shape;
   if (problem.rows() * packs <= kSmallPacks && packs <= kSmallBlockThreads) {
@@ -172,8 +172,7 @@ Shape block_shape(const Problem& problem, const Device& device) {
   }
   shape.whole = fits_block(problem);
   if (!shape.whole) {
-    shape.ring = reduces(problem.function) && has_clusters(device) && !has_mask(problem);
-    shape.threads = shape.ring ? kRingThreads : kBlockThreads;
+    shape.threads = kBlockThreads;
     return shape;
   }
   const int few = is_even(problem) || has_mask(problem) ? kBlockPacks[0] : kRaggedBlockPacks[0];
@@ -209,12 +208,50 @@ Shape cluster_shape(const Problem& problem, const Device& device) {
   return shape;
 }
 
+// Blocks of split that stay on the GPU together, each with a slice of a row in shared memory.
+std::int64_t slices_held(const Device& device) {
+  return has_clusters(device) ? std::int64_t{kSlicesResident} * device.multiprocessors : 0;
+}
+
+bool fits_slices(const Problem& problem, const Device& device) {
+  return !reduces(problem.function) &&
+         most_packs(problem) <= slices_held(device) * packs_held(problem.function, kSlicePacks);
+}
+
+// For a slice, a quarter of what there is room for is enough.
+std::int64_t most_slices(const Problem& problem, const Device& device) {
+  const std::int64_t least = packs_held(problem.function, kSlicePacks) / 4;
+  return std::min(slices_held(device), divide_up(most_packs(problem), least));
+}
+
 Shape split_shape(const Problem& problem, const Device& device) {
+  const std::int64_t packs = most_packs(problem);
+  const std::int64_t rows = std::max<std::int64_t>(1, problem.rows());
   Shape shape;
+  // What is read twice comes from the L2 cache if it is less than 8 MiB, which is faster than that
+  // blocks wait for each other.
+  if (fits_slices(problem, device) && rows * packs >= std::int64_t{1} << 19) {
+    // As many rows at a time as there is room for, and all blocks at work on them.
+    const std::int64_t fewest = divide_up(packs, packs_held(problem.function, kSlicePacks));
+    const std::int64_t groups = std::min(rows, slices_held(device) / fewest);
+    shape.threads = kSliceThreads;
+    shape.slices = std::min(slices_held(device) / groups, most_slices(problem, device));
+    return shape;
+  }
   shape.threads = kBlockThreads;
+  const std::int64_t held = std::int64_t{kBlockThreads} * most_held(problem);
+  if (reduces(problem.function) && packs <= kMostSlices * held) {
+    // Slices that registers hold, and a block for each multiprocessor at least.
+    const std::int64_t wanted = divide_up(std::int64_t{2} * device.multiprocessors, rows);
+    const std::int64_t fewest = divide_up(packs, held);
+    shape.slices = std::clamp(wanted, fewest, std::max(fewest, divide_up(packs, held / 4)));
+    shape.slices = std::min(shape.slices, kMostSlices);
+    return shape;
+  }
+  shape.whole = false;
   const std::int64_t least = kBlockThreads * passing_held(problem);
-  const std::int64_t wanted = divide_up(std::int64_t{16} * device.multiprocessors, problem.rows());
-  shape.slices = std::clamp<std::int64_t>(wanted, 1, divide_up(most_packs(problem), least));
+  const std::int64_t wanted = divide_up(std::int64_t{16} * device.multiprocessors, rows);
+  shape.slices = std::clamp<std::int64_t>(wanted, 1, divide_up(packs, least));
   shape.slices = std::min(shape.slices, kMostSlices);
   return shape;
 }
@@ -256,7 +293,7 @@ Shape shape_of(Algorithm algorithm, const Problem& problem, const Device& device
     case Algorithm::kStaged:
       return staged_shape(problem);
     case Algorithm::kBlock:
-      return block_shape(problem, device);
+      return block_shape(problem);
     case Algorithm::kCluster:
       return cluster_shape(problem, device);
     case Algorithm::kSplit:
@@ -299,12 +336,14 @@ Plan choose(const Problem& problem, const Device& device) {
   if (fits_block(problem)) {
     return {Algorithm::kBlock, rows + " fit the registers of a block", {}};
   }
-  const bool enough_rows = problem.rows() >= 2 * device.multiprocessors;
-  if (reduces(problem.function) && enough_rows) {
-    return {Algorithm::kBlock, rows + " are read in passing by a block each", {}};
+  if (reduces(problem.function)) {
+    return {Algorithm::kSplit, rows + " are cut into slices that fit the registers of a block", {}};
   }
   if (has_clusters(device) && fits_cluster(problem)) {
     return {Algorithm::kCluster, rows + " fit the registers of a cluster of blocks", {}};
+  }
+  if (fits_slices(problem, device)) {
+    return {Algorithm::kSplit, rows + " fit the shared memory of many blocks", {}};
   }
   if (problem.rows() < 16 * device.multiprocessors) {
     return {Algorithm::kSplit, "few " + rows + ", too long for the registers of a cluster", {}};
@@ -342,22 +381,23 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   return result;
 }
 
-// Only split has any: a state of at most two numbers for each slice. Neither the number of rows nor
-// the GPU is known here, so room is left for as many slices as a single row would have, on a GPU
-// without clusters too: 8 bytes for each 64 KiB of the row.
+// Only split has any: a state of two numbers for each slice of a row, or where blocks wait for each
+// other, two sets of slots of twice the size. Neither the number of rows nor the GPU is known here;
+// a row has the most slices where it is the only one.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
-  if (is_elementwise(problem.function)) return 0;
+  const bool is_named = algorithm == kAlgorithms[static_cast<int>(Algorithm::kSplit)].name;
+  if (is_elementwise(problem.function) || problem.inner != 1) return 0;
+  if (!is_named && (!algorithm.empty() || fits_block(problem))) return 0;
   Problem one_row = problem;
   one_row.outer = 1;
-  one_row.inner = 1;
-  Device device = nominal_device();
-  device.compute_capability = 80;
-  const bool splits = algorithm.empty()
-                          ? choose(one_row, device).algorithm == Algorithm::kSplit
-                          : algorithm == kAlgorithms[static_cast<int>(Algorithm::kSplit)].name;
-  if (!splits || problem.inner != 1) return 0;
-  const std::int64_t number = problem.dtype == DType::kFloat64 ? 8 : 4;
-  return split_shape(one_row, device).slices * 2 * number;
+  Device without_clusters = nominal_device();
+  without_clusters.compute_capability = 80;
+  const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
+  const std::int64_t bytes = split_shape(one_row, without_clusters).slices * state;
+  const bool may_wait =
+      fits_slices(problem, nominal_device()) && (is_named || !fits_cluster(problem));
+  if (!may_wait) return bytes;
+  return std::max(bytes, 4 * state * most_slices(problem, nominal_device()));
 }
 
 }  // namespace softmax

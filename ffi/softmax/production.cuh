@@ -202,29 +202,6 @@ inline int piece_of_warp(std::int64_t packs, int warps) {
   return static_cast<int>(divide_up(divide_up(packs, warps), kPacksOfLine) * kPacksOfLine);
 }
 
-template <class Family, class T>
-void launch_ring([[maybe_unused]] const Launch<T>& call) {
-  if constexpr (!Family::kTangent) {
-    const int threads = call.plan.shape.threads;
-    const std::int64_t stretches = divide_up(most_packs(call.problem), threads * kRingPacks);
-    for_packed_rows<Family>(call, [&](auto kind) {
-      if constexpr (kind == Kind::kMasked) {
-        throw std::logic_error("a plan has a ring for masked rows");
-      } else {
-        using Share = typename Family::template Share<T, kRingPacks, kind>;
-        const auto kernel = ring_kernel<Share, kRingThreads, kRingBlocksResident>;
-        const std::size_t bytes = sizeof(RingStorage<typename Share::State>) +
-                                  std::size_t{16} * threads * kRingPacks * kStages;
-        const std::int64_t blocks = std::int64_t{call.queue.device->multiprocessors} *
-                                    resident_blocks(call.queue, kernel, threads, bytes);
-        const LaunchShape shape{grid_extent(std::min(call.rows(), blocks)),
-                                static_cast<unsigned>(threads), bytes};
-        launch(call.queue, shape, kernel, call.tensors, stretches);
-      }
-    });
-  }
-}
-
 template <template <class, int, Kind> class ShareOf, int kPacks, Kind kKind, int kMostThreads,
           int kLeastBlocks, class T>
 void launch_block_of(const Launch<T>& call) {
@@ -248,7 +225,6 @@ void launch_block_from(const Launch<T>& call) {
 template <class Family, class T>
 void launch_block(const Launch<T>& call) {
   const Shape& shape = call.plan.shape;
-  if (shape.ring) return launch_ring<Family>(call);
   for_packed_rows<Family>(call, [&](auto kind) {
     if (shape.small) {
       if constexpr (!Family::kTangent && kind == Kind::kEven) {
@@ -295,23 +271,77 @@ void launch_cluster([[maybe_unused]] const Launch<T>& call) {
 }
 
 template <class Family, class T>
+void launch_resident_split([[maybe_unused]] const Launch<T>& call) {
+#ifndef JAX_GPUOPS_INTERPRET
+  using State = typename Family::template Share<T, kPassingPacks, Kind::kEven>::State;
+  const std::int64_t slices = call.plan.shape.slices;
+  const std::int64_t size =
+      divide_up(divide_up(most_packs(call.problem), slices), kPacksOfLine) * kPacksOfLine;
+  const std::size_t bytes = sizeof(SliceStorage<State>) + std::size_t{16} * kSlicePacks;
+  for_packed_rows<Family>(call, [&](auto kind) {
+    using Share = typename Family::template Share<T, kSliceHeld, kind>;
+    const auto kernel = split_kernel<Share>;
+    const int resident = resident_blocks(call.queue, kernel, kSliceThreads, bytes);
+    const std::int64_t groups =
+        std::min(call.rows(), resident * call.queue.device->multiprocessors / slices);
+    const std::size_t board = Board<State>::bytes(groups, slices);
+    if (board > call.buffers.workspace_bytes) {
+      throw std::invalid_argument("the workspace is too small for algorithm 'split'");
+    }
+    auto* const slots = static_cast<std::uint64_t*>(call.buffers.workspace);
+    clear(call.queue, slots, board);
+    LaunchShape blocks{grid_extent(groups * slices), kSliceThreads, bytes};
+    blocks.together = true;
+    launch(call.queue, blocks, kernel, call.tensors, static_cast<int>(slices), size, slots);
+  });
+#else
+  throw std::logic_error("a plan for the host has blocks that wait for each other");
+#endif
+}
+
+template <class Family, class T>
 void launch_split(const Launch<T>& call) {
   using State = typename Family::template Share<T, kPassingPacks, Kind::kEven>::State;
   const Shape& shape = call.plan.shape;
+  const bool only_reduces = call.tensors.y == nullptr;
+  if (shape.whole && !reduces(call.problem.function)) return launch_resident_split<Family>(call);
   const std::int64_t fit = static_cast<std::int64_t>(call.buffers.workspace_bytes / sizeof(State)) /
                            std::max<std::int64_t>(1, call.rows());
   const std::int64_t slices = std::min(shape.slices, fit);
   if (slices < 1) throw std::invalid_argument("the workspace is too small for algorithm 'split'");
-  const std::int64_t size = divide_up(most_packs(call.problem), slices);
+  const std::int64_t size =
+      divide_up(divide_up(most_packs(call.problem), slices), kPacksOfLine) * kPacksOfLine;
   auto* const workspace = static_cast<State*>(call.buffers.workspace);
-  const LaunchShape blocks{grid_extent(call.rows() * slices), static_cast<unsigned>(shape.threads),
-                           sizeof(BlockStorage<State>)};
+  const auto blocks = [&](std::int64_t count, int threads) {
+    return LaunchShape{grid_extent(count), static_cast<unsigned>(threads),
+                       sizeof(BlockStorage<State>)};
+  };
   for_packed_rows<Family>(call, [&](auto kind) {
     using Share = typename Family::template Share<T, kPassingPacks, kind>;
-    launch(call.queue, blocks, split_reduce_kernel<Share, kBlockThreads, kBlocksResident>,
-           call.tensors, slices, size, workspace);
-    launch(call.queue, blocks, split_finish_kernel<Share, kBlockThreads, kBlocksResident>,
-           call.tensors, slices, size, static_cast<const State*>(workspace));
+    const auto reduce = [&] {
+      if constexpr (!Family::kTangent) {
+        if (shape.whole) {
+          using Held = typename Family::template Share<T, kMostBlockPacks, kind>;
+          LaunchShape grid = blocks(call.rows(), shape.threads);
+          grid.grid.y = static_cast<unsigned>(slices);
+          const int piece = piece_of_warp(size, shape.threads / kWarpSize);
+          return launch(call.queue, grid,
+                        split_reduce_held_kernel<Held, kBlockThreads, kBlocksResident>,
+                        call.tensors, size, piece, workspace);
+        }
+      }
+      launch(call.queue, blocks(call.rows() * slices, shape.threads),
+             split_reduce_kernel<Share, kBlockThreads, kBlocksResident>, call.tensors, slices, size,
+             workspace);
+    };
+    reduce();
+    // Without elements to write, a row's states are all that its block has to read.
+    const int threads = only_reduces ? static_cast<int>(std::min<std::int64_t>(
+                                           shape.threads, divide_up(slices, kWarpSize) * kWarpSize))
+                                     : shape.threads;
+    launch(call.queue, blocks(call.rows() * (only_reduces ? 1 : slices), threads),
+           split_finish_kernel<Share, kBlockThreads, kBlocksResident>, call.tensors, slices, size,
+           static_cast<const State*>(workspace));
   });
 }
 

@@ -210,13 +210,21 @@ class Stretch {
   template <int kPacks>
   __device__ __forceinline__ void read(const Tensors<T>& tensors, const T* from, const T* whole,
                                        T fill, Elements (&pack)[kPacks]) const {
+    if (kTestsOnce && fills<kPacks>(readable())) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) pack[p] = read_pack<kPack>(whole + p * stride_);
+      if constexpr (kKind == Kind::kMasked) {
+        if (mask_ != nullptr) apply_mask<true>(fill, pack);
+      }
+      return;
+    }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       pack[p] = filled<kPack>(fill);
       if (reads_whole(p)) pack[p] = read_pack<kPack>(whole + p * stride_);
     }
     if constexpr (kKind == Kind::kMasked) {
-      if (mask_ != nullptr) apply_mask(fill, pack);
+      if (mask_ != nullptr) apply_mask<false>(fill, pack);
     } else if constexpr (kKind == Kind::kRagged) {
       // The last row's last pack may reach beyond the array.
       if (safe_ - end_ < kPack && end_ > 0) read_last_of_array(tensors, from, pack);
@@ -233,6 +241,15 @@ class Stretch {
           replace_unless([&](int i) { return in_row(first + i); }, fill, pack[p]);
         }
       }
+    }
+  }
+
+  // One pack after the other, for what is rare.
+  template <int kPacks, class PackOf>
+  __device__ __forceinline__ void write_rolled(const Tensors<T>& tensors, PackOf&& pack_of) const {
+#pragma unroll 1
+    for (int p = 0; p < kPacks; ++p) {
+      if (has(p)) write_elements(tensors, position(p, 0), pack_of(p));
     }
   }
 
@@ -265,6 +282,13 @@ class Stretch {
   // Writes the packs of y, which pack_of(p) gives, as far as they lie in the row.
   template <int kPacks, class PackOf>
   __device__ __forceinline__ void write(const Tensors<T>& tensors, PackOf&& pack_of) const {
+    if (kTestsOnce && fills<kPacks>(end_)) {
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        write_global_pack(pack_of(p), tensors.y + at_ + position(p, 0));
+      }
+      return;
+    }
     int cut = 0;  // the pack that the row ends in
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -295,6 +319,17 @@ class Stretch {
     std::uint64_t half[2];
   };
   static constexpr unsigned kWhole = (1u << kPack) - 1;
+
+  // Whether it pays to ask once whether all of a thread's packs are there, before asking for each:
+  // moves and predicates are a third of the instructions of masked rows, but ragged rows have
+  // threads of both sorts in many warps, and 16-bit rows of clusters need the registers.
+  static constexpr bool kTestsOnce =
+      kKind == Kind::kMasked || (kKind == Kind::kEven && sizeof(T) >= 4);
+
+  template <int kPacks>
+  __device__ __forceinline__ bool fills(int end) const {
+    return position(kPacks - 1, kPack) <= end;
+  }
 
   // Where elements that are read end.
   __device__ __forceinline__ int readable() const { return kHasMask<kKind> ? readable_ : end_; }
@@ -377,16 +412,16 @@ class Stretch {
   }
 
   // For rows with a mask that lies like them.
-  template <int kPacks>
+  template <bool kComplete, int kPacks>
   __device__ __forceinline__ void apply_mask(T fill, Elements (&pack)[kPacks]) const {
     Flags flags[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
+      if (kComplete || reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (reads_whole(p)) replace_unset(flags[p], fill, pack[p]);
+      if (kComplete || reads_whole(p)) replace_unset(flags[p], fill, pack[p]);
     }
   }
 

@@ -348,15 +348,20 @@ class Forward {
   using State = MaxSum<T>;
   static constexpr Kind kKind = kKind_;
   static constexpr bool kHasRowResults = !kOneFunction;
+  static constexpr int kOperands = 1;
   static constexpr int kHeld = kPacks;
   static constexpr int kPack = kWidestPack<T>;
   using Packs = Stretch<T, kKind>;
+
+  __device__ __forceinline__ static const T* operand(const Tensors<T>& tensors, int) {
+    return tensors.x;
+  }
 
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch) {
     load(tensors, stretch, tensors.x + stretch.begin());
   }
 
-  // With the packs from `x`, a copy.
+  // With the packs from copies of a warp's packs of each operand, one behind the other.
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch,
                                        const T* x) {
     const T fill = narrow<T>(tensors.scale < 0 ? infinity<A>() : -infinity<A>());
@@ -434,17 +439,22 @@ class Forward {
   template <class Result>
   __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
                                              bool regular, A left_out, Result&& result) const {
-    stretch.template write<kPacks>(tensors, [&](int p) {
+    const auto pack_of = [&](int p) {
       A x[kPack];
       widen_again(pack_at(x_, p), tensors.nothing(), x);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) x[i] = result(x[i]);
-      RegisterPack<T, kPack> pack = narrow<T>(x);
-      if constexpr (kHasMask<kKind>) {
-        if (!regular) stretch.replace_unkept(tensors, p, narrow<T>(left_out), pack);
-      }
-      return pack;
-    });
+      return narrow<T>(x);
+    };
+    if (kHasMask<kKind> && !regular) {
+      stretch.template write_rolled<kPacks>(tensors, [&](int p) {
+        RegisterPack<T, kPack> pack = pack_of(p);
+        stretch.replace_unkept(tensors, p, narrow<T>(left_out), pack);
+        return pack;
+      });
+    } else {
+      stretch.template write<kPacks>(tensors, pack_of);
+    }
   }
 
   RegisterPack<T, kPack> x_[kPacks];
@@ -480,16 +490,22 @@ class Tangent {
   using State = Total<T>;
   static constexpr Kind kKind = kKind_;
   static constexpr bool kHasRowResults = false;
+  static constexpr int kOperands = 2;
   static constexpr int kHeld = kPacks > 1 ? kPacks / 2 : 1;
   static constexpr int kPack = kWidestPack<T>;
   using Packs = Stretch<T, kKind>;
 
+  __device__ __forceinline__ static const T* operand(const Tensors<T>& tensors, int number) {
+    return number == 0 ? tensors.x : tensors.t;
+  }
+
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch) {
-    const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
-    const std::int64_t at = stretch.begin();
-    stretch.read(tensors, tensors.x, tensors.x + at, narrow<T>(logarithm ? -infinity<A>() : A(0)),
-                 y_);
-    stretch.read(tensors, tensors.t, tensors.t + at, narrow<T>(A(0)), t_);
+    load(tensors, stretch, tensors.x + stretch.begin(), tensors.t + stretch.begin());
+  }
+
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch,
+                                       const T* copies) {
+    load(tensors, stretch, copies, copies + kWarpSize * kHeld * kPack);
   }
 
   template <int kLanes>
@@ -530,6 +546,13 @@ class Tangent {
       sum += pack_sum;
     }
     return sum;
+  }
+
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch, const T* y,
+                                       const T* t) {
+    const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
+    stretch.read(tensors, tensors.x, y, narrow<T>(logarithm ? -infinity<A>() : A(0)), y_);
+    stretch.read(tensors, tensors.t, t, narrow<T>(A(0)), t_);
   }
 
   template <class Result>

@@ -145,8 +145,9 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "none"},
     {"cluster", "Up to 16 blocks share a row and exchange their sums through shared memory.",
      kOnline, "rows of at most 1 MiB; compute capability 9.0; not under \"interpret\""},
-    {"split", "Many blocks reduce parts of few long rows, then read them again to finish.", kOnline,
-     "rows that are neighbours in memory"},
+    {"split",
+     "Blocks share a long row: each keeps its part and waits for the others, or reads it again.",
+     kOnline, "rows that are neighbours in memory"},
     {"column",
      "Threads walk down the axis side by side, so that another axis than the last is read "
      "where it lies.",
@@ -162,8 +163,7 @@ struct Shape {
   int packs = 0;            // packs of 16 bytes, or elements, that a thread holds of one row
   int rows = 1;             // rows that a group of lanes, or for staged a block, has in flight
   bool small = false;       // too little work to fill the GPU
-  bool whole = true;        // threads hold all packs of their rows
-  bool ring = false;        // rows pass through rings in shared memory
+  bool whole = true;        // threads, or shared memory, hold all packs of their rows or slices
   int cluster = 1;          // blocks on one row
   std::int64_t slices = 1;  // of a row, for split
 };
