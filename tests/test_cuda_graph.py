@@ -27,6 +27,11 @@ for x, y in zip(inputs, outputs):
 CALLS = {
     "softmax": ("ops.softmax(x, implementation='cuda')", "256, 1000", "jax.nn.softmax(x)"),
     "softmax long": ("ops.softmax(x, implementation='cuda')", "2, 70001", "jax.nn.softmax(x)"),
+    "softmax whose blocks wait for each other": (
+        "ops.softmax(x, implementation='cuda')",
+        "14, 700001",
+        "jax.nn.softmax(x)",
+    ),
     "sum": ("ops.sum(x, implementation='cuda')", "3000000,", "jnp.sum(x)"),
     "argmax": ("ops.argmax(x, 0, implementation='cuda')", "300, 700", "jnp.argmax(x, 0)"),
     "transpose": ("ops.transpose(x, implementation='cuda')", "300, 700", "x.T"),

@@ -197,9 +197,13 @@ void launch_staged(const Launch<T>& call) {
       });
 }
 
-// How many packs of a row each of `warps` warps takes: whole lines of 128 bytes.
-inline int piece_of_warp(std::int64_t packs, int warps) {
-  return static_cast<int>(divide_up(divide_up(packs, warps), kPacksOfLine) * kPacksOfLine);
+// How many packs each of `parts` parts has at most: whole lines of 128 bytes.
+inline std::int64_t packs_of_part(std::int64_t packs, std::int64_t parts) {
+  return divide_up(divide_up(packs, parts), kPacksOfLine) * kPacksOfLine;
+}
+
+inline int piece_of_warp(std::int64_t packs, int threads) {
+  return static_cast<int>(packs_of_part(packs, threads / kWarpSize));
 }
 
 template <template <class, int, Kind> class ShareOf, int kPacks, Kind kKind, int kMostThreads,
@@ -210,7 +214,7 @@ void launch_block_of(const Launch<T>& call) {
   launch_on_rows(call,
                  {1, static_cast<unsigned>(threads), sizeof(BlockStorage<typename Share::State>)},
                  block_kernel<Share, kMostThreads, kLeastBlocks>,
-                 piece_of_warp(most_packs(call.problem), threads / kWarpSize));
+                 piece_of_warp(most_packs(call.problem), threads));
 }
 
 template <template <class, int, Kind> class ShareOf, Kind kKind, const auto& kTable, class T>
@@ -256,14 +260,13 @@ template <class Family, class T>
 void launch_cluster([[maybe_unused]] const Launch<T>& call) {
 #ifndef JAX_GPUOPS_INTERPRET
   const Shape& shape = call.plan.shape;
-  const std::int64_t size =
-      divide_up(divide_up(most_packs(call.problem), shape.cluster), kPacksOfLine) * kPacksOfLine;
+  const std::int64_t size = packs_of_part(most_packs(call.problem), shape.cluster);
   for_packed_rows<Family>(call, [&](auto kind) {
     using Share = typename Family::template Share<T, kClusterPacks, kind>;
     const LaunchShape clusters{1, static_cast<unsigned>(shape.threads),
                                sizeof(ClusterStorage<typename Share::State>), shape.cluster};
     launch_on_rows(call, clusters, cluster_kernel<Share, kBlockThreads, kBlocksResident>,
-                   shape.cluster, size, piece_of_warp(size, shape.threads / kWarpSize));
+                   shape.cluster, size, piece_of_warp(size, shape.threads));
   });
 #else
   throw std::logic_error("a plan for the host has clusters");
@@ -275,8 +278,7 @@ void launch_resident_split([[maybe_unused]] const Launch<T>& call) {
 #ifndef JAX_GPUOPS_INTERPRET
   using State = typename Family::template Share<T, kPassingPacks, Kind::kEven>::State;
   const std::int64_t slices = call.plan.shape.slices;
-  const std::int64_t size =
-      divide_up(divide_up(most_packs(call.problem), slices), kPacksOfLine) * kPacksOfLine;
+  const std::int64_t size = packs_of_part(most_packs(call.problem), slices);
   const std::size_t bytes = sizeof(SliceStorage<State>) + std::size_t{16} * kSlicePacks;
   for_packed_rows<Family>(call, [&](auto kind) {
     using Share = typename Family::template Share<T, kSliceHeld, kind>;
@@ -309,8 +311,7 @@ void launch_split(const Launch<T>& call) {
                            std::max<std::int64_t>(1, call.rows());
   const std::int64_t slices = std::min(shape.slices, fit);
   if (slices < 1) throw std::invalid_argument("the workspace is too small for algorithm 'split'");
-  const std::int64_t size =
-      divide_up(divide_up(most_packs(call.problem), slices), kPacksOfLine) * kPacksOfLine;
+  const std::int64_t size = packs_of_part(most_packs(call.problem), slices);
   auto* const workspace = static_cast<State*>(call.buffers.workspace);
   const auto blocks = [&](std::int64_t count, int threads) {
     return LaunchShape{grid_extent(count), static_cast<unsigned>(threads),
@@ -324,7 +325,7 @@ void launch_split(const Launch<T>& call) {
           using Held = typename Family::template Share<T, kMostBlockPacks, kind>;
           LaunchShape grid = blocks(call.rows(), shape.threads);
           grid.grid.y = static_cast<unsigned>(slices);
-          const int piece = piece_of_warp(size, shape.threads / kWarpSize);
+          const int piece = piece_of_warp(size, shape.threads);
           return launch(call.queue, grid,
                         split_reduce_held_kernel<Held, kBlockThreads, kBlocksResident>,
                         call.tensors, size, piece, workspace);
@@ -335,10 +336,9 @@ void launch_split(const Launch<T>& call) {
              workspace);
     };
     reduce();
-    // Without elements to write, a row's states are all that its block has to read.
-    const int threads = only_reduces ? static_cast<int>(std::min<std::int64_t>(
-                                           shape.threads, divide_up(slices, kWarpSize) * kWarpSize))
-                                     : shape.threads;
+    // Without elements to write, a row's states are all that a block has to read.
+    const int for_states = static_cast<int>(divide_up(slices, kWarpSize)) * kWarpSize;
+    const int threads = only_reduces ? std::min(shape.threads, for_states) : shape.threads;
     launch(call.queue, blocks(call.rows() * (only_reduces ? 1 : slices), threads),
            split_finish_kernel<Share, kBlockThreads, kBlocksResident>, call.tensors, slices, size,
            static_cast<const State*>(workspace));

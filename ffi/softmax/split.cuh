@@ -112,10 +112,12 @@ struct alignas(kSharedAlignment) SliceStorage {
 // For functions with results for the elements. A slice has `size` packs, in kSliceStretches
 // stretches, of each of which a warp has a piece.
 //
-// A third of the time the warps wait for other blocks: the slowest of 60 that read at the same time
-// is late. Slices half as long, reduced while the last row's states are on their way, were slower
-// by 10 %, since then it is the loads that are late; so were slices held in registers, with the
-// next row's on their way to shared memory (20 %), and half as many bytes again in registers (5 %).
+// Of their time, the warps spend 45 % waiting for other blocks' states and 11 % for loads (ncu,
+// rows of 4 MB): the slowest of 60 blocks is late. What was tried against it, in parts of what a
+// copy does, which is 0.76 here: to reduce the next row while states are on their way, with slices
+// half as long, 0.68, since then it is the loads that are late (at 1 MiB a row 0.85, where clusters
+// do 0.91); slices in registers and the next row's on their way to shared memory, 0.63; half as
+// many bytes again in registers, 0.72.
 template <class Share>
 __global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
     split_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int slices,
