@@ -155,20 +155,24 @@ def test_long_rows(name, algorithm, dtype, implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
-    """Blocks that take row after row together; and rows that all of them do not hold."""
+    """Blocks that take three rows and more together; and rows that all of them do not hold."""
     if implementation != "cuda":
         pytest.skip("the executor runs one block after the other")
     how = {"implementation": implementation, "algorithm": "split"}
-    shapes = [(140, 70000), (140, 70001), (14, 700001), (1, 13000001)]
+    columns = 80000 // jnp.dtype(dtype).itemsize
+    shapes = [(400, columns), (400, columns + 1), (14, 700001), (1, 13000001)]
     xs = [helpers.normal(shape, dtype, scale=4) for shape in shapes]
+    for x in xs[:2]:
+        x[1], x[3, : columns // 2] = -np.inf, -np.inf
+        x[5, 77], x[390, columns - 1] = np.inf, np.nan
     assert_each_accurate(name, xs, dtype, **how)
     x = xs[0]
     where = np.random.default_rng(0).random(x.shape) < 0.5
     where[7] = False
-    for options in ({"where": where}, {"causal": True}):
+    for options in ({"where": where}, {"causal": True, "scale": 0.5}):
         y = ours(name, x, **options, **how)
         assert_accurate(name, y, x, **options)
 
@@ -619,8 +623,10 @@ def test_tangents_of_long_rows(name, algorithm, dtype, implementation):
 def test_tangents_of_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
     if implementation != "cuda":
         pytest.skip("the executor runs one block after the other")
-    shapes = [(140, 35000), (140, 35001), (1, 7000001)]
+    columns = 40000 // jnp.dtype(dtype).itemsize
+    shapes = [(800, columns), (800, columns + 1), (1, 7000001)]
     cases = [(helpers.normal(shape, dtype, scale=3), {}) for shape in shapes]
+    cases.append((cases[0][0], {"causal": True}))
     assert_tangents_accurate(name, cases, dtype, implementation=implementation, algorithm="split")
 
 
@@ -859,16 +865,16 @@ def test_sums_of_long_rows_stay_accurate(implementation):
     np.testing.assert_allclose(y, [np.log(float(1 << 20))], rtol=2e-7)
 
 
-LONG = 2**31 + 5  # more than an int counts
+BEYOND_INT = 2**31 + 5
 
 
 @pytest.mark.parametrize("algorithm", ["block", "split"])
 def test_a_row_longer_than_32_bits_count(algorithm, implementation):
     if implementation != "cuda":
         pytest.skip("4 GiB take the executor an hour")
-    x = jax.lax.rem(jax.lax.iota(jnp.uint32, LONG), jnp.uint32(7)).astype(jnp.bfloat16)[None]
+    x = jax.lax.rem(jax.lax.iota(jnp.uint32, BEYOND_INT), jnp.uint32(7)).astype(jnp.bfloat16)[None]
     options = {"algorithm": algorithm, "implementation": implementation}
-    per_value = np.bincount(np.arange(LONG % 7), minlength=7) + LONG // 7
+    per_value = np.bincount(np.arange(BEYOND_INT % 7), minlength=7) + BEYOND_INT // 7
     lse = np.log(np.sum(per_value * np.exp(np.arange(7.0))))
     y = jax_gpuops.softmax(x, **options)
     worst = jax.jit(lambda x, y: jnp.max(jnp.abs(y / jnp.exp(x.astype(jnp.float32) - lse) - 1)))
@@ -881,7 +887,7 @@ def test_a_causal_row_longer_than_32_bits_count(implementation):
     """Most of it lies more than 2^31 elements behind the last that takes part."""
     if implementation != "cuda":
         pytest.skip("8 GiB take the executor an hour")
-    x = jnp.ones((2, LONG - LONG % 8 + 8), jnp.bfloat16)
+    x = jnp.ones((2, BEYOND_INT - BEYOND_INT % 8 + 8), jnp.bfloat16)
     y = jax_gpuops.softmax(x, causal=True, implementation=implementation)
     np.testing.assert_array_equal(y[:, :2].astype(np.float32), [[1, 0], [0.5, 0.5]])
     assert jnp.sum(y != 0) == 3

@@ -121,6 +121,13 @@ def test_plans_of_bad_calls(arguments, error, text):
         jax_gpuops.plan("softmax", shape, dtype, platform=platform[0] if platform else None)
 
 
+def test_a_plan_for_more_rows_side_by_side_than_an_int_counts(implementation):
+    plan = jax_gpuops.plan(
+        "softmax", (2, 2**31 + 2), "float32", axis=0, implementation=implementation
+    )
+    assert plan.algorithm == "column"
+
+
 @pytest.mark.parametrize("op", ["softmax", "sum", "transpose"])
 def test_arrays_beyond_counting_are_refused(op, implementation):
     with pytest.raises(ValueError, match=r"an array of shape \(.*\) has too many elements"):

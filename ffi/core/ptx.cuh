@@ -87,7 +87,7 @@ __device__ inline unsigned shared_address([[maybe_unused]] const void* pointer) 
 #endif
 }
 
-// One thread calls it, before the block's first barrier.
+// One thread calls it, before the barrier that the threads which wait for it meet at first.
 __device__ inline void initialise([[maybe_unused]] CopyBarrier* barrier) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");

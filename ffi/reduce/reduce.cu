@@ -87,7 +87,7 @@ template <class Reducer>
 void launch_block_rows(const Call& call, const typename Reducer::Element* x, ContiguousRows rows) {
   constexpr int kPack = kWidestPack<typename Reducer::Element>;
   const int threads =
-      std::clamp(power_of_two_from(divide_up(rows.columns, kPack)), kWarpSize, kMultipleThreads);
+      std::max(kWarpSize, power_of_two_from(divide_up(rows.columns, kPack), kMultipleThreads));
   launch(call.queue,
          {dim3(1, grid_y(rows.count)), static_cast<unsigned>(threads),
           sizeof(MultipleStorage<Reducer>)},
@@ -150,8 +150,7 @@ void launch_column_part(const Queue& queue, const typename Reducer::Element* x, 
 // Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where the
 // columns are too few for the threads below them.
 int column_lanes(std::int64_t packs_per_outer, std::int64_t columns) {
-  int lanes =
-      std::min(power_of_two_from(std::min<std::int64_t>(packs_per_outer, kWarpSize)), kWarpSize);
+  int lanes = power_of_two_from(packs_per_outer, kWarpSize);
   while (lanes < kColumnThreads && 4 * (kColumnThreads / lanes) > columns) lanes *= 2;
   return lanes;
 }

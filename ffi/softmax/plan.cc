@@ -208,34 +208,43 @@ Shape cluster_shape(const Problem& problem, const Device& device) {
   return shape;
 }
 
-// Blocks of split that stay on the GPU together, each with a slice of a row in shared memory.
-std::int64_t slices_held(const Device& device) {
+// The blocks of split that can run together, each with a slice of a row in shared memory.
+std::int64_t blocks_together(const Device& device) {
   return has_clusters(device) ? std::int64_t{kSlicesResident} * device.multiprocessors : 0;
 }
 
-bool fits_slices(const Problem& problem, const Device& device) {
-  return !reduces(problem.function) &&
-         most_packs(problem) <= slices_held(device) * packs_held(problem.function, kSlicePacks);
+// Whether they hold a row, and one of them does not. 64-bit rows take more registers than there
+// are.
+bool can_wait(const Problem& problem, const Device& device) {
+  const std::int64_t held = packs_held(problem.function, kSlicePacks);
+  const std::int64_t packs = most_packs(problem);
+  return !reduces(problem.function) && problem.dtype != DType::kFloat64 && packs > held &&
+         packs <= blocks_together(device) * held;
+}
+
+// Less than 8 MiB of each operand stay in the L2 cache, and to read them twice is faster than that
+// blocks wait for each other.
+bool waits(const Problem& problem, const Device& device) {
+  return can_wait(problem, device) && problem.rows() * most_packs(problem) >= std::int64_t{1} << 19;
 }
 
 // For a slice, a quarter of what there is room for is enough.
 std::int64_t most_slices(const Problem& problem, const Device& device) {
   const std::int64_t least = packs_held(problem.function, kSlicePacks) / 4;
-  return std::min(slices_held(device), divide_up(most_packs(problem), least));
+  return std::min(blocks_together(device), divide_up(most_packs(problem), least));
 }
 
 Shape split_shape(const Problem& problem, const Device& device) {
   const std::int64_t packs = most_packs(problem);
   const std::int64_t rows = std::max<std::int64_t>(1, problem.rows());
   Shape shape;
-  // What is read twice comes from the L2 cache if it is less than 8 MiB, which is faster than that
-  // blocks wait for each other.
-  if (fits_slices(problem, device) && rows * packs >= std::int64_t{1} << 19) {
-    // As many rows at a time as there is room for, and all blocks at work on them.
+  shape.waits = waits(problem, device);
+  if (shape.waits) {
+    // As many rows at a time as there is room for, and as many blocks on each.
     const std::int64_t fewest = divide_up(packs, packs_held(problem.function, kSlicePacks));
-    const std::int64_t groups = std::min(rows, slices_held(device) / fewest);
+    const std::int64_t groups = std::min(rows, blocks_together(device) / fewest);
     shape.threads = kSliceThreads;
-    shape.slices = std::min(slices_held(device) / groups, most_slices(problem, device));
+    shape.slices = std::min(blocks_together(device) / groups, most_slices(problem, device));
     return shape;
   }
   shape.threads = kBlockThreads;
@@ -260,7 +269,7 @@ Shape column_shape(const Problem& problem) {
   Shape shape;
   shape.packs = problem.columns <= kColumnHeld[0] ? kColumnHeld[0] : kColumnHeld[1];
   const int pack = problem.masked ? 1 : column_pack(static_cast<int>(info(problem.dtype).bytes));
-  const std::int64_t most_lanes = power_of_two_from(divide_up(problem.inner, pack));
+  const std::int64_t most_lanes = power_of_two_from(divide_up(problem.inner, pack), kColumnThreads);
   const std::int64_t groups = divide_up(problem.columns, packs_held(problem.function, shape.packs));
   // For one read, with at least 128 bytes side by side; more where the axis is short. For two, 512.
   constexpr int kLeastLanes = 16;
@@ -282,7 +291,7 @@ Shape column_shape(const Problem& problem) {
 
 Shape elementwise_shape(const Problem& problem) {
   Shape shape;
-  shape.lanes = std::min(64, power_of_two_from(divide_up(most_packs(problem), 4)));
+  shape.lanes = power_of_two_from(divide_up(most_packs(problem), 4), 64);
   return shape;
 }
 
@@ -342,8 +351,8 @@ Plan choose(const Problem& problem, const Device& device) {
   if (has_clusters(device) && fits_cluster(problem)) {
     return {Algorithm::kCluster, rows + " fit the registers of a cluster of blocks", {}};
   }
-  if (fits_slices(problem, device)) {
-    return {Algorithm::kSplit, rows + " fit the shared memory of many blocks", {}};
+  if (waits(problem, device)) {
+    return {Algorithm::kSplit, rows + " fit the shared memory of blocks that run together", {}};
   }
   if (problem.rows() < 16 * device.multiprocessors) {
     return {Algorithm::kSplit, "few " + rows + ", too long for the registers of a cluster", {}};
@@ -383,7 +392,8 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 
 // Only split has any: a state of two numbers for each slice of a row, or where blocks wait for each
 // other, two sets of slots of twice the size. Neither the number of rows nor the GPU is known here;
-// a row has the most slices where it is the only one.
+// a row has the most slices where it is the only one, and no GPU with clusters has more
+// multiprocessors than the nominal one.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
   const bool is_named = algorithm == kAlgorithms[static_cast<int>(Algorithm::kSplit)].name;
   if (is_elementwise(problem.function) || problem.inner != 1) return 0;
@@ -394,8 +404,7 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   without_clusters.compute_capability = 80;
   const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
   const std::int64_t bytes = split_shape(one_row, without_clusters).slices * state;
-  const bool may_wait =
-      fits_slices(problem, nominal_device()) && (is_named || !fits_cluster(problem));
+  const bool may_wait = can_wait(problem, nominal_device()) && (is_named || !fits_cluster(problem));
   if (!may_wait) return bytes;
   return std::max(bytes, 4 * state * most_slices(problem, nominal_device()));
 }

@@ -274,39 +274,39 @@ void launch_cluster([[maybe_unused]] const Launch<T>& call) {
 }
 
 template <class Family, class T>
-void launch_resident_split([[maybe_unused]] const Launch<T>& call) {
+void launch_waiting_split([[maybe_unused]] const Launch<T>& call) {
 #ifndef JAX_GPUOPS_INTERPRET
-  using State = typename Family::template Share<T, kPassingPacks, Kind::kEven>::State;
-  const std::int64_t slices = call.plan.shape.slices;
-  const std::int64_t size = packs_of_part(most_packs(call.problem), slices);
-  const std::size_t bytes = sizeof(SliceStorage<State>) + std::size_t{16} * kSlicePacks;
-  for_packed_rows<Family>(call, [&](auto kind) {
-    using Share = typename Family::template Share<T, kSliceHeld, kind>;
-    const auto kernel = split_kernel<Share>;
-    const int resident = resident_blocks(call.queue, kernel, kSliceThreads, bytes);
-    const std::int64_t groups =
-        std::min(call.rows(), resident * call.queue.device->multiprocessors / slices);
-    const std::size_t board = Board<State>::bytes(groups, slices);
-    if (board > call.buffers.workspace_bytes) {
-      throw std::invalid_argument("the workspace is too small for algorithm 'split'");
-    }
-    auto* const slots = static_cast<std::uint64_t*>(call.buffers.workspace);
-    clear(call.queue, slots, board);
-    LaunchShape blocks{grid_extent(groups * slices), kSliceThreads, bytes};
-    blocks.together = true;
-    launch(call.queue, blocks, kernel, call.tensors, static_cast<int>(slices), size, slots);
-  });
-#else
-  throw std::logic_error("a plan for the host has blocks that wait for each other");
+  if constexpr (sizeof(T) < 8) {
+    using State = typename Family::template Share<T, kSliceHeld, Kind::kEven>::State;
+    const std::int64_t slices = call.plan.shape.slices;
+    const std::int64_t size = packs_of_part(most_packs(call.problem), slices);
+    const std::size_t bytes = sizeof(SliceStorage<State>) + std::size_t{16} * kSlicePacks;
+    return for_packed_rows<Family>(call, [&](auto kind) {
+      const auto kernel = split_kernel<typename Family::template Share<T, kSliceHeld, kind>>;
+      const std::int64_t together = std::int64_t{call.queue.device->multiprocessors} *
+                                    resident_blocks(call.queue, kernel, kSliceThreads, bytes);
+      const std::int64_t groups = std::min(call.rows(), together / slices);
+      const std::size_t board = Board<State>::bytes(groups, slices);
+      if (groups < 1 || board > call.buffers.workspace_bytes) {
+        throw std::invalid_argument("the GPU or the workspace is too small for algorithm 'split'");
+      }
+      auto* const slots = static_cast<std::uint64_t*>(call.buffers.workspace);
+      clear(call.queue, slots, board);
+      LaunchShape blocks{grid_extent(groups * slices), kSliceThreads, bytes};
+      blocks.together = true;
+      launch(call.queue, blocks, kernel, call.tensors, static_cast<int>(slices), size, slots);
+    });
+  }
 #endif
+  throw std::logic_error("a plan has blocks that wait for each other and cannot");
 }
 
 template <class Family, class T>
 void launch_split(const Launch<T>& call) {
   using State = typename Family::template Share<T, kPassingPacks, Kind::kEven>::State;
   const Shape& shape = call.plan.shape;
-  const bool only_reduces = call.tensors.y == nullptr;
-  if (shape.whole && !reduces(call.problem.function)) return launch_resident_split<Family>(call);
+  const bool only_reduces = reduces(call.problem.function);
+  if (shape.waits) return launch_waiting_split<Family>(call);
   const std::int64_t fit = static_cast<std::int64_t>(call.buffers.workspace_bytes / sizeof(State)) /
                            std::max<std::int64_t>(1, call.rows());
   const std::int64_t slices = std::min(shape.slices, fit);

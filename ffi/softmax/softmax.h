@@ -163,7 +163,8 @@ struct Shape {
   int packs = 0;            // packs of 16 bytes, or elements, that a thread holds of one row
   int rows = 1;             // rows that a group of lanes, or for staged a block, has in flight
   bool small = false;       // too little work to fill the GPU
-  bool whole = true;        // threads, or shared memory, hold all packs of their rows or slices
+  bool whole = true;        // threads hold all packs of their rows, or for split of their slices
+  bool waits = false;       // the blocks on a row run together and wait for each other
   int cluster = 1;          // blocks on one row
   std::int64_t slices = 1;  // of a row, for split
 };

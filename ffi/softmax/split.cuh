@@ -1,7 +1,8 @@
 // softmax, algorithm `split`: rows too long for the registers of a block or a cluster are divided
-// into slices, each a block's work. Of several ways, the plan takes the first that it can.
+// into slices, each a block's work.
 //
-// Rows that shared memory holds are read once. A group of as many blocks as a row has slices stays
+// Rows that the shared memory of blocks running together holds are read once, if there is so much
+// of them that the L2 cache does not hold it. A group of as many blocks as a row has slices stays
 // on the GPU and takes row after row; each block posts the state of its slice in global memory, and
 // waits for those of the others:
 //
@@ -114,10 +115,10 @@ struct alignas(kSharedAlignment) SliceStorage {
 //
 // Of their time, the warps spend 45 % waiting for other blocks' states and 11 % for loads (ncu,
 // rows of 4 MB): the slowest of 60 blocks is late. What was tried against it, in parts of what a
-// copy does, which is 0.76 here: to reduce the next row while states are on their way, with slices
-// half as long, 0.68, since then it is the loads that are late (at 1 MiB a row 0.85, where clusters
-// do 0.91); slices in registers and the next row's on their way to shared memory, 0.63; half as
-// many bytes again in registers, 0.72.
+// copy does, which is 0.76 for 100 rows of 1M floats: to reduce the next row while states are on
+// their way, with slices half as long, 0.68, since then it is the loads that are late (at 1 MiB a
+// row 0.85, where clusters do 0.91); slices in registers and the next row's on their way to shared
+// memory, 0.63; half as many bytes again in registers, 0.72.
 template <class Share>
 __global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
     split_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int slices,
