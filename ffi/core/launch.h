@@ -99,6 +99,7 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
 }
 
 #ifndef JAX_GPUOPS_INTERPRET
+// Sets memory to 0 before what is launched next.
 inline void clear(const Queue& queue, void* memory, std::size_t bytes) {
   if (queue.preparing) return;
   check_cuda(cudaMemsetAsync(memory, 0, bytes, queue.stream), "clearing memory");

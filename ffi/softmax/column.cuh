@@ -305,7 +305,8 @@ __global__ void __launch_bounds__(kColumnThreads, kOnce&& kPack > 1 ? kColumnBlo
     }
   };
 
-  // The grid is as wide as the rows. Of the loop only 32 bits stay in registers, which are scarce.
+  // Along x the grid covers all rows: no memory has 2^31 tiles of them. Of the loop over the rest
+  // only 32 bits stay in registers, which are scarce.
   for (unsigned turn = 0;; ++turn) {
     const std::int64_t outer = blockIdx.y + std::int64_t{turn} * gridDim.y;
     if (outer >= outers) break;
