@@ -180,6 +180,40 @@ def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("algorithm", [None, "block"])
+def test_a_few_rows_of_any_even_length(name, algorithm, dtype, implementation):
+    """What small problems have kernels for: one to four packs in each thread of up to 8 warps."""
+    how = {"implementation": implementation, "algorithm": algorithm}
+    lengths = (8, 16, 32, 64, 128, 264, 520, 1000, 2048, 4096, 8192)
+    xs = [helpers.normal((3, columns), dtype, scale=4) for columns in lengths]
+    assert_each_accurate(name, xs, dtype, **how)
+    x = helpers.normal((5, 2056), dtype, scale=4)
+    x[1], x[2, 7], x[3, :1000] = -np.inf, np.inf, -np.inf
+    where = np.random.default_rng(0).random(x.shape) < 0.5
+    where[2:4, :8], where[4] = False, False
+    with helpers.x64(dtype):
+        for options in ({}, {"where": where}, {"causal": True, "scale": -0.5}):
+            assert_accurate(name, ours(name, x, **options, **how), x, **options)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_columns_that_a_cluster_holds(name, dtype, implementation):
+    """By two blocks and by 16, and the first length that they do not hold."""
+    if implementation != "cuda":
+        pytest.skip("the executor runs one block after the other")
+    lengths = (257, 640, 2000, 8192, 8193)
+    xs = [helpers.normal((2, columns, 200), dtype, scale=4) for columns in lengths]
+    for x in xs:
+        x[0, :, 3], x[0, : x.shape[1] // 2, 4] = -np.inf, -np.inf
+        x[1, 77, 5], x[1, -1, 199] = np.inf, np.nan
+    assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="column")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("inner", [8, 13])
 def test_columns(name, inner, dtype, implementation):
     """Columns side by side that fill packs of 16 bytes, and such that do not."""
@@ -653,6 +687,17 @@ def test_tangents_of_columns(name, inner, dtype, implementation):
         cases += [(x, {"axis": 1}), (x, {"axis": 1, "where": where})]
     how = {"implementation": implementation, "algorithm": "column"}
     assert_tangents_accurate(name, cases, dtype, **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_of_columns_that_a_cluster_holds(name, dtype, implementation):
+    if implementation != "cuda":
+        pytest.skip("the executor runs one block after the other")
+    xs = [helpers.normal((2, columns, 200), dtype, scale=3) for columns in (129, 320, 4096, 4097)]
+    how = {"implementation": implementation, "algorithm": "column"}
+    assert_tangents_accurate(name, [(x, {"axis": 1}) for x in xs], dtype, **how)
 
 
 @pytest.mark.kernel

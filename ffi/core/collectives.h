@@ -1,6 +1,8 @@
 // Reductions over the lanes of a group, a warp and a block.
 #pragma once
 
+#include <type_traits>
+
 #include "core/cuda.h"
 #include "core/numeric.h"
 
@@ -57,6 +59,20 @@ __device__ inline T group_reduce(T value, Combine combine) {
     value = combine(value, shuffle_xor(value, distance));
   }
   return value;
+}
+
+// The largest value of each group. For all lanes of a warp there is an instruction, which takes
+// integers: a float's bits are ordered like it, once those of negative ones are flipped.
+template <int kLanes, class A>
+__device__ inline A group_largest(A value) {
+#ifndef JAX_GPUOPS_INTERPRET
+  if constexpr (kLanes == kWarpSize && std::is_same_v<A, float>) {
+    const auto ordered = [](int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); };
+    const int largest = __reduce_max_sync(kFullWarp, ordered(__float_as_int(value)));
+    return __int_as_float(ordered(largest));
+  }
+#endif
+  return group_reduce<kLanes>(value, [](A a, A b) { return fmax(a, b); });
 }
 
 // The same for a number of lanes known at run time.

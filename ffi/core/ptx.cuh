@@ -30,6 +30,18 @@ __device__ inline float power_of_two(float x) {
 #endif
 }
 
+// 1 / x, within an ulp; not finite if x is 0 or infinite.
+__device__ inline float reciprocal(float x) {
+#ifdef JAX_GPUOPS_INTERPRET
+  return 1.0f / x;
+#else
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return fmaf(fmaf(-x, result, 1.0f), result, result);
+#endif
+}
+__device__ inline double reciprocal(double x) { return 1.0 / x; }
+
 // Stores words to global memory, at a multiple of their size, by one instruction.
 template <int kWords>
 __device__ inline void store_words(const std::uint32_t (&word)[kWords], void* to) {

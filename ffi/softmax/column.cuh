@@ -9,12 +9,17 @@
 //      |     group 1   | lane 0 | lane 1 | ... |      <- element 1
 //      v     group 0   | lane 0 | lane 1 | ... |      <- element 2 ...
 //
-// A thread holds up to kHeld steps in registers; a longer axis is read twice. States are combined
-// by shuffles between the groups of a warp, then through shared memory between warps. An axis of
-// 8192 divided among the 16 blocks of a cluster, to be read once, was 15 % slower than read twice
-// by blocks that are four times as wide.
+// A thread holds up to kHeld steps in registers. An axis too long for a block is held by a cluster
+// of blocks, each with every cluster-th group of steps, and a longer one is read twice. States are
+// combined by shuffles between the groups of a warp, then through shared memory between warps, then
+// between blocks.
+//
+// What limits long axes is how little lies side by side. A kernel that only copies, in the order of
+// a cluster of 16 that holds 8192 rows of memory 128 KiB apart, 128 bytes of each, does 0.77 of
+// what memcpy does; with 256 bytes, of which a cluster holds half, 0.79; two reads can do 0.67.
 #pragma once
 
+#include "core/ptx.cuh"
 #include "core/shared.h"
 #include "softmax/instances.h"
 #include "softmax/share.cuh"
@@ -199,12 +204,19 @@ template <class State>
 struct ColumnStorage {
   State* slots;   // [warps of the block, or groups if these are larger][rows]
   State* totals;  // [rows]
+  // In a cluster:
+  State* all_totals;  // [blocks][rows]
+  CopyBarrier* arrived;
 
-  __device__ ColumnStorage(int groups, int rows)
-      : slots(shared_array<State>()), totals(slots + groups * rows) {}
+  __device__ ColumnStorage(int groups, int rows, int blocks)
+      : slots(shared_array<State>()),
+        totals(slots + groups * rows),
+        all_totals(totals + rows),
+        arrived(reinterpret_cast<CopyBarrier*>(all_totals + blocks * rows)) {}
 
-  static std::size_t bytes(int groups, int rows) {
-    return sizeof(State) * static_cast<std::size_t>(groups + 1) * rows;
+  static std::size_t bytes(int groups, int rows, int blocks) {
+    const std::size_t own = sizeof(State) * static_cast<std::size_t>(groups + 1) * rows;
+    return blocks == 1 ? own : own + sizeof(State) * blocks * rows + sizeof(CopyBarrier);
   }
 };
 
@@ -216,12 +228,44 @@ __device__ inline State combine_column(const Exponents<T>& exponents, const Stat
   return state;
 }
 
-// Blocks take tiles of `lanes` packs of rows, along x, of each `outer`, along y. `most` is the
-// number of steps that the first group has of the axis; kOnce: no more than kHeld.
-template <class T, bool kTangent, int kPack, int kHeld, bool kOnce>
-__global__ void __launch_bounds__(kColumnThreads, kOnce&& kPack > 1 ? kColumnBlocksResident : 1)
-    column_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, std::int64_t outers,
-                  std::int64_t most) {
+// The states of the block's rows, of the whole cluster, from those of its blocks.
+template <class T, class State>
+__device__ inline void combine_cluster(const Exponents<T>& exponents,
+                                       const ColumnStorage<State>& storage, int rows, int blocks,
+                                       int rank) {
+  const int threads = blockDim.x;
+  cluster_wait();
+  if (threadIdx.x == 0) {
+    announce(storage.arrived, static_cast<unsigned>(blocks * rows * sizeof(State)));
+  }
+  for (int i = threadIdx.x; i < blocks * rows; i += threads) {
+    const int row = i % rows;
+    send(storage.totals[row], storage.all_totals + rank * rows + row, storage.arrived, i / rows);
+  }
+  wait(storage.arrived, 0);
+  for (int r = threadIdx.x; r < rows; r += threads) {
+    storage.slots[r] = combine_column(exponents, storage.all_totals + r, blocks, rows);
+  }
+  __syncthreads();
+}
+
+// How a block goes about an axis.
+enum class Walk {
+  kOnce,     // its threads hold it
+  kTwice,    // they do not, and read it again
+  kCluster,  // the threads of a cluster hold it
+};
+
+// Blocks, or clusters of `cluster`, take tiles of `lanes` packs of rows, along x, of each `outer`,
+// along y; clusters no more than one. `most` is the number of steps that the first group has of the
+// axis: no more than kHeld, unless it is read twice.
+template <class T, bool kTangent, int kPack, int kHeld, Walk kWalk>
+__global__ void __launch_bounds__(kColumnThreads,
+                                  kPack > 1 && kWalk != Walk::kTwice ? kColumnBlocksResident : 1)
+    column_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, int cluster,
+                  std::int64_t outers, std::int64_t most) {
+  constexpr bool kOnce = kWalk != Walk::kTwice;
+  const int blocks = kWalk == Walk::kCluster ? cluster : 1;
   using Share = ColumnShare<T, kTangent, kPack, kHeld>;
   using State = typename Share::State;
   const Exponents<T> exponents(tensors.function, tensors.scale);
@@ -229,11 +273,19 @@ __global__ void __launch_bounds__(kColumnThreads, kOnce&& kPack > 1 ? kColumnBlo
   const std::int64_t columns = tensors.rows.columns;
   const int threads = blockDim.x;
   const int lane = threadIdx.x % lanes;
-  const int group = threadIdx.x / lanes;
-  const int groups = threads / lanes;
+  const int rank = kWalk == Walk::kCluster ? cluster_rank() : 0;
+  const int own_group = threadIdx.x / lanes;
+  const int own_groups = threads / lanes;
+  const int group = rank * own_groups + own_group;
+  const int groups = blocks * own_groups;
   const int rows = lanes * kPack;
-  const int slot_groups = lanes < kWarpSize ? threads / kWarpSize : groups;
-  const ColumnStorage<State> storage(slot_groups, rows);
+  const int slot_groups = lanes < kWarpSize ? threads / kWarpSize : own_groups;
+  const ColumnStorage<State> storage(slot_groups, rows, blocks);
+  if constexpr (kWalk == Walk::kCluster) {
+    if (threadIdx.x == 0) initialise(storage.arrived);
+    __syncthreads();
+    cluster_arrive();
+  }
   const std::int64_t own = group + (most - 1) * groups < columns ? most : most - 1;
 
   const auto take = [&](std::int64_t outer, std::int64_t first_row) {
@@ -277,7 +329,7 @@ __global__ void __launch_bounds__(kColumnThreads, kOnce&& kPack > 1 ? kColumnBlo
       }
     }
     if (slot_groups > 1) {
-      const int slot = lanes < kWarpSize ? threadIdx.x / kWarpSize : group;
+      const int slot = lanes < kWarpSize ? threadIdx.x / kWarpSize : own_group;
       if (lanes >= kWarpSize || static_cast<int>(threadIdx.x) % kWarpSize < lanes) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) storage.slots[slot * rows + lane * kPack + i] = states[i];
@@ -287,8 +339,13 @@ __global__ void __launch_bounds__(kColumnThreads, kOnce&& kPack > 1 ? kColumnBlo
         storage.totals[r] = combine_column(exponents, storage.slots + r, slot_groups, rows);
       }
       __syncthreads();
+      const State* totals = storage.totals;
+      if constexpr (kWalk == Walk::kCluster) {
+        combine_cluster(exponents, storage, rows, blocks, rank);
+        totals = storage.slots;
+      }
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) states[i] = storage.totals[lane * kPack + i];
+      for (int i = 0; i < kPack; ++i) states[i] = totals[lane * kPack + i];
     }
 
     // Write.
@@ -310,7 +367,7 @@ __global__ void __launch_bounds__(kColumnThreads, kOnce&& kPack > 1 ? kColumnBlo
   for (unsigned turn = 0;; ++turn) {
     const std::int64_t outer = blockIdx.y + std::int64_t{turn} * gridDim.y;
     if (outer >= outers) break;
-    take(outer, std::int64_t{blockIdx.x} * rows);
+    take(outer, std::int64_t{blockIdx.x / blocks} * rows);
   }
 }
 

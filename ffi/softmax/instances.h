@@ -16,15 +16,18 @@ struct WarpInstance {
   int rows;
 };
 
-// Enough work to fill the GPU: four packs in flight a thread. Two of a row, if it has that many,
-// take half the shuffles an element of one: 2 to 3 % more bandwidth for bfloat16 rows of 32 and 64.
+// Enough work to fill the GPU: two packs in flight a thread, and many threads. Two of one row take
+// half the shuffles of one of each of two rows; four of one row, or two of each of two, take 1 to
+// 2 % more time. Rows of one or two packs come four at a time, as bfloat16 likes it: by twos it
+// takes up to 8 % more time, and float32 1 % less.
 inline constexpr WarpInstance kWarpInstances[] = {
-    {1, 1, 4},  {2, 1, 4},  {2, 2, 2},  {4, 2, 2},  {8, 2, 2},
-    {16, 2, 2}, {16, 4, 1}, {32, 4, 1}, {32, 8, 1}, {32, 16, 1},
+    {1, 1, 4},  {2, 1, 4},  {2, 2, 1},  {4, 2, 1},  {8, 2, 1},
+    {16, 2, 1}, {32, 2, 1}, {32, 4, 1}, {32, 8, 1}, {32, 16, 1},
 };
-// Little work: as many threads as possible, for the shortest way from load to store.
+// Little work: as many threads as possible, for the shortest way from load to store. Two packs of
+// a row in each of 4 lanes are as fast as one in each of 8, which those linear in t have.
 inline constexpr WarpInstance kSmallWarpInstances[] = {
-    {2, 1, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
+    {2, 1, 1}, {4, 1, 1}, {4, 2, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
 };
 // Rows that do not begin and end with a pack, or have masks.
 inline constexpr WarpInstance kRaggedWarpInstances[] = {
@@ -46,8 +49,10 @@ inline constexpr int kClusterThreads = 256;    // of a block, where the cluster 
 inline constexpr int kMostClusterBlocks = 16;  // that CUDA allows; more than 8 are harder to place
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kBlocksResident = 2;
-// With one pack a thread, for little work.
-inline constexpr int kSmallBlockThreads = 1024;
+// For little work, as many threads as 8 warps have, and few packs in each.
+inline constexpr int kSmallBlockPacks[] = {1, 2, 4};
+inline constexpr int kSmallBlockWarps = 8;
+inline constexpr int kSmallBlockThreads = 32 * kSmallBlockWarps;
 // A slice of a row whose blocks wait for each other: kSliceStretches stretches in shared memory, of
 // kSliceHeld packs a thread.
 inline constexpr int kSliceThreads = 256;
@@ -55,6 +60,8 @@ inline constexpr int kSliceHeld = 8;
 inline constexpr int kSliceStretches = 2;
 inline constexpr int kSlicesResident = 3;  // blocks on a multiprocessor
 inline constexpr int kSlicePacks = kSliceThreads * kSliceHeld * kSliceStretches;
+// Of the blocks that combine what slices were reduced to.
+inline constexpr int kFinishThreads = 256;
 // For rows that are not packed, each element read by itself.
 inline constexpr int kAnyPacks = 1;
 
@@ -70,9 +77,14 @@ inline constexpr StagedInstance kStagedInstances[] = {{1, 8, 0},  {2, 8, 4},   {
                                                       {32, 8, 4}, {32, 16, 8}, {32, 32, 16}};
 inline constexpr std::int64_t kStagedColumns = 32 * 32;
 
-// Elements side by side that a thread of column holds, 8 bytes of them, and along the axis.
+// Elements side by side that a thread of column holds, 8 bytes of them, and along the axis. For an
+// axis of up to 32, 8 in blocks of 128 threads: 16 in as many or more take 2 to 3 % more time.
 constexpr int column_pack(int element_bytes) { return 8 / element_bytes; }
-inline constexpr int kColumnHeld[] = {4, 16};
+inline constexpr int kColumnHeld[] = {4, 8, 16};
+// Threads side by side: with 256 bytes where that does, and with 128 at least, rather than that the
+// axis is read twice or divided among more than 4 blocks.
+inline constexpr int kColumnLanes = 32;
+inline constexpr int kFewestColumnLanes = 16;
 inline constexpr int kColumnThreads = 512;
 inline constexpr int kColumnBlocksResident = 2;
 

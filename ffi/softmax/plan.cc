@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -22,6 +23,9 @@ constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 constexpr std::int64_t kStagedTileBytes = 32 * 1024;
 
 constexpr std::int64_t kMostSlices = 2048;
+
+// That a grid has along y.
+constexpr std::int64_t kMostOuters = 65535;
 
 int pack_elements(const Problem& problem) {
   return 16 / static_cast<int>(info(problem.dtype).bytes);
@@ -63,9 +67,21 @@ bool fits_block(const Problem& problem) {
   return most_packs(problem) <= kBlockThreads * most_held(problem);
 }
 
+// The packs that a cluster of so many blocks holds.
+std::int64_t cluster_packs(const Problem& problem, int blocks) {
+  return std::int64_t{blocks} * kBlockThreads * packs_held(problem.function, kClusterPacks);
+}
+
 bool fits_cluster(const Problem& problem) {
-  return most_packs(problem) <= std::int64_t{kMostClusterBlocks} * kBlockThreads *
-                                    packs_held(problem.function, kClusterPacks);
+  return most_packs(problem) <= cluster_packs(problem, kMostClusterBlocks);
+}
+
+// More than 8 blocks are hard to place, and unless they are full, up to a fifth slower than blocks
+// that wait for each other (float32 rows of 140000 to 250000, bfloat16 rows of 280000 to 400000).
+bool suits_cluster(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  return packs <= cluster_packs(problem, kMostClusterBlocks / 2) ||
+         packs == cluster_packs(problem, kMostClusterBlocks);
 }
 
 bool fits_staged(const Problem& problem) {
@@ -165,9 +181,14 @@ int threads_for(std::int64_t packs, int held) {
 Shape block_shape(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
   Shape shape;
-  if (problem.rows() * packs <= kSmallPacks && packs <= kSmallBlockThreads) {
+  constexpr int kMostSmall = kSmallBlockPacks[std::size(kSmallBlockPacks) - 1];
+  if (problem.rows() * packs <= kSmallPacks && packs <= kSmallBlockThreads * kMostSmall) {
     shape.small = true;
-    shape.threads = threads_for(packs, 1);
+    for (const int each : kSmallBlockPacks) {
+      shape.packs = each;
+      if (is_even(problem) && packs <= kSmallBlockThreads * each) break;
+    }
+    shape.threads = threads_for(packs, shape.packs);
     return shape;
   }
   shape.whole = fits_block(problem);
@@ -240,9 +261,11 @@ Shape split_shape(const Problem& problem, const Device& device) {
   Shape shape;
   shape.waits = waits(problem, device);
   if (shape.waits) {
-    // As many rows at a time as there is room for, and as many blocks on each.
+    // As many rows at a time as there is room for, or fewer if they take as many turns, and as many
+    // blocks on each.
     const std::int64_t fewest = divide_up(packs, packs_held(problem.function, kSlicePacks));
-    const std::int64_t groups = std::min(rows, blocks_together(device) / fewest);
+    const std::int64_t turns = divide_up(rows, blocks_together(device) / fewest);
+    const std::int64_t groups = divide_up(rows, turns);
     shape.threads = kSliceThreads;
     shape.slices = std::min(blocks_together(device) / groups, most_slices(problem, device));
     return shape;
@@ -265,27 +288,38 @@ Shape split_shape(const Problem& problem, const Device& device) {
   return shape;
 }
 
-Shape column_shape(const Problem& problem) {
+Shape column_shape(const Problem& problem, const Device& device) {
+  const std::int64_t columns = problem.columns;
+  const auto held = [&](int index) { return packs_held(problem.function, kColumnHeld[index]); };
+  // As many threads as possible, unless the axis is so long that little would lie side by side.
+  const int index = columns <= held(0) ? 0 : columns <= 4 * held(1) ? 1 : 2;
+  const std::int64_t groups = divide_up(columns, held(index));
   Shape shape;
-  shape.packs = problem.columns <= kColumnHeld[0] ? kColumnHeld[0] : kColumnHeld[1];
+  shape.packs = kColumnHeld[index];
+  shape.threads = index < 2 ? 128 : 256;
+  while (shape.threads < kColumnThreads && groups * kColumnLanes > shape.threads) {
+    shape.threads *= 2;
+  }
   const int pack = problem.masked ? 1 : column_pack(static_cast<int>(info(problem.dtype).bytes));
   const std::int64_t most_lanes = power_of_two_from(divide_up(problem.inner, pack), kColumnThreads);
-  const std::int64_t groups = divide_up(problem.columns, packs_held(problem.function, shape.packs));
-  // For one read, with at least 128 bytes side by side; more where the axis is short. For two, 512.
-  constexpr int kLeastLanes = 16;
-  shape.whole = groups * kLeastLanes <= kColumnThreads;
-  if (!shape.whole) {
-    shape.threads = kColumnThreads;
-    shape.lanes = static_cast<int>(std::clamp<std::int64_t>(most_lanes, kLeastLanes, 64));
+  // A cluster reads the axis once: with 256 bytes side by side by up to 4 blocks, with 128 by more,
+  // rather than by twice as many.
+  const bool has_packs = !problem.masked && problem.inner % pack == 0;
+  const auto clusters_of = [&](int lanes) { return divide_up(groups, kColumnThreads / lanes); };
+  if (has_clusters(device) && has_packs && groups * kColumnLanes > kColumnThreads &&
+      clusters_of(kFewestColumnLanes) <= kMostClusterBlocks && problem.outer <= kMostOuters) {
+    shape.lanes = clusters_of(kColumnLanes) <= 4 ? kColumnLanes : kFewestColumnLanes;
+    shape.cluster = static_cast<int>(clusters_of(shape.lanes));
     return shape;
   }
-  shape.threads = 256;
-  while (shape.threads < kColumnThreads && groups * kLeastLanes > shape.threads) shape.threads *= 2;
-  shape.lanes = kLeastLanes;
-  while (shape.lanes < shape.threads && groups * shape.lanes * 2 <= shape.threads &&
-         shape.lanes < most_lanes) {
-    shape.lanes *= 2;
+  shape.whole = groups * kFewestColumnLanes <= shape.threads;
+  if (!shape.whole) {
+    shape.lanes = static_cast<int>(
+        std::clamp<std::int64_t>(most_lanes, kFewestColumnLanes, 2 * kColumnLanes));
+    return shape;
   }
+  shape.lanes = kFewestColumnLanes;
+  while (groups * shape.lanes * 2 <= shape.threads && shape.lanes < most_lanes) shape.lanes *= 2;
   return shape;
 }
 
@@ -308,7 +342,7 @@ Shape shape_of(Algorithm algorithm, const Problem& problem, const Device& device
     case Algorithm::kSplit:
       return split_shape(problem, device);
     case Algorithm::kColumn:
-      return column_shape(problem);
+      return column_shape(problem, device);
     case Algorithm::kElementwise:
       return elementwise_shape(problem);
     default:
@@ -348,7 +382,8 @@ Plan choose(const Problem& problem, const Device& device) {
   if (reduces(problem.function)) {
     return {Algorithm::kSplit, rows + " are cut into slices that fit the registers of a block", {}};
   }
-  if (has_clusters(device) && fits_cluster(problem)) {
+  if (has_clusters(device) && fits_cluster(problem) &&
+      (suits_cluster(problem) || !waits(problem, device))) {
     return {Algorithm::kCluster, rows + " fit the registers of a cluster of blocks", {}};
   }
   if (waits(problem, device)) {
@@ -404,7 +439,8 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   without_clusters.compute_capability = 80;
   const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
   const std::int64_t bytes = split_shape(one_row, without_clusters).slices * state;
-  const bool may_wait = can_wait(problem, nominal_device()) && (is_named || !fits_cluster(problem));
+  const bool may_wait =
+      can_wait(problem, nominal_device()) && (is_named || !suits_cluster(problem));
   if (!may_wait) return bytes;
   return std::max(bytes, 4 * state * most_slices(problem, nominal_device()));
 }

@@ -170,10 +170,10 @@ void launch_warp(const Launch<T>& call) {
     } else {
       if constexpr (!Family::kTangent) {
         if (call.problem.function == Function::kSoftmax) {
-          return launch_warp_from<Softmax, kind, kSmallWarpInstances>(call, planned);
+          return launch_warp_from<Softmax, Kind::kSmall, kSmallWarpInstances>(call, planned);
         }
       }
-      launch_warp_from<Family::template Share, kind, kSmallWarpInstances>(call, planned);
+      launch_warp_from<Family::template Share, Kind::kSmall, kSmallWarpInstances>(call, planned);
     }
   });
 }
@@ -206,38 +206,59 @@ inline int piece_of_warp(std::int64_t packs, int threads) {
   return static_cast<int>(packs_of_part(packs, threads / kWarpSize));
 }
 
-template <template <class, int, Kind> class ShareOf, int kPacks, Kind kKind, int kMostThreads,
-          int kLeastBlocks, class T>
+template <template <class, int, Kind> class ShareOf, int kPacks, Kind kKind, class T>
 void launch_block_of(const Launch<T>& call) {
   using Share = ShareOf<T, kPacks, kKind>;
   const int threads = call.plan.shape.threads;
   launch_on_rows(call,
                  {1, static_cast<unsigned>(threads), sizeof(BlockStorage<typename Share::State>)},
-                 block_kernel<Share, kMostThreads, kLeastBlocks>,
+                 block_kernel<Share, kBlockThreads, kBlocksResident>,
                  piece_of_warp(most_packs(call.problem), threads));
 }
 
 template <template <class, int, Kind> class ShareOf, Kind kKind, const auto& kTable, class T>
 void launch_block_from(const Launch<T>& call) {
-  find_instance<kTable>(
-      [&](int packs) { return packs == call.plan.shape.packs; },
-      [&](auto index) {
-        launch_block_of<ShareOf, kTable[index], kKind, kBlockThreads, kBlocksResident>(call);
-      });
+  find_instance<kTable>([&](int packs) { return packs == call.plan.shape.packs; },
+                        [&](auto index) { launch_block_of<ShareOf, kTable[index], kKind>(call); });
+}
+
+template <template <class, int, Kind> class ShareOf, Kind kKind, int kPacks, class T>
+void launch_small_block_of(const Launch<T>& call) {
+  launch_on_rows(call,
+                 {1, static_cast<unsigned>(call.plan.shape.threads),
+                  sizeof(typename SmallBlock<Accumulator<T>>::Storage)},
+                 small_block_kernel<ShareOf<T, kPacks, kKind>>);
+}
+
+template <class Family, class T>
+void launch_small_block(const Launch<T>& call) {
+  constexpr int kMost = kSmallBlockPacks[std::extent_v<decltype(kSmallBlockPacks)> - 1];
+  constexpr int kOperands = Family::kTangent ? 2 : 1;
+  for_packed_rows<Family>(call, [&](auto kind) {
+    if constexpr (kind != Kind::kEven) {
+      launch_small_block_of<Family::template Share, kind, kMost * kOperands>(call);
+    } else {
+      find_instance<kSmallBlockPacks>(
+          [&](int packs) { return packs == call.plan.shape.packs; },
+          [&](auto index) {
+            constexpr int kPacks = kSmallBlockPacks[index];
+            if constexpr (!Family::kTangent) {
+              if (call.problem.function == Function::kSoftmax) {
+                return launch_small_block_of<Softmax, Kind::kSmall, kPacks>(call);
+              }
+            }
+            launch_small_block_of<Family::template Share, Kind::kSmall, kPacks * kOperands>(call);
+          });
+    }
+  });
 }
 
 template <class Family, class T>
 void launch_block(const Launch<T>& call) {
   const Shape& shape = call.plan.shape;
+  if (shape.small) return launch_small_block<Family>(call);
   for_packed_rows<Family>(call, [&](auto kind) {
-    if (shape.small) {
-      if constexpr (!Family::kTangent && kind == Kind::kEven) {
-        if (call.problem.function == Function::kSoftmax) {
-          return launch_block_of<Softmax, 1, kind, kSmallBlockThreads, 1>(call);
-        }
-      }
-      launch_block_of<Family::template Share, 1, kind, kSmallBlockThreads, 1>(call);
-    } else if (!shape.whole) {
+    if (!shape.whole) {
       using Share = typename Family::template Share<T, kPassingPacks, kind>;
       launch_on_rows(
           call,
@@ -245,8 +266,7 @@ void launch_block(const Launch<T>& call) {
           block_passing_kernel<Share, kBlockThreads, kBlocksResident>);
     } else {
       if constexpr (Family::kTangent) {
-        launch_block_of<Family::template Share, kMostBlockPacks, kind, kBlockThreads,
-                        kBlocksResident>(call);
+        launch_block_of<Family::template Share, kMostBlockPacks, kind>(call);
       } else if constexpr (kind == Kind::kRagged) {
         launch_block_from<Family::template Share, kind, kRaggedBlockPacks>(call);
       } else {
@@ -305,7 +325,6 @@ template <class Family, class T>
 void launch_split(const Launch<T>& call) {
   using State = typename Family::template Share<T, kPassingPacks, Kind::kEven>::State;
   const Shape& shape = call.plan.shape;
-  const bool only_reduces = reduces(call.problem.function);
   if (shape.waits) return launch_waiting_split<Family>(call);
   const std::int64_t fit = static_cast<std::int64_t>(call.buffers.workspace_bytes / sizeof(State)) /
                            std::max<std::int64_t>(1, call.rows());
@@ -313,8 +332,8 @@ void launch_split(const Launch<T>& call) {
   if (slices < 1) throw std::invalid_argument("the workspace is too small for algorithm 'split'");
   const std::int64_t size = packs_of_part(most_packs(call.problem), slices);
   auto* const workspace = static_cast<State*>(call.buffers.workspace);
-  const auto blocks = [&](std::int64_t count, int threads) {
-    return LaunchShape{grid_extent(count), static_cast<unsigned>(threads),
+  const auto blocks = [&](std::int64_t count) {
+    return LaunchShape{grid_extent(count), static_cast<unsigned>(shape.threads),
                        sizeof(BlockStorage<State>)};
   };
   for_packed_rows<Family>(call, [&](auto kind) {
@@ -323,7 +342,7 @@ void launch_split(const Launch<T>& call) {
       if constexpr (!Family::kTangent) {
         if (shape.whole) {
           using Held = typename Family::template Share<T, kMostBlockPacks, kind>;
-          LaunchShape grid = blocks(call.rows(), shape.threads);
+          LaunchShape grid = blocks(call.rows());
           grid.grid.y = static_cast<unsigned>(slices);
           const int piece = piece_of_warp(size, shape.threads);
           return launch(call.queue, grid,
@@ -331,33 +350,40 @@ void launch_split(const Launch<T>& call) {
                         call.tensors, size, piece, workspace);
         }
       }
-      launch(call.queue, blocks(call.rows() * slices, shape.threads),
+      launch(call.queue, blocks(call.rows() * slices),
              split_reduce_kernel<Share, kBlockThreads, kBlocksResident>, call.tensors, slices, size,
              workspace);
     };
     reduce();
-    // Without elements to write, a row's states are all that a block has to read.
-    const int for_states = static_cast<int>(divide_up(slices, kWarpSize)) * kWarpSize;
-    const int threads = only_reduces ? std::min(shape.threads, for_states) : shape.threads;
-    launch(call.queue, blocks(call.rows() * (only_reduces ? 1 : slices), threads),
+    if constexpr (!Family::kTangent) {
+      if (reduces(call.problem.function)) {
+        const std::int64_t count = divide_up(call.rows(), kFinishThreads / kWarpSize);
+        return launch(call.queue, {grid_extent(count), kFinishThreads},
+                      split_combine_kernel<T, State>, call.tensors, slices,
+                      static_cast<const State*>(workspace));
+      }
+    }
+    launch(call.queue, blocks(call.rows() * slices),
            split_finish_kernel<Share, kBlockThreads, kBlocksResident>, call.tensors, slices, size,
            static_cast<const State*>(workspace));
   });
 }
 
-template <class Family, int kPack, int kHeld, bool kOnce, class T>
+template <class Family, int kPack, int kHeld, Walk kWalk, class T>
 void launch_column_kernel(const Launch<T>& call) {
   using State = typename ColumnShare<T, Family::kTangent, kPack, kHeld>::State;
   const Shape& shape = call.plan.shape;
   const int rows = shape.lanes * kPack;
   const int groups = shape.threads / shape.lanes;
   const int slots = std::min(groups, shape.threads / kWarpSize);
-  const dim3 grid(grid_extent(divide_up(call.problem.inner, rows)),
+  const int cluster = kWalk == Walk::kCluster ? shape.cluster : 1;
+  const dim3 grid(grid_extent(divide_up(call.problem.inner, rows)) * cluster,
                   grid_extent_beyond_x(call.problem.outer));
-  launch(call.queue,
-         {grid, static_cast<unsigned>(shape.threads), ColumnStorage<State>::bytes(slots, rows)},
-         column_kernel<T, Family::kTangent, kPack, kHeld, kOnce>, call.tensors, shape.lanes,
-         call.problem.outer, divide_up(call.problem.columns, groups));
+  const LaunchShape blocks{grid, static_cast<unsigned>(shape.threads),
+                           ColumnStorage<State>::bytes(slots, rows, cluster), cluster};
+  launch(call.queue, blocks, column_kernel<T, Family::kTangent, kPack, kHeld, kWalk>, call.tensors,
+         shape.lanes, cluster, call.problem.outer,
+         divide_up(call.problem.columns, std::int64_t{groups} * cluster));
 }
 
 template <class Family, class T>
@@ -368,21 +394,26 @@ void launch_column(const Launch<T>& call) {
   const bool even = problem.inner % kPack == 0 && !problem.masked;
   const bool aligned = is_aligned<kPack>(call.tensors.x) && is_aligned<kPack>(call.tensors.y) &&
                        is_aligned<kPack>(call.tensors.t);
-  const auto run = [&](auto index, auto once) {
+  const auto run = [&](auto index, auto of_packs, auto of_elements) {
     constexpr int kHeld = Family::kTangent ? kColumnHeld[index] / 2 : kColumnHeld[index];
     if (even && (call.queue.preparing || aligned)) {
-      launch_column_kernel<Family, kPack, kHeld, once>(call);
+      launch_column_kernel<Family, kPack, kHeld, of_packs>(call);
     }
     if (!even || call.queue.preparing || !aligned) {
-      launch_column_kernel<Family, 1, kHeld, once>(call);
+      launch_column_kernel<Family, 1, kHeld, of_elements>(call);
     }
   };
-  if (!shape.whole) {
-    constexpr int kMost = std::extent_v<decltype(kColumnHeld)> - 1;
-    return run(std::integral_constant<int, kMost>{}, std::false_type{});
+  constexpr std::integral_constant<int, std::extent_v<decltype(kColumnHeld)> - 1> kMost;
+  constexpr std::integral_constant<Walk, Walk::kOnce> kOnce;
+  constexpr std::integral_constant<Walk, Walk::kTwice> kTwice;
+#ifndef JAX_GPUOPS_INTERPRET
+  if (shape.cluster > 1) {
+    return run(kMost, std::integral_constant<Walk, Walk::kCluster>{}, kTwice);
   }
+#endif
+  if (!shape.whole) return run(kMost, kTwice, kTwice);
   find_instance<kColumnHeld>([&](int held) { return held == shape.packs; },
-                             [&](auto index) { run(index, std::true_type{}); });
+                             [&](auto index) { run(index, kOnce, kOnce); });
 }
 
 // Runs a production kernel of a Family, which has the share of its functions.

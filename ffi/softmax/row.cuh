@@ -126,15 +126,22 @@ class Selection {
 // What a kernel has to expect of rows.
 enum class Kind {
   kEven,    // they begin and end with a pack
-  kMasked,  // and so does the mask, or the columns that take part end somewhere
+  kSmall,   // and their array has less than 2^31 elements
+  kMasked,  // they do, and so does the mask, or the columns that take part end somewhere
   kRagged,  // they have any length, and so any phase
   kAny,     // nothing: each element is read by itself
 };
 
 template <Kind kKind>
-inline constexpr bool kIsEven = kKind == Kind::kEven || kKind == Kind::kMasked;
+inline constexpr bool kIsEven =
+    kKind == Kind::kEven || kKind == Kind::kSmall || kKind == Kind::kMasked;
 template <Kind kKind>
 inline constexpr bool kHasMask = kKind == Kind::kMasked || kKind == Kind::kAny;
+
+// The number of a row, or of an element or a pack. Short kernels spend their time on what comes
+// before the first load, of which 64-bit arithmetic is half.
+template <Kind kKind>
+using Number = std::conditional_t<kKind == Kind::kSmall, std::int32_t, std::int64_t>;
 
 // Row number `row`.
 template <class T, Kind kKind>
@@ -142,12 +149,13 @@ struct Row {
   static constexpr int kPack = kWidestPack<T>;
 
   // A row that does not exist has no packs.
-  __device__ __forceinline__ Row(const Tensors<T>& tensors, std::int64_t row, bool exists = true)
+  __device__ __forceinline__ Row(const Tensors<T>& tensors, Number<kKind> row, bool exists = true)
       : begin(0), packs(0) {
     if (!exists) return;
-    begin = kKind == Kind::kAny ? tensors.rows.begin(row) : row * tensors.rows.columns;
+    const auto columns = static_cast<Number<kKind>>(tensors.rows.columns);
+    begin = kKind == Kind::kAny ? tensors.rows.begin(row) : row * columns;
     if constexpr (kIsEven<kKind>) {
-      packs = tensors.rows.columns / kPack;
+      packs = columns / kPack;
     } else {
       if constexpr (kKind == Kind::kRagged) phase = static_cast<int>(begin % kPack);
       packs = (phase + tensors.rows.columns + kPack - 1) / kPack;
@@ -155,12 +163,13 @@ struct Row {
     if constexpr (kHasMask<kKind>) selection = Selection<T>(tensors, row);
   }
 
-  std::int64_t begin;  // of its first element in x
-  std::int64_t packs;  // that cover it
-  int phase = 0;       // elements from the first pack's address to the row's
+  Number<kKind> begin;  // of its first element in x
+  Number<kKind> packs;  // that cover it
+  int phase = 0;        // elements from the first pack's address to the row's
   Selection<T> selection;
 };
 
+__device__ inline int clamped_to_int(std::int32_t value) { return value; }
 __device__ inline int clamped_to_int(std::int64_t value) {
   constexpr std::int64_t kMost = std::numeric_limits<int>::max();
   return static_cast<int>(value < kMost ? value : kMost);
@@ -175,9 +184,9 @@ class Stretch {
   using Elements = RegisterPack<T, kPack>;
 
   __device__ __forceinline__ Stretch(const Tensors<T>& tensors, const Row<T, kKind>& row,
-                                     std::int64_t first, std::int64_t end, int stride)
+                                     Number<kKind> first, Number<kKind> end, int stride)
       : stride_(stride * kPack), end_(clamped_to_int((end - first) * kPack)) {
-    const std::int64_t column = first * kPack - row.phase;
+    const Number<kKind> column = first * kPack - row.phase;
     at_ = row.begin + column * (kKind == Kind::kAny ? tensors.rows.inner : 1);
     if constexpr (!kIsEven<kKind>) {
       begin_ = column < 0 ? static_cast<int>(-column) : 0;
@@ -196,7 +205,7 @@ class Stretch {
   }
 
   // Where in an array the first pack begins.
-  __device__ __forceinline__ std::int64_t begin() const { return at_; }
+  __device__ __forceinline__ Number<kKind> begin() const { return at_; }
 
   // Whether there is a p-th pack.
   __device__ __forceinline__ bool has(int p) const { return p * stride_ < end_; }
@@ -249,14 +258,29 @@ class Stretch {
   __device__ __forceinline__ void write_rolled(const Tensors<T>& tensors, PackOf&& pack_of) const {
 #pragma unroll 1
     for (int p = 0; p < kPacks; ++p) {
-      if (has(p)) write_elements(tensors, position(p, 0), pack_of(p));
+      if (!has(p)) continue;
+      if constexpr (kIsEven<kKind>) {
+        write_global_pack(pack_of(p), tensors.y + at_ + position(p, 0));
+      } else {
+        write_elements(tensors, position(p, 0), pack_of(p));
+      }
     }
   }
 
   // Which elements of pack p take part: a bit for each.
   __device__ __forceinline__ unsigned kept(const Tensors<T>& tensors, int p) const {
     unsigned bits = within(p, readable());
-    if constexpr (kHasMask<kKind>) {
+    if constexpr (kKind == Kind::kMasked) {
+      if (mask_ != nullptr && bits != 0) {
+        Pack<std::uint8_t, kPack> flags;
+        const Flags read = read_pack<kPack>(mask_ + p * stride_);
+        std::memcpy(&flags, &read, sizeof(flags));
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          if (flags.element[i] == 0) bits &= ~(1u << i);
+        }
+      }
+    } else if constexpr (kKind == Kind::kAny) {
       if (mask_ != nullptr) {
         // Rare enough to be written for few instructions and registers. Only the row's flags are
         // read.
@@ -334,7 +358,7 @@ class Stretch {
   // Where elements that are read end.
   __device__ __forceinline__ int readable() const { return kHasMask<kKind> ? readable_ : end_; }
 
-  __device__ __forceinline__ std::int64_t offset(const Tensors<T>& tensors, int position) const {
+  __device__ __forceinline__ Number<kKind> offset(const Tensors<T>& tensors, int position) const {
     return at_ + position * (kKind == Kind::kAny ? tensors.rows.inner : 1);
   }
 
@@ -425,7 +449,7 @@ class Stretch {
     }
   }
 
-  std::int64_t at_;
+  Number<kKind> at_;
   int stride_;
   int end_;
   // Where the row begins, the array ends and what takes part does, for the kinds that need it.

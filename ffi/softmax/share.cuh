@@ -212,7 +212,7 @@ struct FreshPowers {
   __device__ __forceinline__ FreshPowers(const Exponents<T>& exponents, MaxSum<T> total)
       : exponent(exponents.factor),
         subtrahend(total.anchor - (Exponents<T>::kBaseTwo ? A(Exponents<T>::kLift) : A(0))),
-        factor(A(1) / total.sum) {}
+        factor(reciprocal(total.sum)) {}
 
   __device__ __forceinline__ A operator()(A x) const {
     return Exponents<T>::power(x, exponent, subtrahend) * factor;
@@ -336,8 +336,25 @@ __device__ __forceinline__ Accumulator<T> extreme_of(const RegisterPack<T, kPack
   return value[0];
 }
 
-// Wide elements give way to their powers, if these are what the results are made of. It takes two
-// instructions more to take the power of a 16-bit element again, and half the registers.
+// How a group of kLanes lanes comes to common numbers.
+template <int kLanes>
+struct Lanes {
+  template <class A>
+  __device__ __forceinline__ static A largest(A value) {
+    return group_largest<kLanes>(value);
+  }
+  template <class A>
+  __device__ __forceinline__ static A sum(A value) {
+    return group_reduce<kLanes>(value, Add{});
+  }
+};
+
+// With which a thread keeps the powers of 16-bit elements where there are many rows.
+inline constexpr int kPacksOfPowers = 2;
+
+// Elements give way to their powers, if these are what the results are made of. It takes three
+// instructions more to take the power of a 16-bit element again, and half the registers: what a
+// thread with many packs does.
 // kOneFunction: softmax alone. It takes two thirds of the code away, of which each kernel's first
 // threads wait for every instruction.
 template <class T, int kPacks, Kind kKind_, bool kOneFunction = false>
@@ -371,23 +388,31 @@ class Forward {
   // The state of the group of kLanes lanes.
   template <int kLanes>
   __device__ __forceinline__ State reduce(const Tensors<T>& tensors) {
+    return reduce(tensors, Lanes<kLanes>{});
+  }
+  template <class Group>
+  __device__ __forceinline__ State reduce(const Tensors<T>& tensors, const Group& group) {
     const Exponents<T> exponents(function(tensors), tensors.scale);
     const A extremum = exponents.factor < 0 ? extreme_of<true>(x_) : extreme_of<false>(x_);
-    const A largest =
-        group_reduce<kLanes>(A(extremum * exponents.factor), [](A a, A b) { return fmax(a, b); });
-    anchor_ = exponents.anchor(largest);
+    anchor_ = exponents.anchor(group.largest(A(extremum * exponents.factor)));
     const A sum = kKeepsPowers && function(tensors) == Function::kSoftmax
                       ? sum_of_powers<kKeepsPowers>(exponents)
                       : sum_of_powers<false>(exponents);
-    return {anchor_, group_reduce<kLanes>(sum, Add{})};
+    return {anchor_, group.sum(sum)};
   }
 
-  // After reduce().
+  // After reduce(), of which `total` is the result if kWhole.
+  template <bool kWhole = false>
   __device__ __forceinline__ void write(const Tensors<T>& tensors, const Packs& stretch,
                                         State total) const {
     if (kKeepsPowers && function(tensors) == Function::kSoftmax) {
-      const A factor = Exponents<T>::rescaling(anchor_, total.anchor) / total.sum;
-      write_each(tensors, stretch, is_finite(factor), A(0), [&](A x) { return x * factor; });
+      A factor = reciprocal(total.sum);
+      if constexpr (!kWhole) factor *= Exponents<T>::rescaling(anchor_, total.anchor);
+      write_each(tensors, stretch, is_finite(factor), A(0), [&](int p, A(&x)[kPack]) {
+        const RegisterPack<A, kPack> powers = powers_at(p);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) x[i] = powers.reg[i] * factor;
+      });
     } else {
       write_fresh(tensors, stretch, total);
     }
@@ -400,10 +425,10 @@ class Forward {
     const bool regular = is_finite(total.anchor) && is_finite(total.sum);
     if (function(tensors) == Function::kSoftmax) {
       const FreshPowers<T> power(exponents, total);
-      write_each(tensors, stretch, regular, A(0), power);
+      write_each(tensors, stretch, regular, A(0), results_of(tensors, power));
     } else {
       const Logarithms<T> logarithm(exponents, total);
-      write_each(tensors, stretch, regular, -infinity<A>(), logarithm);
+      write_each(tensors, stretch, regular, -infinity<A>(), results_of(tensors, logarithm));
     }
   }
 
@@ -412,7 +437,8 @@ class Forward {
     return kOneFunction ? Function::kSoftmax : tensors.function;
   }
 
-  static constexpr bool kKeepsPowers = std::is_same_v<T, A>;
+  static constexpr bool kWide = std::is_same_v<T, A>;
+  static constexpr bool kKeepsPowers = kWide || kPacks == kPacksOfPowers || kKind == Kind::kSmall;
 
   template <bool kKeep>
   __device__ __forceinline__ A sum_of_powers(const Exponents<T>& exponents) {
@@ -426,7 +452,8 @@ class Forward {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         const A power = exponents.power(x[i], subtrahend);
-        if constexpr (kKeep) x_[p].reg[i] = power;
+        if constexpr (kKeep && kWide) x_[p].reg[i] = power;
+        if constexpr (kKeep && !kWide) powers_[p].reg[i] = power;
         pack_sum += power;
       }
       sum += pack_sum;
@@ -434,16 +461,33 @@ class Forward {
     return sum;
   }
 
-  // Elements that do not take part are -inf, of which everything finite makes what their results
-  // shall be; where the row's state is not, they need to be told from others.
+  __device__ __forceinline__ RegisterPack<A, kPack> powers_at(int p) const {
+    if constexpr (kWide) {
+      return pack_at(x_, p);
+    } else {
+      return pack_at(powers_, p);
+    }
+  }
+
+  // Results that are made of the elements.
   template <class Result>
-  __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
-                                             bool regular, A left_out, Result&& result) const {
-    const auto pack_of = [&](int p) {
-      A x[kPack];
+  __device__ __forceinline__ auto results_of(const Tensors<T>& tensors,
+                                             const Result& result) const {
+    return [this, &tensors, &result](int p, A(&x)[kPack]) {
       widen_again(pack_at(x_, p), tensors.nothing(), x);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) x[i] = result(x[i]);
+    };
+  }
+
+  // Elements that do not take part are -inf, of which everything finite makes what their results
+  // shall be; where the row's state is not, they need to be told from others.
+  template <class Results>
+  __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
+                                             bool regular, A left_out, Results&& results) const {
+    const auto pack_of = [&](int p) {
+      A x[kPack];
+      results(p, x);
       return narrow<T>(x);
     };
     if (kHasMask<kKind> && !regular) {
@@ -458,6 +502,7 @@ class Forward {
   }
 
   RegisterPack<T, kPack> x_[kPacks];
+  RegisterPack<A, kPack> powers_[kKeepsPowers && !kWide ? kPacks : 1];
   A anchor_;
 };
 
@@ -466,7 +511,8 @@ using Softmax = Forward<T, kPacks, kKind, true>;
 
 // Writes what a function has of results, for elements and for the row. A share of one function that
 // has none for the row does not look for them.
-template <class Share>
+// kWhole: `total` is the share's own state.
+template <bool kWhole = false, class Share>
 __device__ __forceinline__ void write_results(const Share& share,
                                               const Tensors<typename Share::Element>& tensors,
                                               std::int64_t number,
@@ -474,10 +520,10 @@ __device__ __forceinline__ void write_results(const Share& share,
                                               typename Share::State total,
                                               const RowResult<typename Share::State>& row_result) {
   if constexpr (Share::kHasRowResults) {
-    if (tensors.y != nullptr) share.write(tensors, stretch, total);
+    if (tensors.y != nullptr) share.template write<kWhole>(tensors, stretch, total);
     row_result.write(tensors, number, total);
   } else {
-    share.write(tensors, stretch, total);
+    share.template write<kWhole>(tensors, stretch, total);
   }
 }
 
@@ -510,11 +556,15 @@ class Tangent {
 
   template <int kLanes>
   __device__ __forceinline__ State reduce(const Tensors<T>& tensors) {
-    const A sum =
-        tensors.function == Function::kLogSoftmaxCotangent ? sum_of<true>() : sum_of<false>();
-    return {group_reduce<kLanes>(sum, Add{})};
+    return reduce(tensors, Lanes<kLanes>{});
+  }
+  template <class Group>
+  __device__ __forceinline__ State reduce(const Tensors<T>& tensors, const Group& group) {
+    const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
+    return {group.sum(logarithm ? sum_of<true>() : sum_of<false>())};
   }
 
+  template <bool kWhole = false>
   __device__ __forceinline__ void write(const Tensors<T>& tensors, const Packs& stretch,
                                         State total) const {
     const TangentResult<T> result{tensors.scale, total.sum};

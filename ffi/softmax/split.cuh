@@ -9,7 +9,7 @@
 //     block 0    | read slice 0 | post, wait | write and send for the next row's slice 0 | ...
 //     block 1    | read slice 1 | post, wait | write and send for the next row's slice 1 | ...
 //
-// Others take two launches. Logsumexp and cross entropy have nothing to write, and read once:
+// Others take two launches. Where there are no elements to write, the second has a warp for a row:
 //
 //     launch 1: block (row, slice) reduces its slice          -> workspace[row][slice]
 //     launch 2: block (row, slice) combines workspace[row][*], reads its slice again, writes it
@@ -244,23 +244,40 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   using State = typename Share::State;
   auto& storage = shared<BlockStorage<State>>();
   const Exponents<T> exponents(tensors.function, tensors.scale);
-  const std::int64_t parts = tensors.y == nullptr ? 1 : slices;
-  const std::int64_t units = tensors.rows.count * parts;
   int turn = 0;
-  for (std::int64_t unit = units - 1 - blockIdx.x; unit >= 0; unit -= gridDim.x) {
-    const std::int64_t number = unit / parts;
+  for (std::int64_t unit = tensors.rows.count * slices - 1 - blockIdx.x; unit >= 0;
+       unit -= gridDim.x) {
+    const std::int64_t number = unit / slices;
     State state = State::none();
     for (std::int64_t slice = threadIdx.x; slice < slices; slice += blockDim.x) {
       state = combined(exponents, state, workspace[number * slices + slice]);
     }
     state = combine_lanes<kWarpSize>(exponents, state);
     state = combine_block(exponents, state, storage.slots[turn]);
-    if (tensors.y != nullptr) {
-      const LongPart<Share> part(tensors, number, unit % parts, size);
-      part.write_again(part.end, state);
-    }
-    if (unit % parts == 0 && threadIdx.x == 0) write_row(tensors, number, state);
+    const LongPart<Share> part(tensors, number, unit % slices, size);
+    part.write_again(part.end, state);
+    if (unit % slices == 0 && threadIdx.x == 0) write_row(tensors, number, state);
     turn ^= 1;
+  }
+}
+
+// Without elements to write, a row's states are all there is to read: a warp takes them.
+template <class T, class State>
+__global__ void __launch_bounds__(kFinishThreads)
+    split_combine_kernel(const __grid_constant__ Tensors<T> tensors, std::int64_t slices,
+                         const State* __restrict__ workspace) {
+  constexpr int kWarps = kFinishThreads / kWarpSize;
+  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const int lane = threadIdx.x % kWarpSize;
+  const std::int64_t first = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
+  for (std::int64_t number = first; number < tensors.rows.count;
+       number += std::int64_t{gridDim.x} * kWarps) {
+    const RowResult<State> row_result(tensors, number, lane == 0);
+    State state = State::none();
+    for (std::int64_t slice = lane; slice < slices; slice += kWarpSize) {
+      state = combined(exponents, state, workspace[number * slices + slice]);
+    }
+    row_result.write(tensors, number, combine_lanes<kWarpSize>(exponents, state));
   }
 }
 

@@ -25,28 +25,36 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
   constexpr int kGroups = kWarpBlockThreads / kLanes;
   const int lane = threadIdx.x % kLanes;
   const int group = threadIdx.x / kLanes;
-  const std::int64_t count = tensors.rows.count;
+  using RowNumber = Number<Share::kKind>;
+  const auto count = static_cast<RowNumber>(tensors.rows.count);
+  const auto first_row = static_cast<RowNumber>(blockIdx.x) * kGroups * kRows;
 
-  // The loop's bounds are those of the block, so that all lanes reach every shuffle.
-  for (std::int64_t first = std::int64_t{blockIdx.x} * kGroups * kRows; first < count;
-       first += std::int64_t{gridDim.x} * kGroups * kRows) {
+  const auto take = [&](RowNumber first) {
     Share share[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const std::int64_t number = first + r * kGroups + group;
+      const RowNumber number = first + r * kGroups + group;
       const Row<T, Share::kKind> row(tensors, number, number < count);
       share[r].load(tensors, typename Share::Packs(tensors, row, lane, row.packs, kLanes));
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      const std::int64_t number = first + r * kGroups + group;
+      const RowNumber number = first + r * kGroups + group;
       const Row<T, Share::kKind> row(tensors, number, number < count);
       const typename Share::Packs stretch(tensors, row, lane, row.packs, kLanes);
       const RowResult<typename Share::State> row_result(tensors, number,
                                                         lane == 0 && number < count);
       const auto total = share[r].template reduce<kLanes>(tensors);
-      write_results(share[r], tensors, number, stretch, total, row_result);
+      write_results<true>(share[r], tensors, number, stretch, total, row_result);
     }
+  };
+
+  if constexpr (Share::kKind == Kind::kSmall) {
+    take(first_row);
+  } else {
+    // The loop's bounds are those of the block, so that all lanes reach every shuffle.
+    const RowNumber step = static_cast<RowNumber>(gridDim.x) * kGroups * kRows;
+    for (RowNumber first = first_row; first < count; first += step) take(first);
   }
 }
 
