@@ -641,6 +641,22 @@ def test_tangents_of_every_production_algorithm(name, algorithm, dtype, implemen
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", TANGENTS)
+@pytest.mark.parametrize("algorithm", [None, "block"])
+def test_tangents_of_a_few_rows_of_any_even_length(name, algorithm, dtype, implementation):
+    """What small problems have kernels for: one to four packs in each thread of up to 8 warps."""
+    lengths = (8, 32, 128, 264, 520, 1000, 2048, 4096, 8192)
+    cases = [(helpers.normal((3, columns), dtype, scale=3), {}) for columns in lengths]
+    x = helpers.normal((3, 2056), dtype, scale=3)
+    where = np.random.default_rng(0).random(x.shape) < 0.5
+    where[1] = False
+    cases += [(x, {"where": where}), (x, {"causal": True})]
+    how = {"implementation": implementation, "algorithm": algorithm}
+    assert_tangents_accurate(name, cases, dtype, **how)
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", TANGENTS)
 @pytest.mark.parametrize("algorithm", LONG)
