@@ -61,8 +61,9 @@ __device__ inline T group_reduce(T value, Combine combine) {
   return value;
 }
 
-// The largest value of each group. For all lanes of a warp there is an instruction, which takes
-// integers: a float's bits are ordered like it, once those of negative ones are flipped.
+// group_reduce() to the largest value. For all lanes of a warp there is an instruction, which takes
+// integers: a float's bits are ordered like it, once those of negative ones are flipped. There a
+// NaN may win, which loses elsewhere.
 template <int kLanes, class A>
 __device__ inline A group_largest(A value) {
 #ifndef JAX_GPUOPS_INTERPRET
@@ -75,7 +76,7 @@ __device__ inline A group_largest(A value) {
   return group_reduce<kLanes>(value, [](A a, A b) { return fmax(a, b); });
 }
 
-// The same for a number of lanes known at run time.
+// group_reduce() for a number of lanes known at run time.
 template <class T, class Combine>
 __device__ inline T group_reduce(T value, Combine combine, int lanes) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {

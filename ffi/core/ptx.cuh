@@ -30,7 +30,7 @@ __device__ inline float power_of_two(float x) {
 #endif
 }
 
-// 1 / x, within an ulp; not finite if x is 0 or infinite.
+// 1 / x, within an ulp for x from 2^-126 to 2^126; not finite if x is 0 or infinite.
 __device__ inline float reciprocal(float x) {
 #ifdef JAX_GPUOPS_INTERPRET
   return 1.0f / x;

@@ -166,8 +166,8 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
 
 // ---- Small problems ----
 
-// The threads of a block that has no more than 8 warps. Each reads what all of them have, which
-// takes as long as one of the shuffles that would pass it on, and no more states are combined.
+// The threads of a block that has no more than 8 warps. Each reads the numbers of all warps from
+// shared memory, which takes about as long as one of the shuffles that would combine them.
 template <class A>
 class SmallBlock {
  public:

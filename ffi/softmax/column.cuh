@@ -9,8 +9,8 @@
 //      |     group 1   | lane 0 | lane 1 | ... |      <- element 1
 //      v     group 0   | lane 0 | lane 1 | ... |      <- element 2 ...
 //
-// A thread holds up to kHeld steps in registers. An axis too long for a block is held by a cluster
-// of blocks, each with every cluster-th group of steps, and a longer one is read twice. States are
+// A thread holds up to kHeld steps in registers. An axis of which a block would hold less than 256
+// bytes side by side is held by a cluster of blocks, and a longer one is read twice. States are
 // combined by shuffles between the groups of a warp, then through shared memory between warps, then
 // between blocks.
 //

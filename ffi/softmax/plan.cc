@@ -15,7 +15,8 @@ namespace {
 // numbers for each warp.
 constexpr std::size_t kBlockSharedOverhead = 1024;
 
-// The packs that all threads of a small GPU could load at once: with less, latency is what counts.
+// The packs that all threads of a small GPU could load at once: with less, latency is what counts,
+// and 32-bit numbers are enough.
 constexpr std::int64_t kSmallPacks = 132 * 512;
 // What takes longer to read than to launch, by far.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
@@ -76,8 +77,9 @@ bool fits_cluster(const Problem& problem) {
   return most_packs(problem) <= cluster_packs(problem, kMostClusterBlocks);
 }
 
-// More than 8 blocks are hard to place, and unless they are full, up to a fifth slower than blocks
-// that wait for each other (float32 rows of 140000 to 250000, bfloat16 rows of 280000 to 400000).
+// More than 8 blocks are hard to place, and mostly slower than blocks that wait for each other, by
+// up to a fifth (float32 rows of 140000 to 250000, bfloat16 rows of 280000 to 400000); full ones,
+// of rows of 1 MiB, are faster.
 bool suits_cluster(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
   return packs <= cluster_packs(problem, kMostClusterBlocks / 2) ||
@@ -305,11 +307,11 @@ Shape column_shape(const Problem& problem, const Device& device) {
   // A cluster reads the axis once: with 256 bytes side by side by up to 4 blocks, with 128 by more,
   // rather than by twice as many.
   const bool has_packs = !problem.masked && problem.inner % pack == 0;
-  const auto clusters_of = [&](int lanes) { return divide_up(groups, kColumnThreads / lanes); };
+  const auto blocks_for = [&](int lanes) { return divide_up(groups, kColumnThreads / lanes); };
   if (has_clusters(device) && has_packs && groups * kColumnLanes > kColumnThreads &&
-      clusters_of(kFewestColumnLanes) <= kMostClusterBlocks && problem.outer <= kMostOuters) {
-    shape.lanes = clusters_of(kColumnLanes) <= 4 ? kColumnLanes : kFewestColumnLanes;
-    shape.cluster = static_cast<int>(clusters_of(shape.lanes));
+      blocks_for(kFewestColumnLanes) <= kMostClusterBlocks && problem.outer <= kMostOuters) {
+    shape.lanes = blocks_for(kColumnLanes) <= 4 ? kColumnLanes : kFewestColumnLanes;
+    shape.cluster = static_cast<int>(blocks_for(shape.lanes));
     return shape;
   }
   shape.whole = groups * kFewestColumnLanes <= shape.threads;

@@ -352,9 +352,9 @@ struct Lanes {
 // With which a thread keeps the powers of 16-bit elements where there are many rows.
 inline constexpr int kPacksOfPowers = 2;
 
-// Elements give way to their powers, if these are what the results are made of. It takes three
-// instructions more to take the power of a 16-bit element again, and half the registers: what a
-// thread with many packs does.
+// Powers are kept, if these are what the results are made of, in place of wide elements or beside
+// 16-bit ones. It takes three instructions more to take the power of a 16-bit element again, and
+// half the registers: what a thread with many packs does.
 // kOneFunction: softmax alone. It takes two thirds of the code away, of which each kernel's first
 // threads wait for every instruction.
 template <class T, int kPacks, Kind kKind_, bool kOneFunction = false>
