@@ -2,8 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 
 namespace JAX_GPUOPS_NAMESPACE {
+
+// How many blocks a grid has along y, and along z, at most.
+inline constexpr std::int64_t kMostBlocksBeyondX = 65535;
 
 struct Device {
   int ordinal;

@@ -39,7 +39,7 @@ inline unsigned grid_extent(std::int64_t items) {
 
 // The same for y and z, of which CUDA takes less.
 inline unsigned grid_extent_beyond_x(std::int64_t items) {
-  return static_cast<unsigned>(std::min<std::int64_t>(items, 65535));
+  return static_cast<unsigned>(std::min(items, kMostBlocksBeyondX));
 }
 
 #ifndef JAX_GPUOPS_INTERPRET

@@ -21,7 +21,6 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 namespace {
 
-constexpr std::int64_t kMaxGridY = 65535;
 // The longest row that a warp takes; it reads 16 packs a lane then.
 constexpr std::int64_t kWarpRowPacks = 16 * kWarpSize;
 
@@ -31,8 +30,6 @@ struct Call {
   Target result;
   Workspace workspace;
 };
-
-unsigned grid_y(std::int64_t items) { return static_cast<unsigned>(std::min(items, kMaxGridY)); }
 
 // How many partials of each row the workspace can hold.
 template <class Partial>
@@ -45,8 +42,8 @@ std::int64_t workspace_partials(const Call& call) {
 template <class Reducer>
 void launch_step(Algorithm algorithm, const Queue& queue, const typename Reducer::Element* x,
                  const Target& y, ContiguousRows rows, std::int64_t tiles) {
-  const LaunchShape shape{dim3(grid_extent(tiles), grid_y(rows.count)), kLadderThreads,
-                          sizeof(TreeStorage<Reducer>)};
+  const LaunchShape shape{dim3(grid_extent(tiles), grid_extent_beyond_x(rows.count)),
+                          kLadderThreads, sizeof(TreeStorage<Reducer>)};
   switch (algorithm) {
     case Algorithm::kNaive:
       return launch(queue, shape, naive_kernel<Reducer>, x, y, rows);
@@ -89,7 +86,7 @@ void launch_block_rows(const Call& call, const typename Reducer::Element* x, Con
   const int threads =
       std::max(kWarpSize, power_of_two_from(divide_up(rows.columns, kPack), kMultipleThreads));
   launch(call.queue,
-         {dim3(1, grid_y(rows.count)), static_cast<unsigned>(threads),
+         {dim3(1, grid_extent_beyond_x(rows.count)), static_cast<unsigned>(threads),
           sizeof(MultipleStorage<Reducer>)},
          multiple_kernel<Reducer>, x, call.result, rows);
 }
@@ -113,7 +110,8 @@ void launch_multiple(const Call& call, const T* x) {
 
   auto* const partials = static_cast<Partial*>(call.workspace.data);
   launch(call.queue,
-         {dim3(static_cast<unsigned>(blocks), grid_y(rows.count)), kMultipleThreads, kSharedBytes},
+         {dim3(static_cast<unsigned>(blocks), grid_extent_beyond_x(rows.count)), kMultipleThreads,
+          kSharedBytes},
          multiple_kernel<First>, x, Target{partials, DType{}, true}, rows);
   launch_block_rows<Second>(call, partials, {rows.count, blocks});
 }

@@ -51,6 +51,7 @@ inline constexpr int kBlockThreads = 512;
 inline constexpr int kBlocksResident = 2;
 // For little work, as many threads as 8 warps have, and few packs in each.
 inline constexpr int kSmallBlockPacks[] = {1, 2, 4};
+inline constexpr int kMostSmallBlockPacks = 4;
 inline constexpr int kSmallBlockWarps = 8;
 inline constexpr int kSmallBlockThreads = 32 * kSmallBlockWarps;
 // A slice of a row whose blocks wait for each other: kSliceStretches stretches in shared memory, of

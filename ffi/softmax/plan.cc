@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -24,9 +23,6 @@ constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 constexpr std::int64_t kStagedTileBytes = 32 * 1024;
 
 constexpr std::int64_t kMostSlices = 2048;
-
-// That a grid has along y.
-constexpr std::int64_t kMostOuters = 65535;
 
 int pack_elements(const Problem& problem) {
   return 16 / static_cast<int>(info(problem.dtype).bytes);
@@ -183,8 +179,7 @@ int threads_for(std::int64_t packs, int held) {
 Shape block_shape(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
   Shape shape;
-  constexpr int kMostSmall = kSmallBlockPacks[std::size(kSmallBlockPacks) - 1];
-  if (problem.rows() * packs <= kSmallPacks && packs <= kSmallBlockThreads * kMostSmall) {
+  if (problem.rows() * packs <= kSmallPacks && packs <= kSmallBlockThreads * kMostSmallBlockPacks) {
     shape.small = true;
     for (const int each : kSmallBlockPacks) {
       shape.packs = each;
@@ -309,7 +304,7 @@ Shape column_shape(const Problem& problem, const Device& device) {
   const bool has_packs = !problem.masked && problem.inner % pack == 0;
   const auto blocks_for = [&](int lanes) { return divide_up(groups, kColumnThreads / lanes); };
   if (has_clusters(device) && has_packs && groups * kColumnLanes > kColumnThreads &&
-      blocks_for(kFewestColumnLanes) <= kMostClusterBlocks && problem.outer <= kMostOuters) {
+      blocks_for(kFewestColumnLanes) <= kMostClusterBlocks && problem.outer <= kMostBlocksBeyondX) {
     shape.lanes = blocks_for(kColumnLanes) <= 4 ? kColumnLanes : kFewestColumnLanes;
     shape.cluster = static_cast<int>(blocks_for(shape.lanes));
     return shape;

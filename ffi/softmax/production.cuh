@@ -232,11 +232,10 @@ void launch_small_block_of(const Launch<T>& call) {
 
 template <class Family, class T>
 void launch_small_block(const Launch<T>& call) {
-  constexpr int kMost = kSmallBlockPacks[std::extent_v<decltype(kSmallBlockPacks)> - 1];
   constexpr int kOperands = Family::kTangent ? 2 : 1;
   for_packed_rows<Family>(call, [&](auto kind) {
     if constexpr (kind != Kind::kEven) {
-      launch_small_block_of<Family::template Share, kind, kMost * kOperands>(call);
+      launch_small_block_of<Family::template Share, kind, kMostSmallBlockPacks * kOperands>(call);
     } else {
       find_instance<kSmallBlockPacks>(
           [&](int packs) { return packs == call.plan.shape.packs; },
