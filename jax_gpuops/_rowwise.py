@@ -101,6 +101,7 @@ def primitive(
     reference: Callable[..., Any],
     result: Callable[..., Any],
     *,
+    name: str | None = None,
     has_workspace: bool = True,
     aliases: dict[int, int] | None = None,
     multiple_results: bool = False,
@@ -111,6 +112,7 @@ def primitive(
       function: the kernels' name for it.
       reference: as in `_primitive.Kernel`.
       result: `like_array`, `per_row`, or a function that returns a list of these.
+      name: the primitive's, if not the function's.
       has_workspace: True if the kernels take workspace.
       aliases: as in `_primitive.Kernel`.
       multiple_results: as in `_primitive.Kernel`.
@@ -123,7 +125,7 @@ def primitive(
         return list(map(layout, operands)), list(map(layout, results))
 
     kernel = _primitive.Kernel(
-        name=f"gpuops_{function}",
+        name=f"gpuops_{name or function}",
         op="softmax",
         target=f"jax_gpuops_{function}_v1",
         result=result,

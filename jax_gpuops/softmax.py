@@ -202,7 +202,7 @@ def _apply(x, where, *, name, axis, scale, causal, implementation, algorithm):
     def reference(*operands):
         return _reference(name, *operands, axis=axis, **options)
 
-    result = jax.eval_shape(reference, x, *masks)  # raises what upstream raises
+    jax.eval_shape(reference, x, *masks)  # raises what upstream raises
     axes = _primitive.canonical_axes(axis, x.ndim)
     rows = _primitive.Rows(axes, x.ndim)
     if implementation == "xla" or x.size == 0 or not axes:
@@ -229,9 +229,7 @@ def _apply(x, where, *, name, axis, scale, causal, implementation, algorithm):
     p = _PRIMITIVES[name]
     _primitive.check_problem(p, implementation, algorithm, *operands, **params)
     y = p.bind(*operands, **params, implementation=implementation, algorithm=algorithm)
-    if name == "logsumexp":
-        return y.astype(result.dtype)
-    return y if len(axes) == 1 else rows.undo(y, x.shape)
+    return y if len(axes) == 1 or name == "logsumexp" else rows.undo(y, x.shape)
 
 
 def _refusal(x, axes, where) -> tuple[str, type[Exception]] | None:
@@ -270,9 +268,17 @@ def _reference(
     return y.astype(x.dtype) if is_narrow else y
 
 
-def _logsumexp(x, *where, **params):
+def _wide_logsumexp(x, *where, **params):
     """In the dtype that kernels compute in: of a rounded result no gradient would be accurate."""
     return _reference("logsumexp", _rowwise.wide(x), *where, **params)
+
+
+def _logsumexp(x, *where, **params):
+    return _wide_logsumexp(x, *where, **params).astype(x.dtype)
+
+
+def _narrow_per_row(x, *others, **params):
+    return _rowwise.per_row(x, *others, **params).update(dtype=x.dtype)
 
 
 def _softmax_tangent(y, t, *where, axis, inner_dims, scale, causal):
@@ -325,8 +331,11 @@ _PRIMITIVES = {
     "log_softmax": _rowwise.primitive(
         "log_softmax", functools.partial(_reference, "log_softmax"), _rowwise.like_array
     ),
-    "logsumexp": _rowwise.primitive("logsumexp", _logsumexp, _rowwise.per_row),
+    "logsumexp": _rowwise.primitive("logsumexp", _logsumexp, _narrow_per_row),
 }
+_wide_logsumexp_p = _rowwise.primitive(
+    "logsumexp", _wide_logsumexp, _rowwise.per_row, name="wide_logsumexp"
+)
 _softmax_tangent_p = _rowwise.primitive("softmax_tangent", _softmax_tangent, _rowwise.like_array)
 _log_softmax_tangent_p = _rowwise.primitive_without_kernel(
     "log_softmax_tangent", _log_softmax_tangent, _rowwise.like_array
@@ -345,19 +354,29 @@ _logsumexp_cotangent_p = _rowwise.primitive(
 # Derivatives
 
 
-def _define_jvp(name: str, tangent_p: Primitive, residuals: Callable[..., list[jax.Array]]) -> None:
+def _define_jvp(p: Primitive, tangent_p: Primitive, residuals: Callable[..., list[jax.Array]]):
     def jvp(primals, tangents, *, algorithm, **params):
         x, *where = primals
-        y = _PRIMITIVES[name].bind(*primals, algorithm=algorithm, **params)
+        y = p.bind(*primals, algorithm=algorithm, **params)
         t = ad.instantiate_zeros(tangents[0])
         return y, tangent_p.bind(*residuals(x, y), t, *where, algorithm=None, **params)
 
-    ad.primitive_jvps[_PRIMITIVES[name]] = jvp
+    ad.primitive_jvps[p] = jvp
 
 
-_define_jvp("softmax", _softmax_tangent_p, lambda x, y: [y])
-_define_jvp("log_softmax", _log_softmax_tangent_p, lambda x, y: [y])
-_define_jvp("logsumexp", logsumexp_tangent_p, lambda x, y: [x, y])
+def _logsumexp_jvp(primals, tangents, *, algorithm, **params):
+    """From the wide result, which the tangent needs too."""
+    x, *where = primals
+    lse = _wide_logsumexp_p.bind(*primals, algorithm=algorithm, **params)
+    t = ad.instantiate_zeros(tangents[0])
+    dt = logsumexp_tangent_p.bind(x, lse, t, *where, algorithm=None, **params)
+    return lse.astype(x.dtype), dt.astype(x.dtype)
+
+
+_define_jvp(_PRIMITIVES["softmax"], _softmax_tangent_p, lambda x, y: [y])
+_define_jvp(_PRIMITIVES["log_softmax"], _log_softmax_tangent_p, lambda x, y: [y])
+_define_jvp(_wide_logsumexp_p, logsumexp_tangent_p, lambda x, y: [x, y])
+ad.primitive_jvps[_PRIMITIVES["logsumexp"]] = _logsumexp_jvp
 for _p, _transposed_p, _map, _linear in [
     (_softmax_tangent_p, _softmax_tangent_p, _softmax_tangent, 1),
     (_log_softmax_tangent_p, _log_softmax_cotangent_p, _log_softmax_tangent, 1),

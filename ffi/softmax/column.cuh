@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(kColumnThreads,
         share.write(tensors, exponents, steps_from(done), selection, states);
       }
     }
-    if (tensors.row_result != nullptr && group == 0 && exists) {
+    if (tensors.row_results.data != nullptr && group == 0 && exists) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
     }

@@ -155,7 +155,12 @@ void run_forward(Queue queue, ffi::AnyBuffer x, Where where, Out y, Out workspac
   Buffers buffers;
   buffers.x = x_memory.data();
   if (kFunction == Function::kLogSumExp) {
-    require_rows(*y, problem, "the result must have one element for each row");
+    buffers.narrow_row_result = y->element_type() == x.element_type();
+    if (!buffers.narrow_row_result) {
+      require_rows(*y, problem, "the result must have one element for each row");
+    }
+    require(static_cast<std::int64_t>(y->element_count()) == problem.rows(),
+            "the result must have one element for each row");
     buffers.row_result = y_memory.data();
   } else {
     require_like(*y, x, "the result must be like x");

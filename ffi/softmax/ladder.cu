@@ -19,7 +19,7 @@ struct Call {
   const Queue& queue;
   const T* x;
   T* y;
-  Accumulator<T>* row_result;
+  RowResults<T> row_results;
   Rows rows;
 };
 
@@ -47,14 +47,14 @@ void launch_block_shared(const Call<T>& call) {
     threads /= 2;
   }
   launch(call.queue, {grid_extent(call.rows.count), static_cast<unsigned>(threads), shared_bytes},
-         kKernel, call.x, call.y, call.row_result, call.rows);
+         kKernel, call.x, call.y, call.row_results, call.rows);
 }
 
 template <class T, Function kFunction>
 void launch_block_uncached(const Call<T>& call) {
   launch(call.queue,
          {grid_extent(call.rows.count), kMaxBlockThreads, sizeof(BlockScratch<Accumulator<T>>)},
-         block_uncached_kernel<T, kFunction>, call.x, call.y, call.row_result, call.rows);
+         block_uncached_kernel<T, kFunction>, call.x, call.y, call.row_results, call.rows);
 }
 
 template <class T, Function kFunction>
@@ -100,8 +100,10 @@ void launch_ladder(const Plan& plan, const Problem& problem, const Buffers& buff
   dispatch<__half, __nv_bfloat16, float, double>(problem.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     launch_step<T>(plan.algorithm, problem.function,
-                   {queue, static_cast<const T*>(buffers.x), static_cast<T*>(buffers.y),
-                    static_cast<Accumulator<T>*>(buffers.row_result),
+                   {queue,
+                    static_cast<const T*>(buffers.x),
+                    static_cast<T*>(buffers.y),
+                    {buffers.row_result, buffers.narrow_row_result},
                     Rows{problem.rows(), problem.columns, problem.inner}});
   });
 }

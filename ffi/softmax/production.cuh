@@ -30,7 +30,7 @@ Tensors<T> make_tensors(const Problem& problem, double scale, const Buffers& buf
   tensors.labels = buffers.labels;
   tensors.wide_labels = buffers.wide_labels;
   tensors.y = static_cast<T*>(buffers.y);
-  tensors.row_result = static_cast<A*>(buffers.row_result);
+  tensors.row_results = {buffers.row_result, buffers.narrow_row_result};
   tensors.loss = static_cast<A*>(buffers.loss);
   tensors.function = problem.function;
   tensors.scale = static_cast<A>(scale);

@@ -35,7 +35,7 @@ struct Tensors {
   Function function;
   // True if x, t and y begin at multiples of 16 bytes, and their rows' elements are neighbours.
   bool packed;
-  A* row_result;
+  RowResults<T> row_results;
   A* loss;
   const T* t;
   const A* lse;

@@ -25,6 +25,23 @@ struct Rows {
   }
 };
 
+// Where kernels write what there is one of for each row: in the accumulator's type, or in that of
+// the elements, which saves a conversion by another kernel.
+template <class T>
+struct RowResults {
+  using A = Accumulator<T>;
+  void* data;
+  bool is_narrow;
+
+  __device__ void write(std::int64_t row, A value) const {
+    if (is_narrow) {
+      static_cast<T*>(data)[row] = narrow<T>(value);
+    } else {
+      static_cast<A*>(data)[row] = value;
+    }
+  }
+};
+
 // Walks a row with `threads` threads: in packs where its elements are neighbours, else one by one.
 // Calls visit(column, Width<w>{}); the element of `column` is row[column * rows.inner].
 template <int kPack, class T, class Visit>

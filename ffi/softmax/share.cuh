@@ -269,7 +269,7 @@ class RowResult<MaxSum<T>> {
   using A = Accumulator<T>;
 
   __device__ __forceinline__ RowResult(const Tensors<T>& tensors, std::int64_t row, bool writes)
-      : writes_(writes && tensors.row_result != nullptr),
+      : writes_(writes && tensors.row_results.data != nullptr),
         target_(std::numeric_limits<A>::quiet_NaN()) {
     if (!writes_ || tensors.loss == nullptr) return;
     const std::int64_t label = tensors.label(row);
@@ -283,7 +283,7 @@ class RowResult<MaxSum<T>> {
     const Exponents<T> exponents(tensors.function, tensors.scale);
     const A lse =
         Exponents<T>::natural(Exponents<T>::exponent(total.sum) + exponents.base(total.anchor));
-    tensors.row_result[row] = lse;
+    tensors.row_results.write(row, lse);
     if (tensors.loss != nullptr) tensors.loss[row] = lse - target_ * tensors.scale;
   }
 

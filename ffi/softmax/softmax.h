@@ -83,7 +83,8 @@ struct Buffers {
   Mask mask;
   void* y = nullptr;           // like x, and x itself if the elementwise functions may overwrite it
   void* row_result = nullptr;  // logsumexp(x), in the accumulator's type
-  void* loss = nullptr;        // the same, for cross entropy
+  bool narrow_row_result = false;  // in x's instead
+  void* loss = nullptr;            // in the accumulator's type, for cross entropy
   void* workspace = nullptr;
   std::size_t workspace_bytes = 0;
 };

@@ -29,8 +29,8 @@ std::size_t block_shared_bytes(std::int64_t columns) {
 
 template <class T, Function kFunction>
 __global__ void __launch_bounds__(kMaxBlockThreads)
-    block_shared_kernel(const T* __restrict__ x, T* __restrict__ y,
-                        Accumulator<T>* __restrict__ row_result, Rows rows) {
+    block_shared_kernel(const T* __restrict__ x, T* __restrict__ y, RowResults<T> row_results,
+                        Rows rows) {
   using A = Accumulator<T>;
   constexpr int kPack = kWidestPack<T>;
   unsigned char* const memory = shared_array<unsigned char>();
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
     const A sum = block_reduce(partial.value(), A(0), Add{}, scratch);
 
     if constexpr (kFunction == Function::kLogSumExp) {
-      if (threadIdx.x == 0) row_result[row] = A(log(sum)) + base;
+      if (threadIdx.x == 0) row_results.write(row, A(log(sum)) + base);
     } else {
       const Finish<kFunction, T> finish(sum);
       visit_columns<kPack>(rows, source, threadIdx.x, threads,
@@ -122,8 +122,8 @@ struct RunningSum {
 
 template <class T, Function kFunction>
 __global__ void __launch_bounds__(kMaxBlockThreads)
-    block_uncached_kernel(const T* __restrict__ x, T* __restrict__ y,
-                          Accumulator<T>* __restrict__ row_result, Rows rows) {
+    block_uncached_kernel(const T* __restrict__ x, T* __restrict__ y, RowResults<T> row_results,
+                          Rows rows) {
   using A = Accumulator<T>;
   using Running = RunningSum<kFunction, T>;
   constexpr int kPack = kWidestPack<T>;
@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
     const A base = shift<kFunction>(largest);
 
     if constexpr (kFunction == Function::kLogSumExp) {
-      if (threadIdx.x == 0) row_result[row] = A(log(sum)) + base;
+      if (threadIdx.x == 0) row_results.write(row, A(log(sum)) + base);
     } else {
       const Finish<kFunction, T> finish(sum);
       visit_columns<kPack>(rows, source, threadIdx.x, threads,
