@@ -35,7 +35,7 @@ def exact(x: np.ndarray) -> np.ndarray:
 
 def spacing(values: np.ndarray, dtype) -> np.ndarray:
     """The distance between neighbouring numbers of `dtype` at `values`."""
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", over="ignore"):
         return np.spacing(np.abs(values).astype(dtype)).astype(np.longdouble)
 
 

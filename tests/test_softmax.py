@@ -271,6 +271,41 @@ def test_infinities_and_nan_as_in_jax(name, algorithm, implementation):
     np.testing.assert_allclose(y, upstream(name, x), rtol=1e-4, atol=1e-6)
 
 
+def large_values(dtype):
+    """Rows as masks that are added leave them: equal, or far below the largest."""
+    most = float(jnp.finfo(dtype).max)
+    values = [v for v in (-1e4, 6e4, -1e9, 1.4e9, 3e9, -1e30, 1e30, -most, most) if abs(v) <= most]
+    x = np.zeros((3 * len(values), 40), dtype)
+    for row, value in enumerate(values):
+        x[3 * row : 3 * row + 3] = value
+        x[3 * row + 1, 7::9] = -most
+        x[3 * row + 2, ::2] = np.arange(20)
+    return x
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("algorithm", [*PRODUCTION, *UNMASKED, "column"])
+def test_rows_of_large_values(name, algorithm, dtype, implementation):
+    x = large_values(dtype)
+    # With a scale none may be beyond the dtype, and those of float16 need one to be large.
+    small = x[np.abs(x.astype(np.float64)).max(1) < float(jnp.finfo(dtype).max) / 2]
+    cases = [(x, 1.0)]
+    if algorithm not in (None, "block_shared", "block_uncached"):
+        cases += [(small, 0.3), (small, -0.3)]
+        cases += [(x, -3e10), (x, 1e33)] if dtype == "float16" else []
+    for x, scale in cases:
+        # Of columns, an even number can be read in packs, another cannot.
+        axis = 0 if algorithm == "column" else -1
+        for moved in [x.T, x.T[:, :8]] if algorithm == "column" else [x]:
+            with helpers.x64(dtype):
+                how = {"implementation": implementation, "algorithm": algorithm}
+                options = {} if scale == 1 else {"scale": scale}
+                y = ours(name, moved, axis, **options, **how)
+                assert_accurate(name, y, moved, axis, scale=scale)
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize(
     ("algorithm", "axis"),

@@ -33,6 +33,14 @@ struct Maximum {
   }
 };
 
+// NaN loses, where it wins Maximum.
+struct Largest {
+  template <class T>
+  __device__ T operator()(T a, T b) const {
+    return fmax(a, b);
+  }
+};
+
 struct Minimum {
   template <class T>
   __device__ T operator()(T a, T b) const {
@@ -73,7 +81,7 @@ __device__ inline A group_largest(A value) {
     return __int_as_float(ordered(largest));
   }
 #endif
-  return group_reduce<kLanes>(value, [](A a, A b) { return fmax(a, b); });
+  return group_reduce<kLanes>(value, Largest{});
 }
 
 // group_reduce() for a number of lanes known at run time.

@@ -39,6 +39,15 @@ __device__ inline T minimum(T a, T b) {
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 
+// a * b, rounded before anything is added to it.
+#ifdef JAX_GPUOPS_INTERPRET
+__device__ inline float rounded_product(float a, float b) { return a * b; }
+__device__ inline double rounded_product(double a, double b) { return a * b; }
+#else
+__device__ inline float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ inline double rounded_product(double a, double b) { return __dmul_rn(a, b); }
+#endif
+
 // e to the x for x <= 0, by the hardware's base-two exponential: 2 + 1.17 |x| ulp, a third of the
 // instructions. Enough for 16-bit results.
 __device__ inline float fast_exponential(float x) {

@@ -15,6 +15,7 @@
 #include "simt/simt.h"
 
 #define __launch_bounds__(...)
+#define __noinline__
 
 // The CUDA headers make it vanish, and each thread would silently get an array of its own.
 #undef __shared__

@@ -179,8 +179,7 @@ class SmallBlock {
   __device__ __forceinline__ explicit SmallBlock(Storage& storage) : storage_(storage) {}
 
   __device__ __forceinline__ A largest(A value) const {
-    return combine(group_largest<kWarpSize>(value), -infinity<A>(), storage_.largest,
-                   [](A a, A b) { return fmax(a, b); });
+    return combine(group_largest<kWarpSize>(value), -infinity<A>(), storage_.largest, Largest{});
   }
   __device__ __forceinline__ A sum(A value) const {
     return combine(group_reduce<kWarpSize>(value, Add{}), A(0), storage_.sum, Add{});
@@ -233,7 +232,7 @@ __global__ void __launch_bounds__(kSmallBlockThreads)
 struct ShufflingLanes : Lanes<kWarpSize> {
   template <class A>
   __device__ __forceinline__ static A largest(A value) {
-    return group_reduce<kWarpSize>(value, [](A a, A b) { return fmax(a, b); });
+    return group_reduce<kWarpSize>(value, Largest{});
   }
 };
 

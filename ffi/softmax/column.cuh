@@ -45,6 +45,9 @@ class ColumnShare {
  public:
   using A = Accumulator<T>;
   using State = std::conditional_t<kTangent, Total<T>, MaxSum<T>>;
+  // Whether rows with anchors beyond +-kLarge, infinite ones among them, are left to redo_row():
+  // the powers of rows side by side have a common factor then, for which one register is enough.
+  static constexpr bool kRedoes = !kTangent && kPack > 1 && Exponents<T>::kBaseTwo;
 
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Steps& steps,
                                        const Selection<T>& selection) {
@@ -90,20 +93,24 @@ class ColumnShare {
       for (int i = 0; i < kPack; ++i) states[i] = {sum[i]};
     } else {
       A largest[kPack];
-      widen(exponents.factor < 0 ? extreme_of_each<true>() : extreme_of_each<false>(), largest);
-      A subtrahend[kPack];
+      widen(exponents.descends() ? extreme_of_each<true>() : extreme_of_each<false>(), largest);
+      typename Exponents<T>::Powers powers[kPack];
       A sum[kPack] = {};
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        states[i].anchor = exponents.anchor(A(largest[i] * exponents.factor));
-        subtrahend[i] = exponents.subtrahend(states[i].anchor);
+        A anchor = exponents.anchor(exponents.scaled(largest[i]));
+        // The sum of a part that is far below or -inf is 0.
+        if constexpr (kRedoes) anchor = fmax(anchor, -Exponents<T>::kLarge);
+        states[i].anchor = anchor;
+        powers[i] = kRedoes ? exponents.common_powers(anchor, exponents.lift())
+                            : exponents.powers(exponents.base(anchor), exponents.lift());
       }
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
         A x[kPack];
         widen(x_[k], x);
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) sum[i] += exponents.power(x[i], subtrahend[i]);
+        for (int i = 0; i < kPack; ++i) sum[i] += powers[i](x[i]);
       }
 #pragma unroll
       for (int i = 0; i < kPack; ++i) states[i].sum = sum[i];
@@ -162,7 +169,11 @@ class ColumnShare {
                                                 A left_out, const State (&totals)[kPack]) const {
     Result results[kPack];
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) results[i] = Result(exponents, totals[i]);
+    for (int i = 0; i < kPack; ++i) {
+      const A anchor = totals[i].anchor;
+      results[i] = Result(totals[i], kRedoes ? exponents.common_powers(anchor, exponents.lift())
+                                             : exponents.powers(anchor, exponents.lift()));
+    }
     write_each(tensors, steps, selection, regular, left_out,
                [&](int i, A x, A) { return results[i](x); });
   }
@@ -346,6 +357,21 @@ __global__ void __launch_bounds__(kColumnThreads,
       }
 #pragma unroll
       for (int i = 0; i < kPack; ++i) states[i] = totals[lane * kPack + i];
+    }
+
+    if constexpr (Share::kRedoes) {
+      bool any_large = false;
+#pragma unroll
+      for (const State& state : states) {
+        any_large = any_large || fabs(state.anchor) >= Exponents<T>::kLarge;
+      }
+      if (any_large) {
+#pragma unroll 1
+        for (int i = 0; i < kPack && group == 0 && exists; ++i) {
+          redo_row(tensors, number + i, true, 0, 1);
+        }
+        return;
+      }
     }
 
     // Write.

@@ -19,20 +19,16 @@ class RowGradient {
 
   __device__ __forceinline__ RowGradient(const Tensors<T>& tensors, std::int64_t number)
       : label_(has_labels(tensors.function) ? tensors.label(number) : -1),
-        exponents_(tensors.function, tensors.scale),
         cotangent_(tensors.g[number] * tensors.scale),
         weight_(cotangent_) {
     const A lse = tensors.lse[number];
+    const Exponents<T> exponents(tensors.function, tensors.scale);
     regular_ = is_finite(lse);
-    subtrahend_ = A(0);
-    lowering_ = A(1);
-    if (regular_ && Exponents<T>::kBaseTwo) {
-      // Lifted as in softmax: p may be a subnormal number.
-      subtrahend_ = lse * Exponents<T>::kLog2E - Exponents<T>::kLift;
-      lowering_ = A(0x1p-64f);
-    } else if (regular_) {
-      subtrahend_ = lse;
-    }
+    // Lifted as in softmax: p may be a subnormal number.
+    const bool lifted = regular_ && Exponents<T>::kBaseTwo;
+    const A anchor = Exponents<T>::kBaseTwo ? A(lse * (Exponents<T>::kLog2E / 2)) : lse;
+    power_ = exponents.powers(regular_ ? anchor : A(0), A(lifted ? Exponents<T>::kLift : 0));
+    lowering_ = lifted ? A(0x1p-64f) : A(1);
     // A row whose logsumexp is infinite has the weights that JAX gives it: inf / inf and 0 / 0 are
     // NaN, and finite elements beside inf weigh 0.
     if (!regular_) weight_ = cotangent_ / exponential(lse);
@@ -51,7 +47,7 @@ class RowGradient {
       widen(pack_at(packs, p), x);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        x[i] = exponents_.power(x[i], subtrahend_) * lowering_ * weight_;
+        x[i] = power_(x[i]) * lowering_ * weight_;
       }
       if constexpr (kHasMask<kKind>) {
         if (!regular_) replace_unkept(tensors, stretch, p, x);
@@ -80,10 +76,9 @@ class RowGradient {
   }
 
   std::int64_t label_;
-  Exponents<T> exponents_;
   A cotangent_;
   A weight_;
-  A subtrahend_;
+  typename Exponents<T>::Powers power_;
   A lowering_;
   bool regular_;
 };

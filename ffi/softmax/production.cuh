@@ -275,17 +275,30 @@ void launch_block(const Launch<T>& call) {
   });
 }
 
+#ifndef JAX_GPUOPS_INTERPRET
+template <template <class, int, Kind> class ShareOf, Kind kKind, class T>
+void launch_cluster_of(const Launch<T>& call) {
+  using Share = ShareOf<T, kClusterPacks, kKind>;
+  const Shape& shape = call.plan.shape;
+  const std::int64_t size = packs_of_part(most_packs(call.problem), shape.cluster);
+  const LaunchShape clusters{1, static_cast<unsigned>(shape.threads),
+                             sizeof(ClusterStorage<typename Share::State>), shape.cluster};
+  launch_on_rows(call, clusters, cluster_kernel<Share, kBlockThreads, kBlocksResident>,
+                 shape.cluster, size, piece_of_warp(size, shape.threads));
+}
+#endif
+
 template <class Family, class T>
 void launch_cluster([[maybe_unused]] const Launch<T>& call) {
 #ifndef JAX_GPUOPS_INTERPRET
-  const Shape& shape = call.plan.shape;
-  const std::int64_t size = packs_of_part(most_packs(call.problem), shape.cluster);
   for_packed_rows<Family>(call, [&](auto kind) {
-    using Share = typename Family::template Share<T, kClusterPacks, kind>;
-    const LaunchShape clusters{1, static_cast<unsigned>(shape.threads),
-                               sizeof(ClusterStorage<typename Share::State>), shape.cluster};
-    launch_on_rows(call, clusters, cluster_kernel<Share, kBlockThreads, kBlocksResident>,
-                   shape.cluster, size, piece_of_warp(size, shape.threads));
+    // A kernel of its own: 64 registers are few for what other functions and scales need as well.
+    if constexpr (!Family::kTangent && kind != Kind::kMasked && sizeof(T) < 8) {
+      if (call.problem.function == Function::kSoftmax && call.tensors.scale == 1) {
+        return launch_cluster_of<PlainSoftmax, kind>(call);
+      }
+    }
+    launch_cluster_of<Family::template Share, kind>(call);
   });
 #else
   throw std::logic_error("a plan for the host has clusters");

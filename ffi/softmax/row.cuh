@@ -244,7 +244,7 @@ class Stretch {
         if (!has(p)) continue;
         pack[p] = read_elements(tensors, from, p);
         replace_unkept(tensors, p, fill, pack[p]);
-      } else if constexpr (kKind != Kind::kEven) {
+      } else if constexpr (kKind == Kind::kMasked || kKind == Kind::kRagged) {
         const int first = position(p, 0);
         if (first < end_ && first < readable() && !inside(p)) {
           replace_unless([&](int i) { return in_row(first + i); }, fill, pack[p]);

@@ -25,12 +25,16 @@ namespace softmax {
 // How exponentials are taken for results of type T, of differences to an anchor, which is at least
 // the largest element but for rounding.
 //
-// Results of 16 bits use powers of two: x and the anchor are multiplied by log2(e), which an FMA
-// does on the way. What the anchor's rounding is off by, all elements of a row have in common, so
-// it must be the same number in all that is combined: states hold anchors, not maxima. The hardware
+// Results of 16 bits use powers of two: x is multiplied by scale and log2(e), which an FMA does on
+// the way to its difference. What the anchor's rounding is off by, all elements of a row have in
+// common, so it must be the same number in all that is combined: states hold anchors, not maxima.
+// Anchors count two powers as one, so that none of a finite number is infinite. The hardware
 // flushes subnormal powers to 0. For softmax, where a bfloat16 result may be subnormal, all powers
 // are lifted by 2^64, which the division by their sum undoes; its anchors are whole numbers, for
-// the lift to round nothing. Wider results take exp of the rounded difference.
+// the lift to round nothing.
+//
+// Wider results take exp of the rounded difference. The product with the scale is rounded before,
+// as in JAX: of large numbers, an FMA's difference would be what that rounding was off by.
 template <class T>
 struct Exponents {
   using A = Accumulator<T>;
@@ -40,10 +44,24 @@ struct Exponents {
   static constexpr float kLift = 64;
 
   Function function;
-  A factor;  // from the operand to exponents
+  A factor;  // from elements to exponents
+  bool is_plain;
 
-  __device__ __forceinline__ Exponents(Function function, A scale)
-      : function(function), factor(kBaseTwo ? A(scale * kLog2E) : scale) {}
+  // is_plain: the scale is 1, and the product is exact.
+  __device__ __forceinline__ Exponents(Function function, A scale, bool is_plain = false)
+      : function(function), factor(kBaseTwo ? A(scale * kLog2E) : scale), is_plain(is_plain) {}
+
+  // Whether it is the smallest element that has the largest power.
+  __device__ __forceinline__ bool descends() const { return !is_plain && factor < 0; }
+
+  // An anchor from an element, but for anchor().
+  __device__ __forceinline__ A scaled(A element) const {
+    if constexpr (kBaseTwo) {
+      return element * (factor / 2);
+    } else {
+      return rounded_product(element, factor);
+    }
+  }
 
   __device__ __forceinline__ A anchor(A largest) const {
     if constexpr (kBaseTwo) {
@@ -61,44 +79,81 @@ struct Exponents {
     return one_a_row && anchor == infinity<A>() ? A(0) : anchor;
   }
 
-  __device__ __forceinline__ A subtrahend(A anchor) const {
+  // By which all exponents are higher.
+  __device__ __forceinline__ A lift() const {
+    return kBaseTwo && function == Function::kSoftmax ? A(kLift) : A(0);
+  }
+
+  // Powers of elements relative to an anchor.
+  struct Powers {
+    A factor;
+    A subtrahend;
+    A to_natural;  // from exponents
+    bool is_plain;
+
+    __device__ __forceinline__ A exponent(A x) const {
+      if constexpr (kBaseTwo) {
+        return fmaf(x, factor, -subtrahend);
+      } else {
+        return is_plain ? A(fma(x, factor, -subtrahend)) : rounded_product(x, factor) - subtrahend;
+      }
+    }
+    __device__ __forceinline__ A operator()(A x) const {
+      if constexpr (kBaseTwo) {
+        return power_of_two(exponent(x));
+      } else {
+        return exponential(exponent(x));
+      }
+    }
+  };
+
+  // Whether an FMA is off by more than 2^3, for what the anchor was rounded by, where 2^100 is not
+  // far. Kernels need not be fast for such rows. Wide elements have none.
+  static constexpr float kLarge = 0x1p27f;
+  __device__ __forceinline__ static bool is_large(A anchor) {
+    return kBaseTwo && fabs(anchor) >= A(kLarge) && fabs(anchor) < infinity<A>();
+  }
+
+  // For anchors that are not large.
+  __device__ __forceinline__ Powers common_powers(A anchor, A lift) const {
     if constexpr (kBaseTwo) {
-      return base(anchor) - (function == Function::kSoftmax ? kLift : 0.0f);
+      return {factor, fmaf(anchor, 2, -lift), kLn2, false};
     } else {
-      return base(anchor);
+      return {factor, anchor, 1, is_plain};
     }
   }
 
-  __device__ __forceinline__ A power(A x, A subtrahend) const {
-    return power(x, factor, subtrahend);
-  }
-  __device__ __forceinline__ static A power(A x, A factor, A subtrahend) {
+  // Of elements of a row with a large anchor those have powers that equal the largest; all others
+  // are so far below that theirs are 0, and still are if the largest is brought to 2^20 by a power
+  // of two, which rounds nothing. The largest is what the anchor is nearest to.
+  __device__ __forceinline__ Powers powers(A anchor, A lift) const {
     if constexpr (kBaseTwo) {
-      return power_of_two(fmaf(x, factor, -subtrahend));
-    } else {
-      return exponential(x * factor - subtrahend);
+      if (is_large(anchor)) {
+        const float largest = widen(narrow<T>(anchor / (factor / 2)));
+        const int biased = __builtin_bit_cast(int, largest) >> 23 & 255;
+        const auto down = __builtin_bit_cast(float, (127 + 20 - (biased - 127)) << 23);
+        const float to_exponent = copysignf(down, factor);
+        return {to_exponent, largest * to_exponent - lift, factor / to_exponent * kLn2, false};
+      }
     }
+    return common_powers(anchor, lift);
   }
 
   // From powers relative to one anchor to those relative to another; 0 from -inf.
   __device__ __forceinline__ static A rescaling(A from, A to) {
     if constexpr (kBaseTwo) {
-      return power_of_two(from - to);
+      return power_of_two(2 * (from - to));
     } else {
       return exponential(from - to);
     }
   }
 
-  // The natural logarithm of what is meant by an exponent, and the exponent of a number.
-  __device__ __forceinline__ static A natural(A exponent) {
-    return kBaseTwo ? A(exponent * kLn2) : exponent;
+  // The natural logarithm of a number, and of what is meant by an anchor.
+  __device__ __forceinline__ static A logarithm(A number) {
+    return kBaseTwo ? A(log2f(number) * kLn2) : A(log(number));
   }
-  __device__ __forceinline__ static A exponent(A number) {
-    if constexpr (kBaseTwo) {
-      return log2f(number);
-    } else {
-      return log(number);
-    }
+  __device__ __forceinline__ static A logarithm_of_anchor(A anchor) {
+    return kBaseTwo ? A(anchor * (2 * kLn2)) : anchor;
   }
 };
 
@@ -130,7 +185,7 @@ __device__ __forceinline__ MaxSum<T> combined(const Exponents<T>& exponents, Max
 template <int kLanes, class T>
 __device__ __forceinline__ MaxSum<T> combine_lanes(const Exponents<T>& exponents, MaxSum<T> state) {
   using A = Accumulator<T>;
-  const A anchor = group_reduce<kLanes>(state.anchor, [](A a, A b) { return fmax(a, b); });
+  const A anchor = group_reduce<kLanes>(state.anchor, Largest{});
   return {anchor, group_reduce<kLanes>(state.sum_at(exponents, anchor), Add{})};
 }
 
@@ -203,39 +258,33 @@ class Running<Total<T>> {
 template <class T>
 struct FreshPowers {
   using A = Accumulator<T>;
-  A exponent;  // from the operand to exponents
-  A subtrahend;
+  typename Exponents<T>::Powers power;
   A factor;
 
   FreshPowers() = default;
-  // Without base(): a row that is -inf throughout is NaN.
-  __device__ __forceinline__ FreshPowers(const Exponents<T>& exponents, MaxSum<T> total)
-      : exponent(exponents.factor),
-        subtrahend(total.anchor - (Exponents<T>::kBaseTwo ? A(Exponents<T>::kLift) : A(0))),
-        factor(reciprocal(total.sum)) {}
+  __device__ __forceinline__ FreshPowers(MaxSum<T> total, typename Exponents<T>::Powers power)
+      : power(power), factor(reciprocal(total.sum)) {}
 
-  __device__ __forceinline__ A operator()(A x) const {
-    return Exponents<T>::power(x, exponent, subtrahend) * factor;
-  }
+  __device__ __forceinline__ A operator()(A x) const { return power(x) * factor; }
 };
 
 // log_softmax of the elements of a row, from its state.
 template <class T>
 struct Logarithms {
   using A = Accumulator<T>;
-  A factor;
-  A anchor;
-  A exponent_of_sum;
+  typename Exponents<T>::Powers power;
+  A logarithm_of_sum;
 
   Logarithms() = default;
-  __device__ __forceinline__ Logarithms(const Exponents<T>& exponents, MaxSum<T> total)
-      : factor(exponents.factor),
-        anchor(total.anchor),
-        exponent_of_sum(Exponents<T>::exponent(total.sum)) {}
+  __device__ __forceinline__ Logarithms(MaxSum<T> total, typename Exponents<T>::Powers power)
+      : power(power), logarithm_of_sum(Exponents<T>::logarithm(total.sum)) {}
 
   __device__ __forceinline__ A operator()(A x) const {
-    const A difference = Exponents<T>::kBaseTwo ? A(fma(x, factor, -anchor)) : x * factor - anchor;
-    return Exponents<T>::natural(difference - exponent_of_sum);
+    if constexpr (Exponents<T>::kBaseTwo) {
+      return fmaf(power.exponent(x), power.to_natural, -logarithm_of_sum);
+    } else {
+      return power.exponent(x) - logarithm_of_sum;
+    }
   }
 };
 
@@ -274,17 +323,22 @@ class RowResult<MaxSum<T>> {
     if (!writes_ || tensors.loss == nullptr) return;
     const std::int64_t label = tensors.label(row);
     if (label < 0) return;
-    target_ = widen(tensors.x[tensors.rows.begin(row) + label * tensors.rows.inner]);
+    const T& target = tensors.x[tensors.rows.begin(row) + label * tensors.rows.inner];
+    target_ = widen(target);
   }
 
   __device__ __forceinline__ void write(const Tensors<T>& tensors, std::int64_t row,
                                         MaxSum<T> total) const {
     if (!writes_) return;
     const Exponents<T> exponents(tensors.function, tensors.scale);
-    const A lse =
-        Exponents<T>::natural(Exponents<T>::exponent(total.sum) + exponents.base(total.anchor));
+    const A lse = Exponents<T>::logarithm(total.sum) +
+                  Exponents<T>::logarithm_of_anchor(exponents.base(total.anchor));
     tensors.row_results.write(row, lse);
-    if (tensors.loss != nullptr) tensors.loss[row] = lse - target_ * tensors.scale;
+    if (tensors.loss == nullptr) return;
+    // Of a large number and its logsumexp, which is rounded, the difference would mean nothing.
+    const Logarithms<T> logarithm(total, exponents.powers(total.anchor, exponents.lift()));
+    tensors.loss[row] =
+        is_finite(total.anchor) ? -logarithm(target_) : lse - target_ * tensors.scale;
   }
 
  private:
@@ -296,6 +350,55 @@ template <class T, class State>
 __device__ __forceinline__ void write_row(const Tensors<T>& tensors, std::int64_t row,
                                           State total) {
   RowResult<State>(tensors, row, true).write(tensors, row, total);
+}
+
+// A row with a large anchor, for the second time, by a function that is called: what it needs is
+// not in the way of other rows, of which a short one would take some percent more time. The whole
+// warp must call it, each group of `lanes` lanes with a row of its own.
+template <class T>
+__device__ __noinline__ void redo_row(const Tensors<T>& tensors, std::int64_t number, bool exists,
+                                      int lane, int lanes) {
+  using A = Accumulator<T>;
+  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Selection<T> selection = exists ? Selection<T>(tensors, number) : Selection<T>();
+  const std::int64_t begin = exists ? tensors.rows.begin(number) : 0;
+  const auto each = [&](auto&& visit) {
+    for (std::int64_t column = lane; exists && column < tensors.rows.columns; column += lanes) {
+      visit(begin + column * tensors.rows.inner, selection(column));
+    }
+  };
+  const auto combine = [&](A value, auto&& combined) {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      value = combined(value, __shfl_xor_sync(kFullWarp, value, distance));
+    }
+    return value;
+  };
+
+  A largest = -infinity<A>();
+  each([&](std::int64_t at, bool kept) {
+    if (kept) largest = fmax(largest, exponents.scaled(widen(tensors.x[at])));
+  });
+  const A anchor = exponents.anchor(combine(largest, Largest{}));
+  const auto powers = exponents.powers(exponents.base(anchor), exponents.lift());
+  A sum = 0;
+  each([&](std::int64_t at, bool kept) {
+    if (kept) sum += powers(widen(tensors.x[at]));
+  });
+  const MaxSum<T> total{anchor, combine(sum, Add{})};
+  const auto write = [&](const auto& result, A left_out) {
+    each([&](std::int64_t at, bool kept) {
+      tensors.y[at] = narrow<T>(kept ? result(widen(tensors.x[at])) : left_out);
+    });
+  };
+  const auto of_total = exponents.powers(anchor, exponents.lift());
+  if (tensors.y != nullptr) {
+    if (tensors.function == Function::kSoftmax) {
+      write(FreshPowers<T>(total, of_total), A(0));
+    } else {
+      write(Logarithms<T>(total, of_total), -infinity<A>());
+    }
+  }
+  if (lane == 0 && exists) write_row(tensors, number, total);
 }
 
 // ---- Shares ----
@@ -357,7 +460,8 @@ inline constexpr int kPacksOfPowers = 2;
 // half the registers: what a thread with many packs does.
 // kOneFunction: softmax alone. It takes two thirds of the code away, of which each kernel's first
 // threads wait for every instruction.
-template <class T, int kPacks, Kind kKind_, bool kOneFunction = false>
+// kPlain: the scale is 1, and so float32 needs no products.
+template <class T, int kPacks, Kind kKind_, bool kOneFunction = false, bool kPlain = false>
 class Forward {
  public:
   using Element = T;
@@ -386,23 +490,27 @@ class Forward {
   }
 
   // The state of the group of kLanes lanes.
-  template <int kLanes>
+  // kCommon: the caller does rows with large anchors again.
+  template <int kLanes, bool kCommon = false>
   __device__ __forceinline__ State reduce(const Tensors<T>& tensors) {
-    return reduce(tensors, Lanes<kLanes>{});
+    return reduce<kCommon>(tensors, Lanes<kLanes>{});
   }
-  template <class Group>
+  template <bool kCommon = false, class Group>
   __device__ __forceinline__ State reduce(const Tensors<T>& tensors, const Group& group) {
-    const Exponents<T> exponents(function(tensors), tensors.scale);
-    const A extremum = exponents.factor < 0 ? extreme_of<true>(x_) : extreme_of<false>(x_);
-    anchor_ = exponents.anchor(group.largest(A(extremum * exponents.factor)));
+    const auto exponents = exponents_of(tensors);
+    const A extremum = exponents.descends() ? extreme_of<true>(x_) : extreme_of<false>(x_);
+    anchor_ = exponents.anchor(group.largest(exponents.scaled(extremum)));
+    const A base = exponents.base(anchor_);
+    const auto powers = kCommon ? exponents.common_powers(base, exponents.lift())
+                                : exponents.powers(base, exponents.lift());
     const A sum = kKeepsPowers && function(tensors) == Function::kSoftmax
-                      ? sum_of_powers<kKeepsPowers>(exponents)
-                      : sum_of_powers<false>(exponents);
+                      ? sum_of_powers<kKeepsPowers>(powers)
+                      : sum_of_powers<false>(powers);
     return {anchor_, group.sum(sum)};
   }
 
   // After reduce(), of which `total` is the result if kWhole.
-  template <bool kWhole = false>
+  template <bool kWhole = false, bool kCommon = false>
   __device__ __forceinline__ void write(const Tensors<T>& tensors, const Packs& stretch,
                                         State total) const {
     if (kKeepsPowers && function(tensors) == Function::kSoftmax) {
@@ -414,20 +522,24 @@ class Forward {
         for (int i = 0; i < kPack; ++i) x[i] = powers.reg[i] * factor;
       });
     } else {
-      write_fresh(tensors, stretch, total);
+      write_fresh<kCommon>(tensors, stretch, total);
     }
   }
 
   // Without reduce(), for packs that were read again.
+  template <bool kCommon = false>
   __device__ __forceinline__ void write_fresh(const Tensors<T>& tensors, const Packs& stretch,
                                               State total) const {
-    const Exponents<T> exponents(function(tensors), tensors.scale);
+    const auto exponents = exponents_of(tensors);
     const bool regular = is_finite(total.anchor) && is_finite(total.sum);
+    // Without base(): softmax of a row that is -inf throughout is NaN.
+    const auto powers = kCommon ? exponents.common_powers(total.anchor, exponents.lift())
+                                : exponents.powers(total.anchor, exponents.lift());
     if (function(tensors) == Function::kSoftmax) {
-      const FreshPowers<T> power(exponents, total);
+      const FreshPowers<T> power(total, powers);
       write_each(tensors, stretch, regular, A(0), results_of(tensors, power));
     } else {
-      const Logarithms<T> logarithm(exponents, total);
+      const Logarithms<T> logarithm(total, powers);
       write_each(tensors, stretch, regular, -infinity<A>(), results_of(tensors, logarithm));
     }
   }
@@ -436,13 +548,15 @@ class Forward {
   __device__ __forceinline__ static Function function(const Tensors<T>& tensors) {
     return kOneFunction ? Function::kSoftmax : tensors.function;
   }
+  __device__ __forceinline__ static Exponents<T> exponents_of(const Tensors<T>& tensors) {
+    return {function(tensors), tensors.scale, kPlain};
+  }
 
   static constexpr bool kWide = std::is_same_v<T, A>;
   static constexpr bool kKeepsPowers = kWide || kPacks == kPacksOfPowers || kKind == Kind::kSmall;
 
   template <bool kKeep>
-  __device__ __forceinline__ A sum_of_powers(const Exponents<T>& exponents) {
-    const A subtrahend = exponents.subtrahend(anchor_);
+  __device__ __forceinline__ A sum_of_powers(const typename Exponents<T>::Powers& power_of) {
     A sum = 0;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -451,7 +565,7 @@ class Forward {
       A pack_sum = 0;
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        const A power = exponents.power(x[i], subtrahend);
+        const A power = power_of(x[i]);
         if constexpr (kKeep && kWide) x_[p].reg[i] = power;
         if constexpr (kKeep && !kWide) powers_[p].reg[i] = power;
         pack_sum += power;
@@ -508,11 +622,13 @@ class Forward {
 
 template <class T, int kPacks, Kind kKind>
 using Softmax = Forward<T, kPacks, kKind, true>;
+template <class T, int kPacks, Kind kKind>
+using PlainSoftmax = Forward<T, kPacks, kKind, true, true>;
 
 // Writes what a function has of results, for elements and for the row. A share of one function that
 // has none for the row does not look for them.
-// kWhole: `total` is the share's own state.
-template <bool kWhole = false, class Share>
+// kWhole: `total` is the share's own state. kCommon: as in Forward.
+template <bool kWhole = false, bool kCommon = false, class Share>
 __device__ __forceinline__ void write_results(const Share& share,
                                               const Tensors<typename Share::Element>& tensors,
                                               std::int64_t number,
@@ -520,10 +636,10 @@ __device__ __forceinline__ void write_results(const Share& share,
                                               typename Share::State total,
                                               const RowResult<typename Share::State>& row_result) {
   if constexpr (Share::kHasRowResults) {
-    if (tensors.y != nullptr) share.template write<kWhole>(tensors, stretch, total);
+    if (tensors.y != nullptr) share.template write<kWhole, kCommon>(tensors, stretch, total);
     row_result.write(tensors, number, total);
   } else {
-    share.template write<kWhole>(tensors, stretch, total);
+    share.template write<kWhole, kCommon>(tensors, stretch, total);
   }
 }
 
@@ -554,7 +670,7 @@ class Tangent {
     load(tensors, stretch, copies, copies + kWarpSize * kHeld * kPack);
   }
 
-  template <int kLanes>
+  template <int kLanes, bool kCommon = false>
   __device__ __forceinline__ State reduce(const Tensors<T>& tensors) {
     return reduce(tensors, Lanes<kLanes>{});
   }
@@ -564,7 +680,7 @@ class Tangent {
     return {group.sum(logarithm ? sum_of<true>() : sum_of<false>())};
   }
 
-  template <bool kWhole = false>
+  template <bool kWhole = false, bool kCommon = false>
   __device__ __forceinline__ void write(const Tensors<T>& tensors, const Packs& stretch,
                                         State total) const {
     const TangentResult<T> result{tensors.scale, total.sum};

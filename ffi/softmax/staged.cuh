@@ -134,25 +134,25 @@ __global__ void __launch_bounds__(kStagedThreads)
       } else {
         A largest = -infinity<A>();
 #pragma unroll
-        for (int e = 0; e < kPer; ++e) largest = fmax(largest, A(x[e] * exponents.factor));
-        largest = group_reduce<kLanes>(largest, [](A a, A b) { return fmax(a, b); });
+        for (int e = 0; e < kPer; ++e) largest = fmax(largest, exponents.scaled(x[e]));
+        largest = group_reduce<kLanes>(largest, Largest{});
         const A anchor = exponents.anchor(largest);
-        const A subtrahend = exponents.subtrahend(anchor);
+        const auto powers = exponents.powers(exponents.base(anchor), exponents.lift());
         const bool replace = tensors.function == Function::kSoftmax;
         A sum = 0;
 #pragma unroll
         for (int e = 0; e < kPer; ++e) {
-          const A power = exponents.power(x[e], subtrahend);
+          const A power = powers(x[e]);
           if (replace) x[e] = power;
           sum += power;
         }
         const MaxSum<T> total{anchor, group_reduce<kLanes>(sum, Add{})};
         if (replace) {
           // A row that is -inf throughout is NaN.
-          const A factor = Exponents<T>::rescaling(anchor, anchor) / total.sum;
+          const A factor = reciprocal(total.sum);
           put([&](int e) { return x[e] * factor; });
         } else if (tensors.y != nullptr) {
-          const Logarithms<T> logarithm(exponents, total);
+          const Logarithms<T> logarithm(total, exponents.powers(anchor, exponents.lift()));
           put([&](int e) { return logarithm(x[e]); });
         }
         if (has_row && lane == 0) write_row(tensors, first + number, total);

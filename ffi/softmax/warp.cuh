@@ -23,6 +23,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
     warp_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors) {
   using T = typename Share::Element;
   constexpr int kGroups = kWarpBlockThreads / kLanes;
+  constexpr bool kMayBeLarge = Share::kOperands == 1 && Exponents<T>::kBaseTwo;
   const int lane = threadIdx.x % kLanes;
   const int group = threadIdx.x / kLanes;
   using RowNumber = Number<Share::kKind>;
@@ -31,6 +32,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
 
   const auto take = [&](RowNumber first) {
     Share share[kRows];
+    bool any_large = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const RowNumber number = first + r * kGroups + group;
@@ -44,8 +46,18 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       const typename Share::Packs stretch(tensors, row, lane, row.packs, kLanes);
       const RowResult<typename Share::State> row_result(tensors, number,
                                                         lane == 0 && number < count);
-      const auto total = share[r].template reduce<kLanes>(tensors);
-      write_results<true>(share[r], tensors, number, stretch, total, row_result);
+      const auto total = share[r].template reduce<kLanes, true>(tensors);
+      write_results<true, true>(share[r], tensors, number, stretch, total, row_result);
+      if constexpr (kMayBeLarge) any_large = any_large || Exponents<T>::is_large(total.anchor);
+    }
+    if constexpr (kMayBeLarge) {
+      if (!__any_sync(kFullWarp, any_large)) return;
+      __syncwarp();
+#pragma unroll 1
+      for (int r = 0; r < kRows; ++r) {
+        const std::int64_t number = first + r * kGroups + group;
+        redo_row(tensors, number, number < count, lane, kLanes);
+      }
     }
   };
 

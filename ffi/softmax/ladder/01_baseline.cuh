@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kBaselineThreads)
     for (std::int64_t column = threadIdx.x; column < rows.columns; column += kBaselineThreads) {
       largest = fmax(largest, widen(source[column * rows.inner]));
     }
-    largest = tree_reduce(largest, [](A a, A b) { return fmax(a, b); }, storage.tree);
+    largest = tree_reduce(largest, Largest{}, storage.tree);
 
     CompensatedSum<A> partial;
     for (std::int64_t column = threadIdx.x; column < rows.columns; column += kBaselineThreads) {

@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kWarpSize)
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) largest = fmax(largest, value[i]);
     });
-    largest = shuffle_reduce<kLanes>(largest, [](A a, A b) { return fmax(a, b); });
+    largest = shuffle_reduce<kLanes>(largest, Largest{});
 
     CompensatedSum<A> partial;
     visit_columns<kPack>(mine, source, lane, kLanes, [&](std::int64_t column, auto width) {

@@ -53,8 +53,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
 #pragma unroll
       for (int i = 0; i < kWidth; ++i) largest = fmax(largest, value[i]);
     });
-    const A base = shift<kFunction>(
-        block_reduce(largest, -infinity<A>(), [](A a, A b) { return fmax(a, b); }, scratch));
+    const A base = shift<kFunction>(block_reduce(largest, -infinity<A>(), Largest{}, scratch));
 
     CompensatedSum<A> partial;
     visit_columns<kPack>(rows, source, threadIdx.x, threads, [&](std::int64_t column, auto width) {
@@ -142,8 +141,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
       load<kWidth>(source + column * rows.inner, value);
       running.add(value);
     });
-    const A largest = block_reduce(
-        running.largest, -infinity<A>(), [](A a, A b) { return fmax(a, b); }, scratch.warps);
+    const A largest = block_reduce(running.largest, -infinity<A>(), Largest{}, scratch.warps);
     running.raise(largest);
     const A sum = block_reduce(running.sum.value(), A(0), Add{}, scratch.warps);
     const A base = shift<kFunction>(largest);
