@@ -113,7 +113,6 @@ def test_infinities_and_nan_as_in_optax(algorithm, special, implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", [*PRODUCTION, "column"])
 def test_rows_of_large_logits(algorithm, dtype, implementation):
@@ -144,6 +143,7 @@ def test_gradients_of_large_logits_are_finite(dtype, implementation):
     assert np.all(np.abs(of_ones) <= 1.0)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("each", ["ours", None])
 def test_labels_of_every_integer_dtype(dtype, each, implementation):
