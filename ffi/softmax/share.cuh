@@ -34,7 +34,8 @@ namespace softmax {
 // the lift to round nothing.
 //
 // Wider results take exp of the rounded difference. The product with the scale is rounded before,
-// as in JAX: of large numbers, an FMA's difference would be what that rounding was off by.
+// as in JAX: of large numbers, an FMA's difference would be what that rounding was off by. Where
+// they are done again, the FMA takes the difference.
 template <class T>
 struct Exponents {
   using A = Accumulator<T>;
@@ -89,14 +90,10 @@ struct Exponents {
     A factor;
     A subtrahend;
     A to_natural;  // from exponents
-    bool is_plain;
+    bool fuses;    // the product and the difference
 
     __device__ __forceinline__ A exponent(A x) const {
-      if constexpr (kBaseTwo) {
-        return fmaf(x, factor, -subtrahend);
-      } else {
-        return is_plain ? A(fma(x, factor, -subtrahend)) : rounded_product(x, factor) - subtrahend;
-      }
+      return fuses ? A(fma(x, factor, -subtrahend)) : rounded_product(x, factor) - subtrahend;
     }
     __device__ __forceinline__ A operator()(A x) const {
       if constexpr (kBaseTwo) {
@@ -108,18 +105,19 @@ struct Exponents {
   };
 
   // Whether an FMA is off by more than 2^3, for what the anchor was rounded by, where 2^100 is not
-  // far. Kernels need not be fast for such rows. Wide elements have none.
-  static constexpr float kLarge = 0x1p27f;
-  __device__ __forceinline__ static bool is_large(A anchor) {
-    return kBaseTwo && fabs(anchor) >= A(kLarge) && fabs(anchor) < infinity<A>();
+  // far. Kernels need not be fast for such rows.
+  static constexpr A kLarge = A(16) / std::numeric_limits<A>::epsilon();
+  __device__ __forceinline__ bool is_large(A anchor) const {
+    const bool rounds = kBaseTwo || factor != 1;
+    return rounds && fabs(anchor) >= kLarge && fabs(anchor) < infinity<A>();
   }
 
   // For anchors that are not large.
   __device__ __forceinline__ Powers common_powers(A anchor, A lift) const {
     if constexpr (kBaseTwo) {
-      return {factor, fmaf(anchor, 2, -lift), kLn2, false};
+      return {factor, fmaf(anchor, 2, -lift), kLn2, true};
     } else {
-      return {factor, anchor, 1, is_plain};
+      return {factor, anchor, 1, true};
     }
   }
 
@@ -133,10 +131,12 @@ struct Exponents {
         const int biased = __builtin_bit_cast(int, largest) >> 23 & 255;
         const auto down = __builtin_bit_cast(float, (127 + 20 - (biased - 127)) << 23);
         const float to_exponent = copysignf(down, factor);
-        return {to_exponent, largest * to_exponent - lift, factor / to_exponent * kLn2, false};
+        return {to_exponent, largest * to_exponent - lift, factor / to_exponent * kLn2, true};
       }
+      return common_powers(anchor, lift);
+    } else {
+      return {factor, anchor, 1, is_plain};
     }
-    return common_powers(anchor, lift);
   }
 
   // From powers relative to one anchor to those relative to another; 0 from -inf.
@@ -367,24 +367,18 @@ __device__ __noinline__ void redo_row(const Tensors<T>& tensors, std::int64_t nu
       visit(begin + column * tensors.rows.inner, selection(column));
     }
   };
-  const auto combine = [&](A value, auto&& combined) {
-    for (int distance = lanes / 2; distance > 0; distance /= 2) {
-      value = combined(value, __shfl_xor_sync(kFullWarp, value, distance));
-    }
-    return value;
-  };
 
   A largest = -infinity<A>();
   each([&](std::int64_t at, bool kept) {
     if (kept) largest = fmax(largest, exponents.scaled(widen(tensors.x[at])));
   });
-  const A anchor = exponents.anchor(combine(largest, Largest{}));
+  const A anchor = exponents.anchor(group_reduce(largest, Largest{}, lanes));
   const auto powers = exponents.powers(exponents.base(anchor), exponents.lift());
   A sum = 0;
   each([&](std::int64_t at, bool kept) {
     if (kept) sum += powers(widen(tensors.x[at]));
   });
-  const MaxSum<T> total{anchor, combine(sum, Add{})};
+  const MaxSum<T> total{anchor, group_reduce(sum, Add{}, lanes)};
   const auto write = [&](const auto& result, A left_out) {
     each([&](std::int64_t at, bool kept) {
       tensors.y[at] = narrow<T>(kept ? result(widen(tensors.x[at])) : left_out);

@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
     warp_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors) {
   using T = typename Share::Element;
   constexpr int kGroups = kWarpBlockThreads / kLanes;
-  constexpr bool kMayBeLarge = Share::kOperands == 1 && Exponents<T>::kBaseTwo;
+  constexpr bool kMayBeLarge = Share::kOperands == 1;
+  const Exponents<T> exponents(tensors.function, tensors.scale);
   const int lane = threadIdx.x % kLanes;
   const int group = threadIdx.x / kLanes;
   using RowNumber = Number<Share::kKind>;
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
                                                         lane == 0 && number < count);
       const auto total = share[r].template reduce<kLanes, true>(tensors);
       write_results<true, true>(share[r], tensors, number, stretch, total, row_result);
-      if constexpr (kMayBeLarge) any_large = any_large || Exponents<T>::is_large(total.anchor);
+      if constexpr (kMayBeLarge) any_large = any_large || exponents.is_large(total.anchor);
     }
     if constexpr (kMayBeLarge) {
       if (!__any_sync(kFullWarp, any_large)) return;
