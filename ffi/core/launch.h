@@ -29,6 +29,7 @@ struct LaunchShape {
   std::size_t shared_bytes = 0;
   int cluster = 1;  // how many neighbouring blocks along x share their shared memory, up to 16
   bool together = false;  // all blocks run at the same time, so they may wait for each other
+  bool early = false;     // may start while the kernel before runs, and waits for it by itself
 };
 
 // The grid's x extent for `items` blocks of work; kernels walk what is left in grid strides.
@@ -81,7 +82,7 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
   config.blockDim = shape.block;
   config.dynamicSmemBytes = shape.shared_bytes;
   config.stream = queue.stream;
-  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchAttribute attributes[3] = {};
   config.attrs = attributes;
   if (shape.cluster > 1) {
     cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
@@ -92,6 +93,11 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
     cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
+  }
+  if (shape.early && queue.device->compute_capability >= 90) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
   }
   check_cuda(cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...),
              "launching a kernel");

@@ -86,6 +86,21 @@ __device__ inline void cluster_wait() {
 #endif
 }
 
+// For kernels that are launched while the one before may still run. Its blocks let the next
+// kernel's start, once all have called the first of these, or ended. The next one's wait, by the
+// second, for all of it to have ended, and see what it wrote.
+__device__ inline void let_next_kernel_start() {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
+__device__ inline void wait_for_kernel_before() {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // Counts the bytes of copies to shared memory, for threads to wait for them. A phase is over when
 // all bytes that were announced in it have arrived; a barrier's first phase is 0, the next is 1,
 // the next 0 again.

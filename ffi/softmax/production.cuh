@@ -370,8 +370,9 @@ void launch_split(const Launch<T>& call) {
     if constexpr (!Family::kTangent) {
       if (reduces(call.problem.function)) {
         const std::int64_t count = divide_up(call.rows(), kFinishThreads / kWarpSize);
-        return launch(call.queue, {grid_extent(count), kFinishThreads},
-                      split_combine_kernel<T, State>, call.tensors, slices,
+        LaunchShape grid{grid_extent(count), kFinishThreads};
+        grid.early = true;
+        return launch(call.queue, grid, split_combine_kernel<T, State>, call.tensors, slices,
                       static_cast<const State*>(workspace));
       }
     }

@@ -210,6 +210,7 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
     Share share;
     share.load(tensors, part.held(piece));
     State state = share.template reduce<kWarpSize>(tensors);
+    let_next_kernel_start();
     state = combine_block(exponents, state, storage.slots[turn]);
     if (threadIdx.x == 0) workspace[number * gridDim.y + blockIdx.y] = state;
     turn ^= 1;
@@ -261,11 +262,12 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   }
 }
 
-// Without elements to write, a row's states are all there is to read: a warp takes them.
+// Without elements to write, a row's states are all there is to read: a warp takes them. They are
+// not __restrict__, since the kernel that writes them may still run when this one starts.
 template <class T, class State>
 __global__ void __launch_bounds__(kFinishThreads)
     split_combine_kernel(const __grid_constant__ Tensors<T> tensors, std::int64_t slices,
-                         const State* __restrict__ workspace) {
+                         const State* workspace) {
   constexpr int kWarps = kFinishThreads / kWarpSize;
   const Exponents<T> exponents(tensors.function, tensors.scale);
   const int lane = threadIdx.x % kWarpSize;
@@ -273,6 +275,7 @@ __global__ void __launch_bounds__(kFinishThreads)
   for (std::int64_t number = first; number < tensors.rows.count;
        number += std::int64_t{gridDim.x} * kWarps) {
     const RowResult<State> row_result(tensors, number, lane == 0);
+    wait_for_kernel_before();
     State state = State::none();
     for (std::int64_t slice = lane; slice < slices; slice += kWarpSize) {
       state = combined(exponents, state, workspace[number * slices + slice]);
