@@ -155,7 +155,30 @@ def test_long_rows(name, algorithm, dtype, implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_rows_that_a_cluster_holds_in_shared_memory(name, dtype, implementation):
+    """By a few blocks and by 16; with a last slice that is short, and with full ones."""
+    if implementation != "cuda":
+        pytest.skip("the executor runs one block after the other")
+    how = {"implementation": implementation, "algorithm": "cluster"}
+    size = jnp.dtype(dtype).itemsize
+    lengths = [row_bytes // size for row_bytes in (300_000, 600_000, 600_000 + size, 1 << 20)]
+    xs = [helpers.normal((7, columns), dtype, scale=4) for columns in lengths]
+    for x in xs:
+        x[1], x[3, : x.shape[1] // 2] = -np.inf, -np.inf
+        x[4, 77], x[5, -1] = np.inf, np.nan
+    assert_each_accurate(name, xs, dtype, **how)
+    for x in xs[1:3]:
+        where = np.random.default_rng(0).random(x.shape) < 0.5
+        where[2] = False
+        for options in ({"where": where}, {"causal": True}, {"scale": -0.3}):
+            with helpers.x64(dtype):
+                assert_accurate(name, ours(name, x, **options, **how), x, **options)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
     """Blocks that take three rows and more together; and rows that all of them do not hold."""
@@ -173,8 +196,8 @@ def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
     where = np.random.default_rng(0).random(x.shape) < 0.5
     where[7] = False
     for options in ({"where": where}, {"causal": True, "scale": 0.5}):
-        y = ours(name, x, **options, **how)
-        assert_accurate(name, y, x, **options)
+        with helpers.x64(dtype):
+            assert_accurate(name, ours(name, x, **options, **how), x, **options)
 
 
 @pytest.mark.kernel
@@ -304,6 +327,19 @@ def test_rows_of_large_values(name, algorithm, dtype, implementation):
                 options = {} if scale == 1 else {"scale": scale}
                 y = ours(name, moved, axis, **options, **how)
                 assert_accurate(name, y, moved, axis, scale=scale)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("algorithm", LONG)
+def test_long_rows_of_large_values(name, algorithm, dtype, implementation):
+    """Rows that a cluster holds in shared memory; shorter ones where the host takes them."""
+    times = (15_000 if implementation == "cuda" else 1_500) // jnp.dtype(dtype).itemsize
+    x = np.tile(large_values(dtype), (1, times))
+    with helpers.x64(dtype):
+        y = ours(name, x, implementation=implementation, algorithm=algorithm)
+        assert_accurate(name, y, x)
 
 
 @pytest.mark.kernel
@@ -700,6 +736,19 @@ def test_tangents_of_long_rows(name, algorithm, dtype, implementation):
     cases = [(helpers.normal((2, columns), dtype, scale=3), {}) for columns in lengths]
     how = {"implementation": implementation, "algorithm": algorithm}
     assert_tangents_accurate(name, cases, dtype, **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_of_rows_that_a_cluster_holds_in_shared_memory(name, dtype, implementation):
+    if implementation != "cuda":
+        pytest.skip("the executor runs one block after the other")
+    size = jnp.dtype(dtype).itemsize
+    lengths = [row_bytes // size for row_bytes in (300_000, 300_000 + size, 1 << 19)]
+    cases = [(helpers.normal((5, columns), dtype, scale=3), {}) for columns in lengths]
+    cases.append((cases[0][0], {"causal": True}))
+    assert_tangents_accurate(name, cases, dtype, implementation=implementation, algorithm="cluster")
 
 
 @pytest.mark.kernel

@@ -1,14 +1,8 @@
-// softmax, algorithms `block` and `cluster`: a row lives in the registers of a block, or of up to
-// 16 blocks that share their shared memory (a thread-block cluster).
+// softmax, algorithm `block`: a row, or a part of one for the algorithms that divide rows, lives in
+// the registers of a block.
 //
-// Each warp holds a piece of its block's part of the row, lane l packs l, l + 32 ... of it, reduces
-// its elements to one state and writes it to a slot of its own; after one barrier every warp
-// combines all slots. In a cluster each block then sends its state to all blocks, and waits until
-// all slots have arrived at home:
-//
-//     block 0                                   block 1
-//     warps -> slots -> state                   warps -> slots -> state
-//     state --> slot 0 in 0 and 1               state --> slot 1 in 0 and 1
+// Each warp holds a piece of the part, lane l packs l, l + 32 ... of it, reduces its elements to
+// one state and writes it to a slot of its own; after one barrier every warp combines all slots.
 //
 // Where there is little work, the maximum of all warps comes first, and then the sum: that takes
 // two barriers, but neither a second round of shuffles nor of exponentials.
@@ -33,12 +27,6 @@ template <class State>
 struct alignas(kSharedAlignment) BlockStorage {
   State slots[2][kMaxWarpsPerBlock];
 };
-template <class State>
-struct alignas(kSharedAlignment) ClusterStorage {
-  BlockStorage<State> own;
-  State slots[2][kMostClusterBlocks];
-  CopyBarrier arrived[2];
-};
 
 // The state of all warps of the block, from that of the calling one.
 template <class T, class State>
@@ -56,62 +44,6 @@ __device__ __forceinline__ State combine_block(const Exponents<T>& exponents, St
   if (warps <= 8) return combine(std::integral_constant<int, 8>{});
   return combine(std::integral_constant<int, kMaxWarpsPerBlock>{});
 }
-
-#ifndef JAX_GPUOPS_INTERPRET
-// How the blocks of a cluster come to know each other's states. A barrier of the cluster would do
-// as well, but it waits for all that a thread has written, the last row's results among it.
-template <class State>
-class Exchange {
- public:
-  __device__ __forceinline__ Exchange(ClusterStorage<State>& storage, int blocks)
-      : storage_(storage), blocks_(blocks), rank_(cluster_rank()) {}
-
-  // To be called before the first combine(), which waits for all blocks to have done so: no state
-  // may be sent to a block that has not. By then the first row is on its way.
-  __device__ __forceinline__ void start() {
-    if (started_) return;
-    if (threadIdx.x == 0) {
-      initialise(storage_.arrived);
-      initialise(storage_.arrived + 1);
-    }
-    __syncthreads();
-    cluster_arrive();
-    started_ = true;
-  }
-
-  __device__ __forceinline__ int rank() const { return rank_; }
-
-  // The state of all warps of the cluster, from that of the calling one. No block leaves before all
-  // that is sent to it has arrived.
-  template <class T>
-  __device__ __forceinline__ State combine(const Exponents<T>& exponents, State state) {
-    state = combine_block(exponents, state, storage_.own.slots[turn_]);
-    if (!ready_) cluster_wait();
-    ready_ = true;
-    State* const slots = storage_.slots[turn_];
-    CopyBarrier* const arrived = storage_.arrived + turn_;
-    const int thread = threadIdx.x;
-    if (thread == 0) announce(arrived, static_cast<unsigned>(blocks_ * sizeof(State)));
-    if (thread < blocks_) send(state, slots + rank_, arrived, thread);
-    wait(arrived, phase_);
-    phase_ ^= turn_;
-    const int slot = thread % kMostClusterBlocks;
-    const State total =
-        combine_lanes<kMostClusterBlocks>(exponents, slot < blocks_ ? slots[slot] : State::none());
-    turn_ ^= 1;
-    return total;
-  }
-
- private:
-  ClusterStorage<State>& storage_;
-  int blocks_;
-  int rank_;
-  int turn_ = 0;
-  unsigned phase_ = 0;
-  bool started_ = false;
-  bool ready_ = false;
-};
-#endif
 
 // A part of row `number`: the packs [begin, end), `size` of them from rank * size on. A size of 0
 // is the whole row. It is the launcher that divides, since a division takes longer than a load.
@@ -224,44 +156,6 @@ __global__ void __launch_bounds__(kSmallBlockThreads)
   const auto total = share.reduce(tensors, group);
   write_results<true>(share, tensors, number, packs, total, row_result);
 }
-
-#ifndef JAX_GPUOPS_INTERPRET
-// The lanes of a warp, which find their largest number by shuffles: with the instruction for it,
-// here and where states are combined, clusters of 16 blocks took 7 % more time for rows of 262144
-// floats, and others the same.
-struct ShufflingLanes : Lanes<kWarpSize> {
-  template <class A>
-  __device__ __forceinline__ static A largest(A value) {
-    return group_reduce<kWarpSize>(value, Largest{});
-  }
-};
-
-template <class Share, int kMostThreads, int kLeastBlocks>
-__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
-    cluster_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int blocks,
-                   std::int64_t size, int piece) {
-#if JAX_GPUOPS_HAS_CLUSTERS
-  using T = typename Share::Element;
-  using State = typename Share::State;
-  auto& storage = shared<ClusterStorage<State>>();
-  const Exponents<T> exponents(tensors.function, tensors.scale);
-  Exchange<State> exchange(storage, blocks);
-  const int rank = exchange.rank();
-  for (std::int64_t number = blockIdx.x / blocks; number < tensors.rows.count;
-       number += gridDim.x / blocks) {
-    const Part<Share> part(tensors, number, rank, size);
-    Share share;
-    share.load(tensors, part.held(piece));
-    exchange.start();
-    const RowResult<State> row_result(tensors, number, rank == 0 && threadIdx.x == 0);
-    const State state = exchange.combine(exponents, share.reduce(tensors, ShufflingLanes{}));
-    write_results(share, tensors, number, part.held(piece), state, row_result);
-  }
-#else
-  __trap();
-#endif
-}
-#endif
 
 // ---- Longer rows ----
 

@@ -45,8 +45,9 @@ inline constexpr int kMostBlockPacks = 8;
 // Of rows that are read again.
 inline constexpr int kPassingPacks = 4;
 inline constexpr int kClusterPacks = 8;
-inline constexpr int kClusterThreads = 256;    // of a block, where the cluster allows it
-inline constexpr int kMostClusterBlocks = 16;  // that CUDA allows; more than 8 are harder to place
+inline constexpr int kClusterThreads = 256;
+inline constexpr int kClusterBlocksResident = 4;  // on a multiprocessor
+inline constexpr int kMostClusterBlocks = 16;     // that CUDA allows
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kBlocksResident = 2;
 // For little work, as many threads as 8 warps have, and few packs in each.
@@ -54,13 +55,12 @@ inline constexpr int kSmallBlockPacks[] = {1, 2, 4};
 inline constexpr int kMostSmallBlockPacks = 4;
 inline constexpr int kSmallBlockWarps = 8;
 inline constexpr int kSmallBlockThreads = 32 * kSmallBlockWarps;
-// A slice of a row whose blocks wait for each other: kSliceStretches stretches in shared memory, of
-// kSliceHeld packs a thread.
+// A slice of a row in shared memory has up to kSlicePacks packs, of which each thread takes some at
+// a time.
+inline constexpr int kSlicePacks = 4096;
 inline constexpr int kSliceThreads = 256;
-inline constexpr int kSliceHeld = 8;
-inline constexpr int kSliceStretches = 2;
 inline constexpr int kSlicesResident = 3;  // blocks on a multiprocessor
-inline constexpr int kSlicePacks = kSliceThreads * kSliceHeld * kSliceStretches;
+constexpr int slice_held(int element_bytes) { return element_bytes < 8 ? 8 : 4; }
 // Of the blocks that combine what slices were reduced to.
 inline constexpr int kFinishThreads = 256;
 // For rows that are not packed, each element read by itself.

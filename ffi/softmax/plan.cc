@@ -64,22 +64,8 @@ bool fits_block(const Problem& problem) {
   return most_packs(problem) <= kBlockThreads * most_held(problem);
 }
 
-// The packs that a cluster of so many blocks holds.
-std::int64_t cluster_packs(const Problem& problem, int blocks) {
-  return std::int64_t{blocks} * kBlockThreads * packs_held(problem.function, kClusterPacks);
-}
-
 bool fits_cluster(const Problem& problem) {
-  return most_packs(problem) <= cluster_packs(problem, kMostClusterBlocks);
-}
-
-// More than 8 blocks are hard to place, and mostly slower than blocks that wait for each other, by
-// up to a fifth (float32 rows of 140000 to 250000, bfloat16 rows of 280000 to 400000); full ones,
-// of rows of 1 MiB, are faster.
-bool suits_cluster(const Problem& problem) {
-  const std::int64_t packs = most_packs(problem);
-  return packs <= cluster_packs(problem, kMostClusterBlocks / 2) ||
-         packs == cluster_packs(problem, kMostClusterBlocks);
+  return most_packs(problem) <= kMostClusterBlocks * packs_held(problem.function, kSlicePacks);
 }
 
 bool fits_staged(const Problem& problem) {
@@ -207,22 +193,27 @@ Shape cluster_shape(const Problem& problem, const Device& device) {
   const std::int64_t least = device.multiprocessors / std::max<std::int64_t>(1, problem.rows());
   Shape shape;
   // As few warps as possible, in blocks of which a multiprocessor takes several.
-  const auto try_up_to = [&](int most_blocks, int most_threads) {
+  const auto try_up_to = [&](int most_blocks) {
     int fewest = 0;
     for (int blocks = std::max(2, static_cast<int>(std::min<std::int64_t>(least, most_blocks)));
          blocks <= most_blocks; ++blocks) {
       const int threads = threads_for(divide_up(packs, blocks), held);
-      if (threads > most_threads || (fewest != 0 && blocks * threads >= fewest)) continue;
+      if (threads > kClusterThreads || (fewest != 0 && blocks * threads >= fewest)) continue;
       fewest = blocks * threads;
       shape.cluster = blocks;
       shape.threads = threads;
     }
     return fewest != 0;
   };
-  if (!try_up_to(kMostClusterBlocks / 2, kClusterThreads) &&
-      !try_up_to(kMostClusterBlocks, kClusterThreads)) {
-    try_up_to(kMostClusterBlocks, kBlockThreads);
-  }
+  if (try_up_to(kMostClusterBlocks / 2)) return shape;
+  // Registers that hold it are faster, but for 16-bit elements, of which there are most.
+  const bool prefers_slices =
+      is_forward(problem.function) && is_even(problem) && pack_elements(problem) == 8;
+  if (!prefers_slices && try_up_to(kMostClusterBlocks)) return shape;
+  const std::int64_t fewest = divide_up(packs, packs_held(problem.function, kSlicePacks));
+  shape.whole = false;
+  shape.threads = kSliceThreads;
+  shape.cluster = static_cast<int>(std::clamp<std::int64_t>(least, fewest, kMostClusterBlocks));
   return shape;
 }
 
@@ -231,13 +222,11 @@ std::int64_t blocks_together(const Device& device) {
   return has_clusters(device) ? std::int64_t{kSlicesResident} * device.multiprocessors : 0;
 }
 
-// Whether they hold a row, and one of them does not. 64-bit rows take more registers than there
-// are.
+// Whether they hold a row, and one of them does not.
 bool can_wait(const Problem& problem, const Device& device) {
   const std::int64_t held = packs_held(problem.function, kSlicePacks);
   const std::int64_t packs = most_packs(problem);
-  return !reduces(problem.function) && problem.dtype != DType::kFloat64 && packs > held &&
-         packs <= blocks_together(device) * held;
+  return !reduces(problem.function) && packs > held && packs <= blocks_together(device) * held;
 }
 
 // Less than 8 MiB of each operand stay in the L2 cache, and to read them twice is faster than that
@@ -379,9 +368,8 @@ Plan choose(const Problem& problem, const Device& device) {
   if (reduces(problem.function)) {
     return {Algorithm::kSplit, rows + " are cut into slices that fit the registers of a block", {}};
   }
-  if (has_clusters(device) && fits_cluster(problem) &&
-      (suits_cluster(problem) || !waits(problem, device))) {
-    return {Algorithm::kCluster, rows + " fit the registers of a cluster of blocks", {}};
+  if (has_clusters(device) && fits_cluster(problem)) {
+    return {Algorithm::kCluster, rows + " fit a cluster of blocks", {}};
   }
   if (waits(problem, device)) {
     return {Algorithm::kSplit, rows + " fit the shared memory of blocks that run together", {}};
@@ -436,8 +424,7 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   without_clusters.compute_capability = 80;
   const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
   const std::int64_t bytes = split_shape(one_row, without_clusters).slices * state;
-  const bool may_wait =
-      can_wait(problem, nominal_device()) && (is_named || !suits_cluster(problem));
+  const bool may_wait = can_wait(problem, nominal_device()) && (is_named || !fits_cluster(problem));
   if (!may_wait) return bytes;
   return std::max(bytes, 4 * state * most_slices(problem, nominal_device()));
 }

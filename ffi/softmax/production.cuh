@@ -9,6 +9,7 @@
 #include "core/integer.h"
 #include "core/launch.h"
 #include "softmax/block.cuh"
+#include "softmax/cluster.cuh"
 #include "softmax/column.cuh"
 #include "softmax/instances.h"
 #include "softmax/share.cuh"
@@ -275,6 +276,11 @@ void launch_block(const Launch<T>& call) {
   });
 }
 
+template <class T>
+bool is_plain_softmax(const Launch<T>& call) {
+  return call.problem.function == Function::kSoftmax && call.tensors.scale == 1;
+}
+
 #ifndef JAX_GPUOPS_INTERPRET
 template <template <class, int, Kind> class ShareOf, Kind kKind, class T>
 void launch_cluster_of(const Launch<T>& call) {
@@ -283,20 +289,46 @@ void launch_cluster_of(const Launch<T>& call) {
   const std::int64_t size = packs_of_part(most_packs(call.problem), shape.cluster);
   const LaunchShape clusters{1, static_cast<unsigned>(shape.threads),
                              sizeof(ClusterStorage<typename Share::State>), shape.cluster};
-  launch_on_rows(call, clusters, cluster_kernel<Share, kBlockThreads, kBlocksResident>,
+  launch_on_rows(call, clusters, cluster_kernel<Share, kClusterThreads, kClusterBlocksResident>,
                  shape.cluster, size, piece_of_warp(size, shape.threads));
+}
+
+// Calls run(size, blocks, share): the packs of each of `slices` slices of a row, the blocks that
+// hold one each but for their number, and the type of their shares. Own is what combines states.
+template <class Family, template <class> class Own, Kind kKind, class T, class Run>
+void for_slices(const Launch<T>& call, std::int64_t slices, Run&& run) {
+  using Share = typename Family::template Share<T, slice_held(sizeof(T)), kKind>;
+  using Storage = SliceStorage<Own<typename Share::State>>;
+  const std::int64_t size = packs_of_part(most_packs(call.problem), slices);
+  const LaunchShape blocks{1, kSliceThreads, sizeof(Storage) + std::size_t{16} * kSlicePacks};
+  // For a shorter way from the state of a row to its results. 16-bit rows gain less, and ragged
+  // ones nothing.
+  if constexpr (!Family::kTangent && std::is_same_v<T, float>) {
+    if (is_plain_softmax(call)) {
+      return run(size, blocks, Type<PlainSoftmax<T, slice_held(sizeof(T)), kKind>>{});
+    }
+  }
+  run(size, blocks, Type<Share>{});
 }
 #endif
 
 template <class Family, class T>
 void launch_cluster([[maybe_unused]] const Launch<T>& call) {
 #ifndef JAX_GPUOPS_INTERPRET
+  const Shape& shape = call.plan.shape;
   for_packed_rows<Family>(call, [&](auto kind) {
+    if (!shape.whole) {
+      return for_slices<Family, ClusterStorage, kind>(
+          call, shape.cluster, [&](std::int64_t size, LaunchShape blocks, auto share) {
+            blocks.cluster = shape.cluster;
+            launch_on_rows(call, blocks, cluster_slice_kernel<typename decltype(share)::type>,
+                           shape.cluster, size);
+          });
+    }
     // A kernel of its own: 64 registers are few for what other functions and scales need as well.
-    if constexpr (!Family::kTangent && kind != Kind::kMasked && sizeof(T) < 8) {
-      if (call.problem.function == Function::kSoftmax && call.tensors.scale == 1) {
-        return launch_cluster_of<PlainSoftmax, kind>(call);
-      }
+    // Even rows of 16-bit elements do with them, and take 1 % more time in such a kernel.
+    if constexpr (!Family::kTangent && (kind == Kind::kRagged || std::is_same_v<T, float>)) {
+      if (is_plain_softmax(call)) return launch_cluster_of<PlainSoftmax, kind>(call);
     }
     launch_cluster_of<Family::template Share, kind>(call);
   });
@@ -308,29 +340,31 @@ void launch_cluster([[maybe_unused]] const Launch<T>& call) {
 template <class Family, class T>
 void launch_waiting_split([[maybe_unused]] const Launch<T>& call) {
 #ifndef JAX_GPUOPS_INTERPRET
-  if constexpr (sizeof(T) < 8) {
-    using State = typename Family::template Share<T, kSliceHeld, Kind::kEven>::State;
-    const std::int64_t slices = call.plan.shape.slices;
-    const std::int64_t size = packs_of_part(most_packs(call.problem), slices);
-    const std::size_t bytes = sizeof(SliceStorage<State>) + std::size_t{16} * kSlicePacks;
-    return for_packed_rows<Family>(call, [&](auto kind) {
-      const auto kernel = split_kernel<typename Family::template Share<T, kSliceHeld, kind>>;
-      const std::int64_t together = std::int64_t{call.queue.device->multiprocessors} *
-                                    resident_blocks(call.queue, kernel, kSliceThreads, bytes);
-      const std::int64_t groups = std::min(call.rows(), together / slices);
-      const std::size_t board = Board<State>::bytes(groups, slices);
-      if (groups < 1 || board > call.buffers.workspace_bytes) {
-        throw std::invalid_argument("the GPU or the workspace is too small for algorithm 'split'");
-      }
-      auto* const slots = static_cast<std::uint64_t*>(call.buffers.workspace);
-      clear(call.queue, slots, board);
-      LaunchShape blocks{grid_extent(groups * slices), kSliceThreads, bytes};
-      blocks.together = true;
-      launch(call.queue, blocks, kernel, call.tensors, static_cast<int>(slices), size, slots);
-    });
-  }
+  const std::int64_t slices = call.plan.shape.slices;
+  for_packed_rows<Family>(call, [&](auto kind) {
+    for_slices<Family, BlockStorage, kind>(
+        call, slices, [&](std::int64_t size, LaunchShape blocks, auto share) {
+          using Share = typename decltype(share)::type;
+          const auto kernel = split_kernel<Share>;
+          const std::int64_t together =
+              std::int64_t{call.queue.device->multiprocessors} *
+              resident_blocks(call.queue, kernel, kSliceThreads, blocks.shared_bytes);
+          const std::int64_t groups = std::min(call.rows(), together / slices);
+          const std::size_t board = Board<typename Share::State>::bytes(groups, slices);
+          if (groups < 1 || board > call.buffers.workspace_bytes) {
+            throw std::invalid_argument(
+                "the GPU or the workspace is too small for algorithm 'split'");
+          }
+          auto* const slots = static_cast<std::uint64_t*>(call.buffers.workspace);
+          clear(call.queue, slots, board);
+          blocks.grid = grid_extent(groups * slices);
+          blocks.together = true;
+          launch(call.queue, blocks, kernel, call.tensors, static_cast<int>(slices), size, slots);
+        });
+  });
+#else
+  throw std::logic_error("a plan for the host has blocks that wait for each other");
 #endif
-  throw std::logic_error("a plan has blocks that wait for each other and cannot");
 }
 
 template <class Family, class T>

@@ -183,6 +183,12 @@ class Stretch {
   static constexpr int kPack = kWidestPack<T>;
   using Elements = RegisterPack<T, kPack>;
 
+  // Whether it pays to ask once whether all of a thread's packs lie in the row, before asking for
+  // each: moves and predicates are a third of the instructions of masked rows, but ragged rows have
+  // threads of both sorts in many warps, and 16-bit rows of clusters need the registers.
+  static constexpr bool kAsksOnce =
+      kKind == Kind::kMasked || (kKind == Kind::kEven && sizeof(T) >= 4);
+
   __device__ __forceinline__ Stretch(const Tensors<T>& tensors, const Row<T, kKind>& row,
                                      Number<kKind> first, Number<kKind> end, int stride)
       : stride_(stride * kPack), end_(clamped_to_int((end - first) * kPack)) {
@@ -216,10 +222,10 @@ class Stretch {
   // Reads the packs of `from`, which is laid out like x, with `fill` in place of elements that do
   // not take part. All loads are issued before any of them is looked at. Packs that lie whole in
   // the array are read from `whole`, where the first one is; it may be a copy.
-  template <int kPacks>
+  template <bool kOnce = kAsksOnce, int kPacks>
   __device__ __forceinline__ void read(const Tensors<T>& tensors, const T* from, const T* whole,
                                        T fill, Elements (&pack)[kPacks]) const {
-    if (kTestsOnce && fills<kPacks>(readable())) {
+    if (kOnce && fills<kPacks>(readable())) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) pack[p] = read_pack<kPack>(whole + p * stride_);
       if constexpr (kKind == Kind::kMasked) {
@@ -304,9 +310,9 @@ class Stretch {
   }
 
   // Writes the packs of y, which pack_of(p) gives, as far as they lie in the row.
-  template <int kPacks, class PackOf>
+  template <int kPacks, bool kOnce = kAsksOnce, class PackOf>
   __device__ __forceinline__ void write(const Tensors<T>& tensors, PackOf&& pack_of) const {
-    if (kTestsOnce && fills<kPacks>(end_)) {
+    if (kOnce && fills<kPacks>(end_)) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         write_global_pack(pack_of(p), tensors.y + at_ + position(p, 0));
@@ -344,15 +350,9 @@ class Stretch {
   };
   static constexpr unsigned kWhole = (1u << kPack) - 1;
 
-  // Whether it pays to ask once whether all of a thread's packs are there, before asking for each:
-  // moves and predicates are a third of the instructions of masked rows, but ragged rows have
-  // threads of both sorts in many warps, and 16-bit rows of clusters need the registers.
-  static constexpr bool kTestsOnce =
-      kKind == Kind::kMasked || (kKind == Kind::kEven && sizeof(T) >= 4);
-
   template <int kPacks>
   __device__ __forceinline__ bool fills(int end) const {
-    return position(kPacks - 1, kPack) <= end;
+    return begin_ <= 0 && position(kPacks - 1, kPack) <= end;
   }
 
   // Where elements that are read end.

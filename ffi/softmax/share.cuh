@@ -473,14 +473,16 @@ class Forward {
   }
 
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch) {
-    load(tensors, stretch, tensors.x + stretch.begin());
+    load<Packs::kAsksOnce>(tensors, stretch, tensors.x + stretch.begin());
   }
 
   // With the packs from copies of a warp's packs of each operand, one behind the other.
+  // kOnce: whether to ask once if all are there, here and below.
+  template <bool kOnce>
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch,
                                        const T* x) {
     const T fill = narrow<T>(tensors.scale < 0 ? infinity<A>() : -infinity<A>());
-    stretch.read(tensors, tensors.x, x, fill, x_);
+    stretch.template read<kOnce>(tensors, tensors.x, x, fill, x_);
   }
 
   // The state of the group of kLanes lanes.
@@ -510,18 +512,19 @@ class Forward {
     if (kKeepsPowers && function(tensors) == Function::kSoftmax) {
       A factor = reciprocal(total.sum);
       if constexpr (!kWhole) factor *= Exponents<T>::rescaling(anchor_, total.anchor);
-      write_each(tensors, stretch, is_finite(factor), A(0), [&](int p, A(&x)[kPack]) {
+      const auto results = [&](int p, A(&x)[kPack]) {
         const RegisterPack<A, kPack> powers = powers_at(p);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) x[i] = powers.reg[i] * factor;
-      });
+      };
+      write_each<Packs::kAsksOnce>(tensors, stretch, is_finite(factor), A(0), results);
     } else {
-      write_fresh<kCommon>(tensors, stretch, total);
+      write_fresh<Packs::kAsksOnce, kCommon>(tensors, stretch, total);
     }
   }
 
   // Without reduce(), for packs that were read again.
-  template <bool kCommon = false>
+  template <bool kOnce = Packs::kAsksOnce, bool kCommon = false>
   __device__ __forceinline__ void write_fresh(const Tensors<T>& tensors, const Packs& stretch,
                                               State total) const {
     const auto exponents = exponents_of(tensors);
@@ -531,10 +534,11 @@ class Forward {
                                 : exponents.powers(total.anchor, exponents.lift());
     if (function(tensors) == Function::kSoftmax) {
       const FreshPowers<T> power(total, powers);
-      write_each(tensors, stretch, regular, A(0), results_of(tensors, power));
+      write_each<kOnce>(tensors, stretch, regular, A(0), results_of(tensors, power));
     } else {
       const Logarithms<T> logarithm(total, powers);
-      write_each(tensors, stretch, regular, -infinity<A>(), results_of(tensors, logarithm));
+      const auto results = results_of(tensors, logarithm);
+      write_each<kOnce>(tensors, stretch, regular, -infinity<A>(), results);
     }
   }
 
@@ -590,7 +594,7 @@ class Forward {
 
   // Elements that do not take part are -inf, of which everything finite makes what their results
   // shall be; where the row's state is not, they need to be told from others.
-  template <class Results>
+  template <bool kOnce, class Results>
   __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
                                              bool regular, A left_out, Results&& results) const {
     const auto pack_of = [&](int p) {
@@ -605,7 +609,7 @@ class Forward {
         return pack;
       });
     } else {
-      stretch.template write<kPacks>(tensors, pack_of);
+      stretch.template write<kPacks, kOnce>(tensors, pack_of);
     }
   }
 
@@ -656,12 +660,14 @@ class Tangent {
   }
 
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch) {
-    load(tensors, stretch, tensors.x + stretch.begin(), tensors.t + stretch.begin());
+    const T* const t = tensors.t + stretch.begin();
+    load<Packs::kAsksOnce>(tensors, stretch, tensors.x + stretch.begin(), t);
   }
 
+  template <bool kOnce>
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch,
                                        const T* copies) {
-    load(tensors, stretch, copies, copies + kWarpSize * kHeld * kPack);
+    load<kOnce>(tensors, stretch, copies, copies + kWarpSize * kHeld * kPack);
   }
 
   template <int kLanes, bool kCommon = false>
@@ -677,17 +683,19 @@ class Tangent {
   template <bool kWhole = false, bool kCommon = false>
   __device__ __forceinline__ void write(const Tensors<T>& tensors, const Packs& stretch,
                                         State total) const {
-    const TangentResult<T> result{tensors.scale, total.sum};
-    if (tensors.function == Function::kSoftmaxTangent) {
-      write_each(tensors, stretch, total, [&](A y, A t) { return result.softmax(y, t); });
-    } else {
-      write_each(tensors, stretch, total, [&](A y, A t) { return result.log_softmax(y, t); });
-    }
+    write_fresh(tensors, stretch, total);
   }
 
+  template <bool kOnce = Packs::kAsksOnce>
   __device__ __forceinline__ void write_fresh(const Tensors<T>& tensors, const Packs& stretch,
                                               State total) const {
-    write(tensors, stretch, total);
+    const TangentResult<T> result{tensors.scale, total.sum};
+    if (tensors.function == Function::kSoftmaxTangent) {
+      write_each<kOnce>(tensors, stretch, total, [&](A y, A t) { return result.softmax(y, t); });
+    } else {
+      write_each<kOnce>(tensors, stretch, total,
+                        [&](A y, A t) { return result.log_softmax(y, t); });
+    }
   }
 
  private:
@@ -708,17 +716,19 @@ class Tangent {
     return sum;
   }
 
+  template <bool kOnce>
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Packs& stretch, const T* y,
                                        const T* t) {
     const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
-    stretch.read(tensors, tensors.x, y, narrow<T>(logarithm ? -infinity<A>() : A(0)), y_);
-    stretch.read(tensors, tensors.t, t, narrow<T>(A(0)), t_);
+    const T fill = narrow<T>(logarithm ? -infinity<A>() : A(0));
+    stretch.template read<kOnce>(tensors, tensors.x, y, fill, y_);
+    stretch.template read<kOnce>(tensors, tensors.t, t, narrow<T>(A(0)), t_);
   }
 
-  template <class Result>
+  template <bool kOnce, class Result>
   __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Packs& stretch,
                                              State total, Result&& result) const {
-    stretch.template write<kHeld>(tensors, [&](int p) {
+    stretch.template write<kHeld, kOnce>(tensors, [&](int p) {
       A y[kPack];
       A t[kPack];
       widen_again(pack_at(y_, p), tensors.nothing(), y);

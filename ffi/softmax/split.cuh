@@ -17,7 +17,7 @@
 // The second launch goes backwards: what the first one read last may still be in the L2 cache.
 #pragma once
 
-#include "softmax/block.cuh"
+#include "softmax/slice.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
@@ -77,114 +77,31 @@ class Board {
   std::uint32_t number_ = 0;
 };
 
-// One lane sends for a warp's piece of a row's operands: as many packs from `begin` on as the lanes
-// hold, as far as they come before `end`, lie whole in the array and are read at all. The operands
-// come one behind the other.
-template <class Share>
-__device__ __forceinline__ void copy_packs(const Tensors<typename Share::Element>& tensors,
-                                           const Row<typename Share::Element, Share::kKind>& row,
-                                           std::int64_t begin, std::int64_t end,
-                                           typename Share::Element* to, CopyBarrier* copied) {
-  constexpr int kPack = Share::kPack;
-  constexpr int kPiece = kWarpSize * Share::kHeld;
-  const std::int64_t first = row.begin - row.phase + begin * kPack;
-  std::int64_t packs = (tensors.size - first) / kPack;
-  if (packs > end - begin) packs = end - begin;
-  if (packs > kPiece) packs = kPiece;
-  if constexpr (kHasMask<Share::kKind>) {
-    const std::int64_t read = (row.selection.readable() + kPack - 1) / kPack - begin;
-    if (packs > read) packs = read;
-  }
-  const auto bytes = static_cast<unsigned>(packs > 0 ? packs * 16 : 0);
-  announce(copied, Share::kOperands * bytes);
-  if (bytes == 0) return;
-#pragma unroll
-  for (int o = 0; o < Share::kOperands; ++o) {
-    copy_bulk(to + o * kPiece * kPack, Share::operand(tensors, o) + first, bytes, copied);
-  }
-}
-
-template <class State>
-struct alignas(kSharedAlignment) SliceStorage {
-  BlockStorage<State> own;
-  CopyBarrier copied[kSliceStretches][kSliceThreads / kWarpSize];
-};
-
-// For functions with results for the elements. A slice has `size` packs, in kSliceStretches
-// stretches, of each of which a warp has a piece.
+// For functions with results for the elements.
 //
 // Of their time, the warps spend 45 % waiting for other blocks' states and 11 % for loads (ncu,
 // rows of 4 MB): the slowest of 60 blocks is late. What was tried against it, in parts of what a
 // copy does, which is 0.76 for 100 rows of 1M floats: to reduce the next row while states are on
 // their way, with slices half as long, 0.68, since then it is the loads that are late (at 1 MiB a
-// row 0.85, where clusters do 0.91); slices in registers and the next row's on their way to shared
+// row 0.85, where clusters do 0.95); slices in registers and the next row's on their way to shared
 // memory, 0.63; half as many bytes again in registers, 0.72.
 template <class Share>
 __global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
     split_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int slices,
                  std::int64_t size, std::uint64_t* slots) {
 #if JAX_GPUOPS_HAS_CLUSTERS
-  using T = typename Share::Element;
   using State = typename Share::State;
-  constexpr int kWarps = kSliceThreads / kWarpSize;
-  constexpr int kPiece = kWarpSize * Share::kHeld;  // packs
-  constexpr int kPieceElements = Share::kOperands * kPiece * Share::kPack;
-  auto& storage = shared<SliceStorage<State>>();
-  T* const memory = reinterpret_cast<T*>(&storage + 1);
-  const Exponents<T> exponents(tensors.function, tensors.scale);
-  const int warp = threadIdx.x / kWarpSize;
-  const int lane = threadIdx.x % kWarpSize;
+  using Storage = SliceStorage<BlockStorage<State>>;
+  const Exponents<typename Share::Element> exponents(tensors.function, tensors.scale);
   const int group = blockIdx.x / slices;
   const int groups = gridDim.x / slices;
   const int rank = blockIdx.x - group * slices;
+  auto& storage = shared<Storage>();
   Board<State> board(slots + std::int64_t{2} * group * slices * Board<State>::kWords, slices, rank);
-
-  const auto copied = [&](int stretch) { return &storage.copied[stretch][warp]; };
-  const auto copy = [&](int stretch) {
-    return memory + (stretch * kWarps + warp) * kPieceElements;
-  };
-  const auto first_pack = [&](const Part<Share>& part, int stretch) {
-    return part.begin + (stretch * kWarps + warp) * kPiece;
-  };
-  const auto packs = [&](const Part<Share>& part, int stretch) {
-    const std::int64_t first = first_pack(part, stretch);
-    const std::int64_t end = first + kPiece < part.end ? first + kPiece : part.end;
-    return typename Share::Packs(tensors, part.row, first + lane, end, kWarpSize);
-  };
-  const auto request = [&](std::int64_t number, int stretch) {
-    __syncwarp();  // all lanes have loaded what was there
-    if (lane != 0 || number >= tensors.rows.count) return;
-    const Part<Share> part(tensors, number, rank, size);
-    copy_packs<Share>(tensors, part.row, first_pack(part, stretch), part.end, copy(stretch),
-                      copied(stretch));
-  };
-
-  for (int s = 0; s < kSliceStretches; ++s) {
-    if (lane == 0) initialise(copied(s));
-    request(group, s);
-  }
-  unsigned phase = 0;
-  for (std::int64_t number = group; number < tensors.rows.count; number += groups) {
-    const Part<Share> part(tensors, number, rank, size);
-    Running<State> running;
-#pragma unroll 1
-    for (int s = 0; s < kSliceStretches; ++s) {
-      wait(copied(s), phase);
-      Share share;
-      share.load(tensors, packs(part, s), copy(s) + lane * Share::kPack);
-      running.add(exponents, share.template reduce<1>(tensors));
-    }
-    State state = combine_lanes<kWarpSize>(exponents, running.value());
-    state = board.combine(exponents, state, storage.own);
-#pragma unroll 1
-    for (int s = 0; s < kSliceStretches; ++s) {
-      Share share;
-      share.load(tensors, packs(part, s), copy(s) + lane * Share::kPack);
-      share.write_fresh(tensors, packs(part, s), state);
-      request(number + groups, s);
-    }
-    phase ^= 1;
-  }
+  const Slices<Share> own(tensors, storage, rank, size);
+  own.start(group);
+  own.take(exponents, group, groups,
+           [&](State state) { return board.combine(exponents, state, storage.own); });
 #else
   __trap();
 #endif
