@@ -15,6 +15,9 @@ struct Device {
   int multiprocessors;
   int threads_per_multiprocessor;
   std::size_t shared_bytes_per_block;  // the opt-in maximum of one block
+
+  // Whether it runs the code for 9.0, with what ptx.cuh has for it. Newer GPUs run that for 8.0.
+  bool runs_hopper_code() const { return compute_capability == 90; }
 };
 
 // The facts of CUDA device `ordinal`, read once and kept. The host executor has one device, with

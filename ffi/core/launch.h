@@ -56,7 +56,7 @@ void load_kernel(const Queue& queue, void (*kernel)(Parameters...)) {
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes),
       "raising a kernel's shared memory limit");
-  if (queue.device->compute_capability >= 90) {
+  if (queue.device->runs_hopper_code()) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                "allowing a kernel large clusters");
   }
@@ -94,7 +94,7 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
     cooperative.id = cudaLaunchAttributeCooperative;
     cooperative.val.cooperative = 1;
   }
-  if (shape.early && queue.device->compute_capability >= 90) {
+  if (shape.early && queue.device->runs_hopper_code()) {
     cudaLaunchAttribute& early = attributes[config.numAttrs++];
     early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     early.val.programmaticStreamSerializationAllowed = 1;

@@ -13,7 +13,6 @@
 // turn.
 #pragma once
 
-#include "core/ptx.cuh"
 #include "core/shared.h"
 #include "softmax/instances.h"
 #include "softmax/share.cuh"

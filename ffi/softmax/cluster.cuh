@@ -12,6 +12,8 @@
 // slices where they had written, took 4 to 10 % more time.
 #pragma once
 
+#include "core/ptx.cuh"
+#include "core/shared.h"
 #include "softmax/block.cuh"
 #include "softmax/slice.cuh"
 

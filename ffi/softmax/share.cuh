@@ -34,8 +34,8 @@ namespace softmax {
 // the lift to round nothing.
 //
 // Wider results take exp of the rounded difference. The product with the scale is rounded before,
-// as in JAX: of large numbers, an FMA's difference would be what that rounding was off by. Where
-// they are done again, the FMA takes the difference.
+// as in JAX: of large numbers, an FMA's difference would be what that rounding was off by. Kernels
+// that do rows of large numbers again leave the product to the FMA at first.
 template <class T>
 struct Exponents {
   using A = Accumulator<T>;

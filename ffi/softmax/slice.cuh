@@ -11,9 +11,9 @@
 // the state of the row is known read them again for the results. A block that takes a row after the
 // other asks for a piece of the next one as soon as it has no more use for that of the last.
 //
-// Nothing is on its way to a block from when its slice has come to when it has written, so that
-// every cycle counts, for which it takes many independent instructions: with pieces half as long,
-// kernels take 1 to 10 % more time, with a quarter 20 %, and 10 % if all pieces of a short slice
+// From when its slice has come to when it writes, nothing is on its way to a block, so that every
+// cycle counts, for which it takes many independent instructions: with pieces half as long,
+// clusters take 1 to 10 % more time, with a quarter 20 %, and 10 % if all pieces of a short slice
 // are short, in place of its last ones.
 #pragma once
 
@@ -83,7 +83,7 @@ class Slices {
         Share share;
         load(share, part, p);
         if (tensors_.y != nullptr) {
-          share.template write_fresh<kAsksOnce>(tensors_, packs(part, p), state);
+          share.template write_fresh<kOnce>(tensors_, packs(part, p), state);
         }
         request(number + step, p);
       }
@@ -98,8 +98,8 @@ class Slices {
   static constexpr int kPieceElements = Share::kOperands * kPiece * Share::kPack;
   static constexpr int kPieces = kSlicePacks / (kSliceWarps * kPiece * Share::kOperands);
   static_assert(kPieces <= kMostPieces);
-  // All pieces are full but those that a slice ends in.
-  static constexpr bool kAsksOnce = true;
+  // All pieces but those that a slice ends in are full, so that it pays to ask that once.
+  static constexpr bool kOnce = true;
 
   __device__ __forceinline__ CopyBarrier* copied(int piece) const {
     return copied_ + piece * kSliceWarps;
@@ -120,8 +120,8 @@ class Slices {
   }
 
   __device__ __forceinline__ void load(Share& share, const Part<Share>& part, int piece) const {
-    share.template load<kAsksOnce>(tensors_, packs(part, piece),
-                                   copies(piece) + threadIdx.x % kWarpSize * Share::kPack);
+    share.template load<kOnce>(tensors_, packs(part, piece),
+                               copies(piece) + threadIdx.x % kWarpSize * Share::kPack);
   }
 
   // Asks for a piece of each operand, as far as it lies in the slice, whole in the array, and is

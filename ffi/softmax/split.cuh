@@ -17,6 +17,9 @@
 // The second launch goes backwards: what the first one read last may still be in the L2 cache.
 #pragma once
 
+#include "core/ptx.cuh"
+#include "core/shared.h"
+#include "softmax/block.cuh"
 #include "softmax/slice.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {

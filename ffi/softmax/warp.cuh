@@ -52,6 +52,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       if constexpr (kMayBeLarge) any_large = any_large || exponents.is_large(total.anchor);
     }
     if constexpr (kMayBeLarge) {
+      // All of the warp's rows: the others' results may differ in their last bit.
       if (!__any_sync(kFullWarp, any_large)) return;
       __syncwarp();
 #pragma unroll 1
