@@ -47,7 +47,7 @@ inline constexpr int kPassingPacks = 4;
 inline constexpr int kClusterPacks = 8;
 inline constexpr int kClusterThreads = 256;
 inline constexpr int kClusterBlocksResident = 4;  // on a multiprocessor
-inline constexpr int kMostClusterBlocks = 16;     // that CUDA allows
+inline constexpr int kMostClusterBlocks = 16;     // that CUDA allows; over 8 are hard to place
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kBlocksResident = 2;
 // For little work, as many threads as 8 warps have, and few packs in each.
@@ -55,8 +55,8 @@ inline constexpr int kSmallBlockPacks[] = {1, 2, 4};
 inline constexpr int kMostSmallBlockPacks = 4;
 inline constexpr int kSmallBlockWarps = 8;
 inline constexpr int kSmallBlockThreads = 32 * kSmallBlockWarps;
-// A slice of a row in shared memory has up to kSlicePacks packs, of which each thread takes some at
-// a time.
+// A slice of a row in shared memory has up to kSlicePacks packs, of which each thread takes a few
+// at a time: fewer of 64-bit elements, which take more registers to compute with.
 inline constexpr int kSlicePacks = 4096;
 inline constexpr int kSliceThreads = 256;
 inline constexpr int kSlicesResident = 3;  // blocks on a multiprocessor
