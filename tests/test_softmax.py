@@ -1,6 +1,7 @@
 """softmax, log_softmax and logsumexp against float64 and against JAX."""
 
 import functools
+import itertools
 
 import helpers
 import hypothesis
@@ -181,12 +182,19 @@ def test_rows_that_a_cluster_holds_in_shared_memory(name, dtype, implementation)
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
-    """Blocks that take three rows and more together; and rows that all of them do not hold."""
+    """Blocks that take one row, two, and many together; and rows that all of them do not hold."""
     if implementation != "cuda":
         pytest.skip("the executor runs one block after the other")
     how = {"implementation": implementation, "algorithm": "split"}
-    columns = 80000 // jnp.dtype(dtype).itemsize
-    shapes = [(400, columns), (400, columns + 1), (14, 700001), (1, 13000001)]
+    size = jnp.dtype(dtype).itemsize
+    columns = 80_000 // size
+    shapes = [
+        (400, columns),
+        (400, columns + 1),
+        (14, 700001),
+        (1, 9_200_000 // size),
+        (1, 13000001),
+    ]
     xs = [helpers.normal(shape, dtype, scale=4) for shape in shapes]
     for x in xs[:2]:
         x[1], x[3, : columns // 2] = -np.inf, -np.inf
@@ -321,12 +329,35 @@ def test_rows_of_large_values(name, algorithm, dtype, implementation):
     for x, scale in cases:
         # Of columns, an even number can be read in packs, another cannot.
         axis = 0 if algorithm == "column" else -1
-        for moved in [x.T, x.T[:, :8]] if algorithm == "column" else [x]:
+        for moved in [x.T, x.T[:, :8], x.T[:, :16]] if algorithm == "column" else [x]:
             with helpers.x64(dtype):
                 how = {"implementation": implementation, "algorithm": algorithm}
                 options = {} if scale == 1 else {"scale": scale}
                 y = ours(name, moved, axis, **options, **how)
                 assert_accurate(name, y, moved, axis, scale=scale)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("algorithm", [*PRODUCTION, "column"])
+def test_rows_that_a_scale_makes_infinite(name, algorithm, dtype, implementation):
+    """They give what rows of these infinities give: NaN where all elements are -inf, say."""
+    x = np.full((5, 40), -1, dtype)
+    x[1, 7] = x[2, ::3] = 0
+    x[3], x[4, 5] = 1, 1
+    scale = 1e35 if dtype == "float16" else 10.0
+    axis = -1
+    wheres = [None] if algorithm == "staged" else [None, np.arange(40) != 7]
+    if algorithm == "column":
+        axis, x, wheres = 0, x.T, [None, wheres[1][:, None]]
+    infinite = np.where(x == 0, 0, np.copysign(np.inf, x)).astype(dtype)
+    for where, sign in itertools.product(wheres, (1, -1)):
+        large = sign * x * jnp.finfo(dtype).max
+        how = {"implementation": implementation, "algorithm": algorithm}
+        with helpers.x64(dtype):
+            y = ours(name, large, axis, where=where, scale=sign * scale, **how)
+        assert_accurate(name, y, infinite, axis, where=where)
 
 
 @pytest.mark.kernel
@@ -752,7 +783,7 @@ def test_tangents_of_rows_that_a_cluster_holds_in_shared_memory(name, dtype, imp
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", TANGENTS)
 def test_tangents_of_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
     if implementation != "cuda":
