@@ -32,6 +32,16 @@ CALLS = {
         "14, 700001",
         "jax.nn.softmax(x)",
     ),
+    "softmax of a cluster's slices": (
+        "ops.softmax(x, implementation='cuda')",
+        "3, 200001",
+        "jax.nn.softmax(x)",
+    ),
+    "logsumexp whose second kernel starts early": (
+        "ops.logsumexp(x, -1, implementation='cuda')",
+        "4, 300000",
+        "jax.nn.logsumexp(x, -1)",
+    ),
     "sum": ("ops.sum(x, implementation='cuda')", "3000000,", "jnp.sum(x)"),
     "argmax": ("ops.argmax(x, 0, implementation='cuda')", "300, 700", "jnp.argmax(x, 0)"),
     "transpose": ("ops.transpose(x, implementation='cuda')", "300, 700", "x.T"),

@@ -26,28 +26,28 @@ def rows(dtype):
     return helpers.normal((5, 131), dtype)
 
 
-def softmax_operand(algorithm, dtype):
+def softmax_operand(algorithm, dtype, columns=40001):
     """An array and its axis; rows too long for one block's registers where they can be."""
     if algorithm in ("block", "cluster", "split"):
-        return helpers.normal((2, 40001), dtype), -1
+        return helpers.normal((2, columns), dtype), -1
     return rows(dtype), 0 if algorithm == "column" else -1
 
 
-def call_softmax(algorithm, dtype, implementation):
-    x, axis = softmax_operand(algorithm, dtype)
+def call_softmax(algorithm, dtype, implementation, **length):
+    x, axis = softmax_operand(algorithm, dtype, **length)
     y = ops.softmax(x, axis, implementation=implementation, algorithm=algorithm)
     return y, jax.nn.softmax(x.astype(np.float32), axis)
 
 
-def call_masked_softmax(algorithm, dtype, implementation):
-    x, axis = softmax_operand(algorithm, dtype)
+def call_masked_softmax(algorithm, dtype, implementation, **length):
+    x, axis = softmax_operand(algorithm, dtype, **length)
     where = np.arange(x.shape[0])[:, None] != np.arange(x.shape[1]) % 4
     y = ops.softmax(x, axis, where, implementation=implementation, algorithm=algorithm)
     return y, jax.nn.softmax(x.astype(np.float32), axis, where)
 
 
-def call_softmax_tangent(algorithm, dtype, implementation):
-    x, axis = softmax_operand(algorithm, dtype)
+def call_softmax_tangent(algorithm, dtype, implementation, **length):
+    x, axis = softmax_operand(algorithm, dtype, **length)
     t = helpers.normal(x.shape, dtype, seed=1)
     y = jax.nn.softmax(x, axis)
     params = {"axis": axis % 2, "inner_dims": 0, "scale": 1.0, "causal": False}
@@ -127,12 +127,35 @@ def test_every_algorithm(call, algorithm, dtype, implementation):
         pytest.skip(why)
     if algorithm == "cublas" and implementation != "cuda":
         pytest.skip("the library cuBLAS runs on GPUs")
-    actual, expected = call(algorithm, dtype, implementation)
-    expected = np.asarray(expected, np.float32)
+    check(call(algorithm, dtype, implementation), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("call", "algorithm", "row_bytes"),
+    [
+        (call_softmax, "cluster", 560_000),
+        (call_masked_softmax, "cluster", 560_000),
+        (call_softmax_tangent, "cluster", 400_000),
+        (call_softmax, "split", 4_800_000),
+        (call_masked_softmax, "split", 4_800_000),
+        (call_softmax_tangent, "split", 4_800_000),
+    ],
+)
+def test_rows_that_shared_memory_holds(call, algorithm, row_bytes, dtype, implementation):
+    """By the blocks of a cluster, and by blocks that wait for each other."""
+    if implementation != "cuda":
+        pytest.skip("the executor runs one block after the other")
+    columns = row_bytes // helpers.np_dtype(dtype).itemsize + 1
+    check(call(algorithm, dtype, implementation, columns=columns), dtype)
+
+
+def check(actual_and_expected, dtype):
+    actual, expected = (np.asarray(each, np.float32) for each in actual_and_expected)
     rtol = 1e-5 if dtype == "float32" else 1e-2
     # Sums that cancel keep the error of their terms: a thousandth of the largest result at most.
     atol = 0.1 * rtol * np.nanmax(np.abs(expected))
-    np.testing.assert_allclose(np.asarray(actual, np.float32), expected, rtol=rtol, atol=atol)
+    np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol)
 
 
 @pytest.mark.skipif(jax.default_backend() != "gpu", reason="needs a GPU")

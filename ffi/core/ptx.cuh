@@ -115,9 +115,13 @@ __device__ inline unsigned shared_address([[maybe_unused]] const void* pointer) 
 }
 
 // One thread calls it, before the barrier that the threads which wait for it meet at first.
-__device__ inline void initialise([[maybe_unused]] CopyBarrier* barrier) {
+// `arrivals`: how many calls of announce() or arrive() belong to a phase.
+__device__ inline void initialise([[maybe_unused]] CopyBarrier* barrier,
+                                  [[maybe_unused]] unsigned arrivals = 1) {
 #if JAX_GPUOPS_HAS_CLUSTERS
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
@@ -130,6 +134,14 @@ __device__ inline void announce([[maybe_unused]] CopyBarrier* barrier,
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
       "r"(bytes)
       : "memory");
+#endif
+}
+
+// Whoever waits sees what the calling thread wrote before.
+__device__ inline void arrive([[maybe_unused]] CopyBarrier* barrier) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
 #endif
 }
 
@@ -218,16 +230,36 @@ __device__ inline void post([[maybe_unused]] std::uint64_t* to, [[maybe_unused]]
 #endif
 }
 
-// Waits for the word that is posted with `number`.
-__device__ inline std::uint32_t await([[maybe_unused]] const std::uint64_t* from,
-                                      [[maybe_unused]] std::uint32_t number) {
-  std::uint64_t both = 0;
+// Reads such a word, and returns whether it is the one with `number`.
+__device__ inline bool look([[maybe_unused]] const std::uint64_t* from,
+                            [[maybe_unused]] std::uint32_t number,
+                            [[maybe_unused]] std::uint32_t& word) {
 #if JAX_GPUOPS_HAS_CLUSTERS
-  do {
-    asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
-  } while (both >> 32 != number);
+  std::uint64_t both;
+  asm volatile("ld.relaxed.gpu.global.b64 %0, [%1];" : "=l"(both) : "l"(from) : "memory");
+  word = static_cast<std::uint32_t>(both);
+  return both >> 32 == number;
+#else
+  return true;
 #endif
-  return static_cast<std::uint32_t>(both);
+}
+
+// Adds 1 to a counter, and waits until one has reached `count`, from which it is less than 2^31
+// away. They order nothing else.
+__device__ inline void count_one([[maybe_unused]] std::uint32_t* counter) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
+#endif
+}
+
+__device__ inline void await_count([[maybe_unused]] const std::uint32_t* counter,
+                                   [[maybe_unused]] std::uint32_t count) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  std::uint32_t seen;
+  do {
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  } while (static_cast<std::int32_t>(seen - count) < 0);
+#endif
 }
 
 // Copies from shared to global memory without registers, of what all threads wrote before they

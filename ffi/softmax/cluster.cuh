@@ -95,8 +95,8 @@ struct ShufflingLanes : Lanes<kWarpSize> {
   }
 };
 
-template <class Share, int kMostThreads, int kLeastBlocks>
-__global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
+template <class Share>
+__global__ void __launch_bounds__(kClusterThreads, kClusterBlocksResident)
     cluster_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int blocks,
                    std::int64_t size, int piece) {
 #if JAX_GPUOPS_HAS_CLUSTERS

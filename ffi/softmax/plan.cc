@@ -214,14 +214,18 @@ Shape cluster_shape(const Problem& problem, const Device& device) {
   return shape;
 }
 
-// The blocks of split that can run together, each with a slice of a row in shared memory.
+// The blocks of split that can run together, and the packs of a row that each has room for.
 std::int64_t blocks_together(const Device& device) {
-  return device.runs_hopper_code() ? std::int64_t{kSlicesResident} * device.multiprocessors : 0;
+  return device.runs_hopper_code() ? device.multiprocessors : 0;
+}
+std::int64_t held_by_ring(const Problem& problem) {
+  const int bytes = static_cast<int>(info(problem.dtype).bytes);
+  return std::int64_t{32} * ring_warps(bytes) * packs_held(problem.function, ring_held(bytes));
 }
 
 // Whether they hold a row, and one of them does not.
 bool can_wait(const Problem& problem, const Device& device) {
-  const std::int64_t held = packs_held(problem.function, kSlicePacks);
+  const std::int64_t held = held_by_ring(problem);
   const std::int64_t packs = most_packs(problem);
   return !reduces(problem.function) && packs > held && packs <= blocks_together(device) * held;
 }
@@ -234,8 +238,8 @@ bool waits(const Problem& problem, const Device& device) {
 
 // For a slice, a quarter of what there is room for is enough.
 std::int64_t most_slices(const Problem& problem, const Device& device) {
-  const std::int64_t least = packs_held(problem.function, kSlicePacks) / 4;
-  return std::min(blocks_together(device), divide_up(most_packs(problem), least));
+  return std::min(blocks_together(device),
+                  divide_up(most_packs(problem), held_by_ring(problem) / 4));
 }
 
 Shape split_shape(const Problem& problem, const Device& device) {
@@ -246,10 +250,10 @@ Shape split_shape(const Problem& problem, const Device& device) {
   if (shape.waits) {
     // As many rows at a time as there is room for, or fewer if they take as many turns, and as many
     // blocks on each.
-    const std::int64_t fewest = divide_up(packs, packs_held(problem.function, kSlicePacks));
+    const std::int64_t fewest = divide_up(packs, held_by_ring(problem));
     const std::int64_t turns = divide_up(rows, blocks_together(device) / fewest);
     const std::int64_t groups = divide_up(rows, turns);
-    shape.threads = kSliceThreads;
+    shape.threads = ring_threads(static_cast<int>(info(problem.dtype).bytes));
     shape.slices = std::min(blocks_together(device) / groups, most_slices(problem, device));
     return shape;
   }
@@ -408,7 +412,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 }
 
 // Only split has any: a state of two numbers for each slice of a row, or where blocks wait for each
-// other, two sets of slots of twice the size. Neither the number of rows nor the GPU is known here;
+// other, what they tell each other states by. Neither the number of rows nor the GPU is known here;
 // a row has the most slices where it is the only one, and no GPU with clusters has more
 // multiprocessors than the nominal one.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
@@ -423,7 +427,7 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   const std::int64_t bytes = split_shape(one_row, without_clusters).slices * state;
   const bool may_wait = can_wait(problem, nominal_device()) && (is_named || !fits_cluster(problem));
   if (!may_wait) return bytes;
-  return std::max(bytes, 4 * state * most_slices(problem, nominal_device()));
+  return std::max(bytes, board_bytes(most_slices(problem, nominal_device()), state));
 }
 
 }  // namespace softmax

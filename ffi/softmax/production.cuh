@@ -289,26 +289,19 @@ void launch_cluster_of(const Launch<T>& call) {
   const std::int64_t size = packs_of_part(most_packs(call.problem), shape.cluster);
   const LaunchShape clusters{1, static_cast<unsigned>(shape.threads),
                              sizeof(ClusterStorage<typename Share::State>), shape.cluster};
-  launch_on_rows(call, clusters, cluster_kernel<Share, kClusterThreads, kClusterBlocksResident>,
-                 shape.cluster, size, piece_of_warp(size, shape.threads));
+  launch_on_rows(call, clusters, cluster_kernel<Share>, shape.cluster, size,
+                 piece_of_warp(size, shape.threads));
 }
 
-// Calls run(size, blocks, share): the packs of each of `slices` slices of a row, the blocks that
-// hold one each but for their number, and the type of their shares. Own is what combines states.
-template <class Family, template <class> class Own, Kind kKind, class T, class Run>
-void for_slices(const Launch<T>& call, std::int64_t slices, Run&& run) {
-  using Share = typename Family::template Share<T, slice_held(sizeof(T)), kKind>;
-  using Storage = SliceStorage<Own<typename Share::State>>;
-  const std::int64_t size = packs_of_part(most_packs(call.problem), slices);
-  const LaunchShape blocks{1, kSliceThreads, sizeof(Storage) + std::size_t{16} * kSlicePacks};
+// Calls run(Type<Share>) with the shares of blocks that keep rows in shared memory.
+template <class Family, int kPacks, Kind kKind, class T, class Run>
+void for_share(const Launch<T>& call, Run&& run) {
   // For a shorter way from the state of a row to its results. 16-bit rows gain less, and ragged
   // ones nothing.
   if constexpr (!Family::kTangent && std::is_same_v<T, float>) {
-    if (is_plain_softmax(call)) {
-      return run(size, blocks, Type<PlainSoftmax<T, slice_held(sizeof(T)), kKind>>{});
-    }
+    if (is_plain_softmax(call)) return run(Type<PlainSoftmax<T, kPacks, kKind>>{});
   }
-  run(size, blocks, Type<Share>{});
+  run(Type<typename Family::template Share<T, kPacks, kKind>>{});
 }
 #endif
 
@@ -318,12 +311,14 @@ void launch_cluster([[maybe_unused]] const Launch<T>& call) {
   const Shape& shape = call.plan.shape;
   for_packed_rows<Family>(call, [&](auto kind) {
     if (!shape.whole) {
-      return for_slices<Family, ClusterStorage, kind>(
-          call, shape.cluster, [&](std::int64_t size, LaunchShape blocks, auto share) {
-            blocks.cluster = shape.cluster;
-            launch_on_rows(call, blocks, cluster_slice_kernel<typename decltype(share)::type>,
-                           shape.cluster, size);
-          });
+      return for_share<Family, slice_held(sizeof(T)), kind>(call, [&](auto type) {
+        using Share = typename decltype(type)::type;
+        using Storage = SliceStorage<ClusterStorage<typename Share::State>>;
+        const std::int64_t size = packs_of_part(most_packs(call.problem), shape.cluster);
+        const LaunchShape blocks{1, kSliceThreads, sizeof(Storage) + std::size_t{16} * kSlicePacks,
+                                 shape.cluster};
+        launch_on_rows(call, blocks, cluster_slice_kernel<Share>, shape.cluster, size);
+      });
     }
     // A kernel of its own: 64 registers are few for what other functions and scales need as well.
     // Even rows of 16-bit elements do with them, and take 1 % more time in such a kernel.
@@ -342,25 +337,26 @@ void launch_waiting_split([[maybe_unused]] const Launch<T>& call) {
 #ifndef JAX_GPUOPS_INTERPRET
   const std::int64_t slices = call.plan.shape.slices;
   for_packed_rows<Family>(call, [&](auto kind) {
-    for_slices<Family, BlockStorage, kind>(
-        call, slices, [&](std::int64_t size, LaunchShape blocks, auto share) {
-          using Share = typename decltype(share)::type;
-          const auto kernel = split_kernel<Share>;
-          const std::int64_t together =
-              std::int64_t{call.queue.device->multiprocessors} *
-              resident_blocks(call.queue, kernel, kSliceThreads, blocks.shared_bytes);
-          const std::int64_t groups = std::min(call.rows(), together / slices);
-          const std::size_t board = Board<typename Share::State>::bytes(groups, slices);
-          if (groups < 1 || board > call.buffers.workspace_bytes) {
-            throw std::invalid_argument(
-                "the GPU or the workspace is too small for algorithm 'split'");
-          }
-          auto* const slots = static_cast<std::uint64_t*>(call.buffers.workspace);
-          clear(call.queue, slots, board);
-          blocks.grid = grid_extent(groups * slices);
-          blocks.together = true;
-          launch(call.queue, blocks, kernel, call.tensors, static_cast<int>(slices), size, slots);
-        });
+    for_share<Family, ring_held(sizeof(T)), kind>(call, [&](auto type) {
+      using Share = typename decltype(type)::type;
+      using State = typename Share::State;
+      constexpr int kWarps = ring_warps(sizeof(T));
+      const std::int64_t size = packs_of_part(most_packs(call.problem), slices * kWarps);
+      const std::int64_t groups =
+          std::min<std::int64_t>(call.rows(), call.queue.device->multiprocessors / slices);
+      const std::int64_t board = groups * board_bytes(slices, sizeof(State));
+      if (groups < 1 || board > static_cast<std::int64_t>(call.buffers.workspace_bytes)) {
+        throw std::invalid_argument("the GPU or the workspace is too small for algorithm 'split'");
+      }
+      auto* const memory = static_cast<std::uint64_t*>(call.buffers.workspace);
+      clear(call.queue, memory, static_cast<std::size_t>(board));
+      LaunchShape blocks{grid_extent(groups * slices), ring_threads(sizeof(T)),
+                         sizeof(RingStorage<State, kWarps>) +
+                             std::size_t{kWarps} * Pieces<Share, kRingRows>::kBytes};
+      blocks.together = true;
+      launch(call.queue, blocks, split_ring_kernel<Share>, call.tensors, static_cast<int>(slices),
+             size, memory);
+    });
   });
 #else
   throw std::logic_error("a plan for the host has blocks that wait for each other");

@@ -3,11 +3,13 @@
 //
 // Rows that the shared memory of blocks running together holds are read once, if there is so much
 // of them that the L2 cache does not hold it. A group of as many blocks as a row has slices stays
-// on the GPU and takes row after row; each block posts the state of its slice in global memory, and
-// waits for those of the others:
+// on the GPU and takes row after row. Each block posts the state of its slice in global memory, and
+// needs those of the others for the results, which takes as long as to read two rows. So it has
+// three rows under way:
 //
-//     block 0    | read slice 0 | post, wait | write and send for the next row's slice 0 | ...
-//     block 1    | read slice 1 | post, wait | write and send for the next row's slice 1 | ...
+//     row n:     | read | reduce, post |    others' states arrive    | write |
+//     row n + 1:                | read | reduce, post |    others' states arrive    | write |
+//     row n + 2:                               | read | reduce, post | ...
 //
 // Others take two launches. Where there are no elements to write, the second has a warp for a row:
 //
@@ -31,80 +33,199 @@ namespace softmax {
 // Where the blocks of a group post the states of their slices: a word for each word of a state,
 // with the number of the row in the group's work. Since a word comes with its number, no thread
 // waits for its earlier writes, the last row's results among them, as it would to order them with a
-// flag. (NCCL sends short messages this way.) A block that has all states of a row knows that the
-// others have read those of the row before: two sets of slots, used in turns, are enough.
+// flag. (NCCL sends short messages this way.) A counter says when it is worth looking: blocks
+// that look at all slots again and again are in the way of those that post, and of all loads.
+//
+// Sets of slots are used in turns. A block that posts for row n has the states of row
+// n - kRingRows, so that all others have posted that row, for which they had those of row
+// n - 2 kRingRows: nobody looks at its set any more.
 template <class State>
 class Board {
  public:
-  static constexpr int kWords = sizeof(State) / sizeof(std::uint32_t);
+  // `memory`: board_bytes() for each group, 0 at first.
+  __device__ __forceinline__ Board(std::uint64_t* memory, int group, int blocks, int rank)
+      : sets_(memory + group * (board_bytes(blocks, sizeof(State)) / 8)),
+        blocks_(blocks),
+        rank_(rank) {}
 
-  // The slots of `blocks` blocks must be 0 at first.
-  __device__ __forceinline__ Board(std::uint64_t* slots, int blocks, int rank)
-      : slots_(slots), blocks_(blocks), rank_(rank) {}
-
-  static std::size_t bytes(std::int64_t groups, std::int64_t blocks) {
-    return sizeof(std::uint64_t) * static_cast<std::size_t>(groups * 2 * blocks * kWords);
+  // One thread calls it.
+  __device__ __forceinline__ void post_state(std::uint32_t row, State state) const {
+    const Words words = __builtin_bit_cast(Words, state);
+    std::uint64_t* const own = slots(row) + rank_ * kWords;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) post(own + w, words.word[w], row + 1);
+    count_one(counter(row));
   }
 
-  // The state of all warps of the group, from that of the calling one.
+  // The state of all blocks; a warp calls it.
   template <class T>
-  __device__ __forceinline__ State combine(const Exponents<T>& exponents, State state,
-                                           BlockStorage<State>& storage) {
-    state = combine_block(exponents, state, storage.slots[0]);
-    ++number_;
-    std::uint64_t* const slots = slots_ + static_cast<int>(number_ % 2) * blocks_ * kWords;
-    if (threadIdx.x == 0) {
-      const Words words = __builtin_bit_cast(Words, state);
-#pragma unroll
-      for (int w = 0; w < kWords; ++w) post(slots + rank_ * kWords + w, words.word[w], number_);
-    }
+  __device__ __forceinline__ State collect(const Exponents<T>& exponents, std::uint32_t row) const {
+    const int lane = threadIdx.x % kWarpSize;
+    if (lane == 0) await_count(counter(row), (row / kBoardSets + 1) * blocks_);
+    __syncwarp();
     State total = State::none();
-    for (int slot = threadIdx.x; slot < blocks_; slot += blockDim.x) {
-      Words words;
+    for (int first = lane; first < blocks_; first += kAtOnce * kWarpSize) {
+      Words words[kAtOnce];
+      bool all;
+      do {
+        all = true;
 #pragma unroll
-      for (int w = 0; w < kWords; ++w) words.word[w] = await(slots + slot * kWords + w, number_);
-      total = combined(exponents, total, __builtin_bit_cast(State, words));
+        for (int i = 0; i < kAtOnce; ++i) {
+          const int slot = first + i * kWarpSize;
+          if (slot >= blocks_) continue;
+#pragma unroll
+          for (int w = 0; w < kWords; ++w) {
+            all = look(slots(row) + slot * kWords + w, row + 1, words[i].word[w]) && all;
+          }
+        }
+      } while (!all);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        if (first + i * kWarpSize >= blocks_) continue;
+        total = combined(exponents, total, __builtin_bit_cast(State, words[i]));
+      }
     }
-    total = combine_lanes<kWarpSize>(exponents, total);
-    return combine_block(exponents, total, storage.slots[1]);
+    return combine_lanes<kWarpSize>(exponents, total);
   }
 
  private:
+  static constexpr int kWords = sizeof(State) / sizeof(std::uint32_t);
+  static constexpr int kLine = 128 / sizeof(std::uint64_t);
+  // Slots that a lane looks at, all blocks of a GPU: one after the other would take as many times
+  // as long.
+  static constexpr int kAtOnce = 5;
   struct Words {
     std::uint32_t word[kWords];
   };
 
-  std::uint64_t* slots_;
+  // Of a set: a line with the counter, and the slots.
+  __device__ __forceinline__ std::uint64_t* set(std::uint32_t row) const {
+    const auto words = static_cast<int>(board_bytes(blocks_, sizeof(State)) / kBoardSets / 8);
+    return sets_ + static_cast<int>(row % kBoardSets) * words;
+  }
+  __device__ __forceinline__ std::uint32_t* counter(std::uint32_t row) const {
+    return reinterpret_cast<std::uint32_t*>(set(row));
+  }
+  __device__ __forceinline__ std::uint64_t* slots(std::uint32_t row) const {
+    return set(row) + kLine;
+  }
+
+  std::uint64_t* sets_;
   int blocks_;
   int rank_;
-  std::uint32_t number_ = 0;
 };
 
-// For functions with results for the elements.
+// What lies before the pieces in shared memory: of the rows under way, the states of all warps, and
+// when they are there; the states of the rows, and when these are.
+template <class State, int kWarps>
+struct alignas(kSharedAlignment) RingStorage {
+  State states[kRingRows][kWarps];
+  State totals[kRingRows];
+  CopyBarrier reduced[kRingRows];
+  CopyBarrier known[kRingRows];
+  CopyBarrier copied[kWarps * kRingRows];
+};
+
+// The place of a row in the ring, and the phase that its barriers are in.
+struct RingPlace {
+  int at = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++at < kRingRows) return;
+    at = 0;
+    phase ^= 1;
+  }
+};
+
+// For functions with results for the elements. Two warps of each block only pass on states, so that
+// the others wait for nothing but their own pieces, and for what was posted two rows before.
 //
-// Of their time, the warps spend 45 % waiting for other blocks' states and 11 % for loads (ncu,
-// rows of 4 MB): the slowest of 60 blocks is late. What was tried against it, in parts of what a
-// copy does, which is 0.76 for 100 rows of 1M floats: to reduce the next row while states are on
-// their way, with slices half as long, 0.68, since then it is the loads that are late (at 1 MiB a
-// row 0.85, where clusters do 0.95); slices in registers and the next row's on their way to shared
-// memory, 0.63; half as many bytes again in registers, 0.72.
+// What counts, in parts of what a copy does, for 400 rows of 1M floats in a prototype of this
+// kernel: 0.89 as it is; 0.85 with results due one row earlier; 0.86 with lanes that look at the
+// slots until states are there, without a counter; 0.77 with lanes that look at one slot after the
+// other; 0.82 with two blocks of half as many warps on a multiprocessor, which post twice as many
+// states. Blocks that have one row under way each, three on a multiprocessor, do 0.76. To write
+// results by bulk copies changed nothing.
 template <class Share>
-__global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
-    split_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int slices,
-                 std::int64_t size, std::uint64_t* slots) {
+__global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)), 1)
+    split_ring_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int slices,
+                      std::int64_t size, std::uint64_t* board_memory) {
 #if JAX_GPUOPS_HAS_CLUSTERS
+  using T = typename Share::Element;
   using State = typename Share::State;
-  using Storage = SliceStorage<BlockStorage<State>>;
-  const Exponents<typename Share::Element> exponents(tensors.function, tensors.scale);
+  constexpr int kWarps = ring_warps(sizeof(T));
+  auto& storage = shared<RingStorage<State, kWarps>>();
+  const Exponents<T> exponents(tensors.function, tensors.scale);
   const int group = blockIdx.x / slices;
   const int groups = gridDim.x / slices;
   const int rank = blockIdx.x - group * slices;
-  auto& storage = shared<Storage>();
-  Board<State> board(slots + std::int64_t{2} * group * slices * Board<State>::kWords, slices, rank);
-  const Slices<Share> own(tensors, storage, rank, size);
-  own.start(group);
-  own.take(exponents, group, groups,
-           [&](State state) { return board.combine(exponents, state, storage.own); });
+  const int warp = threadIdx.x / kWarpSize;
+  const int lane = threadIdx.x % kWarpSize;
+  const std::int64_t count = tensors.rows.count;
+  if (threadIdx.x == 0) {
+    for (int r = 0; r < kRingRows; ++r) {
+      initialise(storage.reduced + r, kWarps);
+      initialise(storage.known + r);
+    }
+  }
+  __syncthreads();
+
+  RingPlace place;
+  if (warp >= kWarps) {
+    const Board<State> board(board_memory, group, slices, rank);
+    std::uint32_t row = 0;
+    for (std::int64_t number = group; number < count; number += groups, ++row, place.advance()) {
+      if (warp == kWarps) {
+        wait(storage.reduced + place.at, place.phase);
+        State state = lane < kWarps ? storage.states[place.at][lane] : State::none();
+        state = combine_lanes<kWarpSize>(exponents, state);
+        if (lane == 0) board.post_state(row, state);
+      } else {
+        const State state = board.collect(exponents, row);
+        if (lane == 0) {
+          storage.totals[place.at] = state;
+          arrive(storage.known + place.at);
+        }
+      }
+    }
+    return;
+  }
+
+  const Pieces<Share, kRingRows> pieces(tensors, storage.copied, &storage + 1);
+  const auto part_of = [&](std::int64_t number) {
+    return Part<Share>(tensors, number, rank * kWarps + warp, size);
+  };
+  const auto request = [&](std::int64_t number, int piece) {
+    __syncwarp();
+    if (lane == 0 && number < count) pieces.request(part_of(number), 0, piece);
+  };
+  pieces.start();
+  for (int r = 0; r < kRingRows; ++r) request(group + std::int64_t{r} * groups, r);
+  // The row whose results are due comes behind the others.
+  const std::int64_t behind = std::int64_t{kRingRows - 1} * groups;
+  RingPlace due;
+  for (std::int64_t number = group; number < count + behind; number += groups) {
+    if (number < count) {
+      pieces.wait_for(place.at, place.phase);
+      Share share;
+      pieces.template load<false>(share, pieces.packs(part_of(number), 0), place.at);
+      const State state = share.template reduce<kWarpSize>(tensors);
+      if (lane == 0) {
+        storage.states[place.at][warp] = state;
+        arrive(storage.reduced + place.at);
+      }
+      place.advance();
+    }
+    if (number - behind < 0) continue;
+    Share share;
+    const auto packs = pieces.packs(part_of(number - behind), 0);
+    pieces.template load<false>(share, packs, due.at);
+    wait(storage.known + due.at, due.phase);
+    share.template write_fresh<false>(tensors, packs, storage.totals[due.at]);
+    request(number - behind + std::int64_t{kRingRows} * groups, due.at);
+    due.advance();
+  }
 #else
   __trap();
 #endif
