@@ -30,17 +30,20 @@ __device__ inline float power_of_two(float x) {
 #endif
 }
 
-// 1 / x, within an ulp for x from 2^-126 to 2^126; not finite if x is 0 or infinite.
+// 1 / x, within an ulp for x from 2^-126 to 2^126; NaN if x is 0 or infinite.
 __device__ inline float reciprocal(float x) {
 #ifdef JAX_GPUOPS_INTERPRET
-  return 1.0f / x;
+  const float result = 1.0f / x;
 #else
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
-  return fmaf(fmaf(-x, result, 1.0f), result, result);
 #endif
+  return fmaf(fmaf(-x, result, 1.0f), result, result);
 }
-__device__ inline double reciprocal(double x) { return 1.0 / x; }
+__device__ inline double reciprocal(double x) {
+  const double result = 1.0 / x;
+  return fma(fma(-x, result, 1.0), result, result);
+}
 
 // Stores words to global memory, at a multiple of their size, by one instruction.
 template <int kWords>

@@ -170,9 +170,9 @@ class ColumnShare {
     Result results[kPack];
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
-      const A base = exponents.base_of_results(totals[i].anchor);
-      results[i] = Result(totals[i], kRedoes ? exponents.common_powers(base, exponents.lift())
-                                             : exponents.powers(base, exponents.lift()));
+      const A anchor = totals[i].anchor;
+      results[i] = Result(totals[i], kRedoes ? exponents.common_powers(anchor, exponents.lift())
+                                             : exponents.powers(anchor, exponents.lift()));
     }
     write_each(tensors, steps, selection, regular, left_out,
                [&](int i, A x, A) { return results[i](x); });

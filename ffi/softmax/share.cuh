@@ -80,13 +80,6 @@ struct Exponents {
     return one_a_row && anchor == infinity<A>() ? A(0) : anchor;
   }
 
-  // What is subtracted for results, which are NaN in a row that is -inf throughout. If it is the
-  // scale that makes it so, an FMA does not see an infinite product, and would give inf.
-  __device__ __forceinline__ A base_of_results(A anchor) const {
-    const bool is_infinite = !is_plain && anchor == -infinity<A>();
-    return is_infinite ? std::numeric_limits<A>::quiet_NaN() : anchor;
-  }
-
   // By which all exponents are higher.
   __device__ __forceinline__ A lift() const {
     return kBaseTwo && function == Function::kSoftmax ? A(kLift) : A(0);
@@ -275,7 +268,8 @@ struct FreshPowers {
   __device__ __forceinline__ A operator()(A x) const { return power(x) * factor; }
 };
 
-// log_softmax of the elements of a row, from its state.
+// log_softmax of the elements of a row, from its state. A row that is -inf throughout has the sum 0
+// and is NaN, also if it is the scale that makes it so, of which an FMA does not see the product.
 template <class T>
 struct Logarithms {
   using A = Accumulator<T>;
@@ -284,7 +278,9 @@ struct Logarithms {
 
   Logarithms() = default;
   __device__ __forceinline__ Logarithms(MaxSum<T> total, typename Exponents<T>::Powers power)
-      : power(power), logarithm_of_sum(Exponents<T>::logarithm(total.sum)) {}
+      : power(power),
+        logarithm_of_sum(total.sum == 0 ? std::numeric_limits<A>::quiet_NaN()
+                                        : Exponents<T>::logarithm(total.sum)) {}
 
   __device__ __forceinline__ A operator()(A x) const {
     if constexpr (Exponents<T>::kBaseTwo) {
@@ -391,7 +387,7 @@ __device__ __noinline__ void redo_row(const Tensors<T>& tensors, std::int64_t nu
       tensors.y[at] = narrow<T>(kept ? result(widen(tensors.x[at])) : left_out);
     });
   };
-  const auto of_total = exponents.powers(exponents.base_of_results(anchor), exponents.lift());
+  const auto of_total = exponents.powers(anchor, exponents.lift());
   if (tensors.y != nullptr) {
     if (tensors.function == Function::kSoftmax) {
       write(FreshPowers<T>(total, of_total), A(0));
@@ -536,9 +532,9 @@ class Forward {
                                               State total) const {
     const auto exponents = exponents_of(tensors);
     const bool regular = is_finite(total.anchor) && is_finite(total.sum);
-    const A base = exponents.base_of_results(total.anchor);
-    const auto powers = kCommon ? exponents.common_powers(base, exponents.lift())
-                                : exponents.powers(base, exponents.lift());
+    // Without base(): softmax of a row that is -inf throughout is NaN.
+    const auto powers = kCommon ? exponents.common_powers(total.anchor, exponents.lift())
+                                : exponents.powers(total.anchor, exponents.lift());
     if (function(tensors) == Function::kSoftmax) {
       const FreshPowers<T> power(total, powers);
       write_each<kOnce>(tensors, stretch, regular, A(0), results_of(tensors, power));

@@ -152,8 +152,7 @@ __global__ void __launch_bounds__(kStagedThreads)
           const A factor = reciprocal(total.sum);
           put([&](int e) { return x[e] * factor; });
         } else if (tensors.y != nullptr) {
-          const A base = exponents.base_of_results(anchor);
-          const Logarithms<T> logarithm(total, exponents.powers(base, exponents.lift()));
+          const Logarithms<T> logarithm(total, exponents.powers(anchor, exponents.lift()));
           put([&](int e) { return logarithm(x[e]); });
         }
         if (has_row && lane == 0) write_row(tensors, first + number, total);
