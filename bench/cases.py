@@ -78,6 +78,8 @@ def _softmax_family() -> Iterator[Problem]:
     for shape in ((1, 2**28), (16, 2**24)):
         yield ops.make("softmax", shape, "float32", floor=Floor(ceiling=0.92))
     yield ops.make("softmax", (100, 1_000_000), "float32", floor=Floor(ceiling=0.80))
+    yield ops.make("softmax", (100, 1_000_000), "bfloat16")
+    yield ops.make("softmax", (40, 4_000_000), "float32")
     yield ops.make("softmax", (65536, 1024), "float32")
     yield from _rows("softmax", (4096,), "float16")
     yield from _rows("softmax", (1024,), "float64")

@@ -182,7 +182,7 @@ def test_rows_that_a_cluster_holds_in_shared_memory(name, dtype, implementation)
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
-    """Blocks that take one row, two, and many together; and rows that all of them do not hold."""
+    """Blocks that wait for each other, on one row, two and many; and rows too long for that."""
     if implementation != "cuda":
         pytest.skip("the executor runs one block after the other")
     how = {"implementation": implementation, "algorithm": "split"}
@@ -192,7 +192,8 @@ def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
         (400, columns),
         (400, columns + 1),
         (14, 700001),
-        (1, 9_200_000 // size),
+        (1, 8_900_000 // size),
+        (2, 5_900_000 // size),
         (1, 13000001),
     ]
     xs = [helpers.normal(shape, dtype, scale=4) for shape in shapes]
@@ -788,8 +789,9 @@ def test_tangents_of_rows_that_a_cluster_holds_in_shared_memory(name, dtype, imp
 def test_tangents_of_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
     if implementation != "cuda":
         pytest.skip("the executor runs one block after the other")
-    columns = 40000 // jnp.dtype(dtype).itemsize
-    shapes = [(800, columns), (800, columns + 1), (1, 7000001)]
+    size = jnp.dtype(dtype).itemsize
+    columns = 40_000 // size
+    shapes = [(800, columns), (800, columns + 1), (14, 1_400_000 // size + 1), (1, 7000001)]
     cases = [(helpers.normal(shape, dtype, scale=3), {}) for shape in shapes]
     cases.append((cases[0][0], {"causal": True}))
     assert_tangents_accurate(name, cases, dtype, implementation=implementation, algorithm="split")

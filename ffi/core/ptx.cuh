@@ -104,10 +104,10 @@ __device__ inline void wait_for_kernel_before() {
 #endif
 }
 
-// Counts the bytes of copies to shared memory, for threads to wait for them. A phase is over when
-// all bytes that were announced in it have arrived; a barrier's first phase is 0, the next is 1,
-// the next 0 again.
-using CopyBarrier = std::uint64_t;
+// PTX's mbarrier, in shared memory, for threads to wait for each other and for copies. A phase is
+// over when all threads have arrived that belong to it, and all bytes that were announced in it; a
+// barrier's first phase is 0, the next is 1, the next 0 again.
+using Mbarrier = std::uint64_t;
 
 __device__ inline unsigned shared_address([[maybe_unused]] const void* pointer) {
 #if JAX_GPUOPS_HAS_CLUSTERS
@@ -119,7 +119,7 @@ __device__ inline unsigned shared_address([[maybe_unused]] const void* pointer) 
 
 // One thread calls it, before the barrier that the threads which wait for it meet at first.
 // `arrivals`: how many calls of announce() or arrive() belong to a phase.
-__device__ inline void initialise([[maybe_unused]] CopyBarrier* barrier,
+__device__ inline void initialise([[maybe_unused]] Mbarrier* barrier,
                                   [[maybe_unused]] unsigned arrivals = 1) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
@@ -130,7 +130,7 @@ __device__ inline void initialise([[maybe_unused]] CopyBarrier* barrier,
 }
 
 // One thread calls it once in a phase, before the copies.
-__device__ inline void announce([[maybe_unused]] CopyBarrier* barrier,
+__device__ inline void announce([[maybe_unused]] Mbarrier* barrier,
                                 [[maybe_unused]] unsigned bytes) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   asm volatile(
@@ -141,7 +141,7 @@ __device__ inline void announce([[maybe_unused]] CopyBarrier* barrier,
 }
 
 // Whoever waits sees what the calling thread wrote before.
-__device__ inline void arrive([[maybe_unused]] CopyBarrier* barrier) {
+__device__ inline void arrive([[maybe_unused]] Mbarrier* barrier) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
                : "memory");
@@ -151,7 +151,7 @@ __device__ inline void arrive([[maybe_unused]] CopyBarrier* barrier) {
 // Copies from global to shared memory without registers. Addresses and size are multiples of 16.
 __device__ inline void copy_bulk([[maybe_unused]] void* to, [[maybe_unused]] const void* from,
                                  [[maybe_unused]] unsigned bytes,
-                                 [[maybe_unused]] CopyBarrier* barrier) {
+                                 [[maybe_unused]] Mbarrier* barrier) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -161,8 +161,7 @@ __device__ inline void copy_bulk([[maybe_unused]] void* to, [[maybe_unused]] con
 #endif
 }
 
-__device__ inline void wait([[maybe_unused]] CopyBarrier* barrier,
-                            [[maybe_unused]] unsigned phase) {
+__device__ inline void wait([[maybe_unused]] Mbarrier* barrier, [[maybe_unused]] unsigned phase) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   unsigned done = 0;
   while (done == 0) {
@@ -196,7 +195,7 @@ __device__ inline unsigned shared_address_in_block([[maybe_unused]] const void* 
 // counts its bytes there. Whoever waits for the barrier sees the value.
 template <class T>
 __device__ inline void send([[maybe_unused]] const T& value, [[maybe_unused]] T* to,
-                            [[maybe_unused]] CopyBarrier* barrier, [[maybe_unused]] int rank) {
+                            [[maybe_unused]] Mbarrier* barrier, [[maybe_unused]] int rank) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   static_assert(sizeof(T) == 4 || sizeof(T) % 8 == 0);
   const unsigned address = shared_address_in_block(to, rank);
@@ -243,18 +242,18 @@ __device__ inline bool look([[maybe_unused]] const std::uint64_t* from,
   word = static_cast<std::uint32_t>(both);
   return both >> 32 == number;
 #else
-  return true;
+  return false;
 #endif
 }
 
-// Adds 1 to a counter, and waits until one has reached `count`, from which it is less than 2^31
-// away. They order nothing else.
+// Adds 1 to a counter, and orders nothing else.
 __device__ inline void count_one([[maybe_unused]] std::uint32_t* counter) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(counter) : "memory");
 #endif
 }
 
+// Waits until a counter is `count` or more, modulo 2^32, and orders nothing else.
 __device__ inline void await_count([[maybe_unused]] const std::uint32_t* counter,
                                    [[maybe_unused]] std::uint32_t count) {
 #if JAX_GPUOPS_HAS_CLUSTERS

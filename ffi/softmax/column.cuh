@@ -217,17 +217,17 @@ struct ColumnStorage {
   State* totals;  // [rows]
   // In a cluster:
   State* all_totals;  // [blocks][rows]
-  CopyBarrier* arrived;
+  Mbarrier* arrived;
 
   __device__ ColumnStorage(int groups, int rows, int blocks)
       : slots(shared_array<State>()),
         totals(slots + groups * rows),
         all_totals(totals + rows),
-        arrived(reinterpret_cast<CopyBarrier*>(all_totals + blocks * rows)) {}
+        arrived(reinterpret_cast<Mbarrier*>(all_totals + blocks * rows)) {}
 
   static std::size_t bytes(int groups, int rows, int blocks) {
     const std::size_t own = sizeof(State) * static_cast<std::size_t>(groups + 1) * rows;
-    return blocks == 1 ? own : own + sizeof(State) * blocks * rows + sizeof(CopyBarrier);
+    return blocks == 1 ? own : own + sizeof(State) * blocks * rows + sizeof(Mbarrier);
   }
 };
 

@@ -313,7 +313,7 @@ void launch_cluster([[maybe_unused]] const Launch<T>& call) {
     if (!shape.whole) {
       return for_share<Family, slice_held(sizeof(T)), kind>(call, [&](auto type) {
         using Share = typename decltype(type)::type;
-        using Storage = SliceStorage<ClusterStorage<typename Share::State>>;
+        using Storage = SliceStorage<typename Share::State>;
         const std::int64_t size = packs_of_part(most_packs(call.problem), shape.cluster);
         const LaunchShape blocks{1, kSliceThreads, sizeof(Storage) + std::size_t{16} * kSlicePacks,
                                  shape.cluster};
@@ -350,7 +350,8 @@ void launch_waiting_split([[maybe_unused]] const Launch<T>& call) {
       }
       auto* const memory = static_cast<std::uint64_t*>(call.buffers.workspace);
       clear(call.queue, memory, static_cast<std::size_t>(board));
-      LaunchShape blocks{grid_extent(groups * slices), ring_threads(sizeof(T)),
+      LaunchShape blocks{grid_extent(groups * slices),
+                         static_cast<unsigned>(call.plan.shape.threads),
                          sizeof(RingStorage<State, kWarps>) +
                              std::size_t{kWarps} * Pieces<Share, kRingRows>::kBytes};
       blocks.together = true;

@@ -22,7 +22,7 @@
 #include "core/ptx.cuh"
 #include "core/shared.h"
 #include "softmax/block.cuh"
-#include "softmax/slice.cuh"
+#include "softmax/pieces.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
@@ -91,8 +91,8 @@ class Board {
  private:
   static constexpr int kWords = sizeof(State) / sizeof(std::uint32_t);
   static constexpr int kLine = 128 / sizeof(std::uint64_t);
-  // Slots that a lane looks at, all blocks of a GPU: one after the other would take as many times
-  // as long.
+  // Slots that a lane looks at, for 160 blocks: one after the other would take as many times as
+  // long.
   static constexpr int kAtOnce = 5;
   struct Words {
     std::uint32_t word[kWords];
@@ -116,14 +116,14 @@ class Board {
 };
 
 // What lies before the pieces in shared memory: of the rows under way, the states of all warps, and
-// when they are there; the states of the rows, and when these are.
+// when they are there; the states of the rows, and when these are there and those passed on.
 template <class State, int kWarps>
 struct alignas(kSharedAlignment) RingStorage {
   State states[kRingRows][kWarps];
   State totals[kRingRows];
-  CopyBarrier reduced[kRingRows];
-  CopyBarrier known[kRingRows];
-  CopyBarrier copied[kWarps * kRingRows];
+  Mbarrier reduced[kRingRows];
+  Mbarrier known[kRingRows];
+  Mbarrier copied[kWarps * kRingRows];
 };
 
 // The place of a row in the ring, and the phase that its barriers are in.
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
   if (threadIdx.x == 0) {
     for (int r = 0; r < kRingRows; ++r) {
       initialise(storage.reduced + r, kWarps);
-      initialise(storage.known + r);
+      initialise(storage.known + r, 2);
     }
   }
   __syncthreads();
@@ -180,7 +180,11 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
         wait(storage.reduced + place.at, place.phase);
         State state = lane < kWarps ? storage.states[place.at][lane] : State::none();
         state = combine_lanes<kWarpSize>(exponents, state);
-        if (lane == 0) board.post_state(row, state);
+        __syncwarp();
+        if (lane == 0) {
+          board.post_state(row, state);
+          arrive(storage.known + place.at);  // the warps' states may be overwritten
+        }
       } else {
         const State state = board.collect(exponents, row);
         if (lane == 0) {

@@ -57,7 +57,7 @@ __device__ inline bool moves_in_bulk([[maybe_unused]] const T* global, [[maybe_u
 }
 
 struct alignas(kSharedAlignment) StagedStorage {
-  CopyBarrier copied;
+  Mbarrier copied;
 };
 
 template <class T, bool kTangent, int kLanes, int kPer, int kSure>

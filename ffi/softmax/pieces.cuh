@@ -1,0 +1,94 @@
+// The pieces of rows that warps hold in shared memory, for the algorithms `cluster` and `split`.
+//
+// A multiprocessor's shared memory holds half as much again as its registers hold of rows, and
+// while that is on its way no registers wait for it. Each warp has a few pieces of its own, as long
+// as its registers take at a time: one lane asks for a piece, and all lanes wait for it. They
+// reduce it, and when the state of the row is known read it again for the results.
+#pragma once
+
+#include "core/ptx.cuh"
+#include "softmax/block.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+#ifndef JAX_GPUOPS_INTERPRET
+// The pieces that the calling warp has of rows: kCount, each with room for what the warp's
+// registers hold of each operand, one operand behind the other.
+template <class Share, int kCount>
+class Pieces {
+ public:
+  using T = typename Share::Element;
+  using Packs = typename Share::Packs;
+  static constexpr int kPacks = kWarpSize * Share::kHeld;  // of each operand
+  static constexpr int kBytes = kCount * Share::kOperands * kPacks * 16;
+
+  // copied, copies: of all warps of the block, one behind the other.
+  __device__ __forceinline__ Pieces(const Tensors<T>& tensors, Mbarrier* copied, void* copies)
+      : tensors_(tensors),
+        copied_(copied + threadIdx.x / kWarpSize * kCount),
+        copies_(static_cast<T*>(copies) + threadIdx.x / kWarpSize * kCount * kElements) {}
+
+  // To be called first, by the whole warp.
+  __device__ __forceinline__ void start() const {
+    for (int p = 0; p < kCount; ++p) {
+      if (threadIdx.x % kWarpSize == 0) initialise(copied_ + p);
+    }
+    __syncwarp();
+  }
+
+  // Asks for the packs of a part of a row from `offset` on, as many as a piece has room for, as far
+  // as they lie whole in the array and are read at all. One lane calls it, when all of them have
+  // loaded what was there.
+  __device__ __forceinline__ void request(const Part<Share>& part, std::int64_t offset,
+                                          int piece) const {
+    const std::int64_t from = part.begin + offset;
+    const std::int64_t first = part.row.begin - part.row.phase + from * Share::kPack;
+    std::int64_t packs = (tensors_.size - first) / Share::kPack;
+    if (packs > part.end - from) packs = part.end - from;
+    if (packs > kPacks) packs = kPacks;
+    if constexpr (kHasMask<Share::kKind>) {
+      const std::int64_t readable = part.row.selection.readable();
+      const std::int64_t read = (readable + Share::kPack - 1) / Share::kPack - from;
+      if (packs > read) packs = read;
+    }
+    const auto bytes = static_cast<unsigned>(packs > 0 ? packs * 16 : 0);
+    announce(copied_ + piece, Share::kOperands * bytes);
+    if (bytes == 0) return;
+#pragma unroll
+    for (int o = 0; o < Share::kOperands; ++o) {
+      copy_bulk(copies(piece) + o * kPacks * Share::kPack, Share::operand(tensors_, o) + first,
+                bytes, copied_ + piece);
+    }
+  }
+
+  __device__ __forceinline__ void wait_for(int piece, unsigned phase) const {
+    wait(copied_ + piece, phase);
+  }
+
+  // The calling lane's packs.
+  __device__ __forceinline__ Packs packs(const Part<Share>& part, std::int64_t offset) const {
+    const std::int64_t first = part.begin + offset;
+    const std::int64_t end = first + kPacks < part.end ? first + kPacks : part.end;
+    return Packs(tensors_, part.row, first + threadIdx.x % kWarpSize, end, kWarpSize);
+  }
+
+  template <bool kOnce>
+  __device__ __forceinline__ void load(Share& share, const Packs& packs, int piece) const {
+    share.template load<kOnce>(tensors_, packs,
+                               copies(piece) + threadIdx.x % kWarpSize * Share::kPack);
+  }
+
+ private:
+  static constexpr int kElements = kBytes / kCount / static_cast<int>(sizeof(T));
+
+  __device__ __forceinline__ T* copies(int piece) const { return copies_ + piece * kElements; }
+
+  const Tensors<T>& tensors_;
+  Mbarrier* copied_;
+  T* copies_;
+};
+#endif
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE
