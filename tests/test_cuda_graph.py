@@ -37,6 +37,11 @@ CALLS = {
         "3, 200001",
         "jax.nn.softmax(x)",
     ),
+    "softmax of columns in strips": (
+        "ops.softmax(x, 0, implementation='cuda')",
+        "3000, 72",
+        "jax.nn.softmax(x, 0)",
+    ),
     "logsumexp whose second kernel starts early": (
         "ops.logsumexp(x, -1, implementation='cuda')",
         "4, 300000",

@@ -26,11 +26,13 @@ def rows(dtype):
     return helpers.normal((5, 131), dtype)
 
 
-def softmax_operand(algorithm, dtype, shape=(2, 40001)):
+def softmax_operand(algorithm, dtype, shape=None):
     """An array and its axis; rows too long for one block's registers where they can be."""
     if algorithm in ("block", "cluster", "split"):
-        return helpers.normal(shape, dtype), -1
-    return rows(dtype), 0 if algorithm == "column" else -1
+        return helpers.normal((2, 40001) if shape is None else shape, dtype), -1
+    if algorithm == "column":
+        return rows(dtype) if shape is None else helpers.normal(shape, dtype), 0
+    return rows(dtype), -1
 
 
 def call_softmax(algorithm, dtype, implementation, **shape):
@@ -150,6 +152,16 @@ def test_rows_that_shared_memory_holds(call, algorithm, rows, row_bytes, dtype, 
     ragged = call is not call_masked_softmax  # with a mask, those go element by element
     shape = (rows, row_bytes // helpers.np_dtype(dtype).itemsize + ragged)
     check(call(algorithm, dtype, implementation, shape=shape), dtype)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("call", [call_softmax, call_softmax_tangent])
+@pytest.mark.parametrize("columns", [400, 1100])
+def test_columns_in_strips(call, columns, dtype, implementation):
+    """By one block or more, with an axis that does not fill them, and a strip that is not whole."""
+    if implementation != "cuda":
+        pytest.skip("the executor has no copies that run beside the threads")
+    check(call("column", dtype, implementation, shape=(columns, 200)), dtype)
 
 
 def check(actual_and_expected, dtype):

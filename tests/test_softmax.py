@@ -229,18 +229,35 @@ def test_a_few_rows_of_any_even_length(name, algorithm, dtype, implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_columns_that_a_cluster_holds(name, dtype, implementation):
-    """By two blocks and by 16, and the first length that they do not hold."""
+def test_columns_that_blocks_hold_in_strips(name, dtype, implementation):
+    """By a block, two, and 16, and the first length that they do not hold; up to 69 strips."""
     if implementation != "cuda":
-        pytest.skip("the executor runs one block after the other")
-    lengths = (257, 640, 2000, 8192, 8193)
-    xs = [helpers.normal((2, columns, 200), dtype, scale=4) for columns in lengths]
+        pytest.skip("the executor has no copies that run beside the threads")
+    shapes = [(2, columns, 200) for columns in (257, 512, 513, 2000, 8192, 8193)]
+    xs = [helpers.normal(shape, dtype, scale=4) for shape in [*shapes, (3, 300, 2184)]]
     for x in xs:
         x[0, :, 3], x[0, : x.shape[1] // 2, 4] = -np.inf, -np.inf
         x[1, 77, 5], x[1, -1, 199] = np.inf, np.nan
+        # So large that a row of 16-bit elements is done again.
+        if dtype != "float16":
+            x[0, :, 6] *= np.asarray(1e9, x.dtype)
     assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="column")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("scale", [0.3, -2.0])
+def test_scales_of_columns_in_strips(name, scale, dtype, implementation):
+    if implementation != "cuda":
+        pytest.skip("the executor has no copies that run beside the threads")
+    x = helpers.normal((1500, 72), dtype, scale=4)
+    x[:, 1], x[7, 2], x[8, 3] = -np.inf, np.inf, -np.inf
+    with helpers.x64(dtype):
+        how = {"implementation": implementation, "algorithm": "column"}
+        assert_accurate(name, ours(name, x, 0, scale=scale, **how), x, 0, scale=scale)
 
 
 @pytest.mark.kernel
@@ -823,12 +840,13 @@ def test_tangents_of_columns(name, inner, dtype, implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", TANGENTS)
-def test_tangents_of_columns_that_a_cluster_holds(name, dtype, implementation):
+def test_tangents_of_columns_that_blocks_hold_in_strips(name, dtype, implementation):
     if implementation != "cuda":
-        pytest.skip("the executor runs one block after the other")
-    xs = [helpers.normal((2, columns, 200), dtype, scale=3) for columns in (129, 320, 4096, 4097)]
+        pytest.skip("the executor has no copies that run beside the threads")
+    shapes = [(2, columns, 200) for columns in (129, 256, 257, 1000, 4096, 4097)]
+    xs = [helpers.normal(shape, dtype, scale=3) for shape in [*shapes, (3, 150, 2184)]]
     how = {"implementation": implementation, "algorithm": "column"}
     assert_tangents_accurate(name, [(x, {"axis": 1}) for x in xs], dtype, **how)
 

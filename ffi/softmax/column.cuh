@@ -10,13 +10,8 @@
 //      v     group 0   | lane 0 | lane 1 | ... |      <- element 2 ...
 //
 // A thread holds up to kHeld steps in registers. An axis of which a block would hold less than 256
-// bytes side by side is held by a cluster of blocks, and a longer one is read twice. States are
-// combined by shuffles between the groups of a warp, then through shared memory between warps, then
-// between blocks.
-//
-// What limits long axes is how little lies side by side. A kernel that only copies, in the order of
-// a cluster of 16 that holds 8192 rows of memory 128 KiB apart, 128 bytes of each, does 0.77 of
-// what memcpy does; with 256 bytes, of which a cluster holds half, 0.79; two reads can do 0.67.
+// bytes side by side is in strip.cuh; one that is too long for that, or not aligned, is read twice.
+// States are combined by shuffles between the groups of a warp, then through shared memory.
 #pragma once
 
 #include "core/ptx.cuh"
@@ -51,70 +46,49 @@ class ColumnShare {
 
   __device__ __forceinline__ void load(const Tensors<T>& tensors, const Steps& steps,
                                        const Selection<T>& selection) {
+    load(tensors, tensors.x, tensors.t, steps, selection);
+  }
+
+  // The same from copies of parts of x and t, in which `steps` says where the elements lie.
+  __device__ __forceinline__ void load(const Tensors<T>& tensors, const T* x, const T* t,
+                                       const Steps& steps, const Selection<T>& selection) {
     // What changes no maximum and no sum.
     const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
     const A lowest = tensors.scale < 0 ? infinity<A>() : -infinity<A>();
     const A fill = !kTangent ? lowest : logarithm ? -infinity<A>() : A(0);
-    std::int64_t at = steps.begin;
-    if (is_full(steps)) {
+    const auto each_step = [&](auto&& read) {
+      x += steps.begin;
+      if constexpr (kTangent) t += steps.begin;
 #pragma unroll
-      for (int k = 0; k < kHeld; ++k, at += steps.hop) {
-        x_[k] = read_pack<kPack>(tensors.x + at);
-        if constexpr (kTangent) t_[k] = read_pack<kPack>(tensors.t + at);
+      for (int k = 0; k < kHeld; ++k) {
+        read(k);
+        x += steps.hop;
+        if constexpr (kTangent) t += steps.hop;
       }
-      return;
-    }
-#pragma unroll
-    for (int k = 0; k < kHeld; ++k, at += steps.hop) {
+    };
+    const auto read = [&](int k) {
+      x_[k] = read_pack<kPack>(x);
+      if constexpr (kTangent) t_[k] = read_pack<kPack>(t);
+    };
+    if (is_full(steps)) return each_step(read);
+    each_step([&](int k) {
       x_[k] = filled<kPack>(narrow<T>(fill));
       if constexpr (kTangent) t_[k] = filled<kPack>(narrow<T>(A(0)));
-      if (!keeps(steps, selection, k)) continue;
-      x_[k] = read_pack<kPack>(tensors.x + at);
-      if constexpr (kTangent) t_[k] = read_pack<kPack>(tensors.t + at);
-    }
+      if (keeps(steps, selection, k)) read(k);
+    });
   }
 
   __device__ __forceinline__ void reduce(const Tensors<T>& tensors, const Exponents<T>& exponents,
                                          State (&states)[kPack]) const {
-    if constexpr (kTangent) {
-      A sum[kPack] = {};
 #pragma unroll
-      for (int k = 0; k < kHeld; ++k) {
-        A y[kPack];
-        A t[kPack];
-        widen(x_[k], y);
-        widen(t_[k], t);
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          sum[i] += tensors.function == Function::kLogSoftmaxCotangent ? t[i] : y[i] * t[i];
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) states[i] = {sum[i]};
-    } else {
-      A largest[kPack];
-      widen(exponents.descends() ? extreme_of_each<true>() : extreme_of_each<false>(), largest);
-      typename Exponents<T>::Powers powers[kPack];
-      A sum[kPack] = {};
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        A anchor = exponents.anchor(exponents.scaled(largest[i]));
-        // The sum of a part that is far below or -inf is 0.
-        if constexpr (kRedoes) anchor = fmax(anchor, -Exponents<T>::kLarge);
-        states[i].anchor = anchor;
-        powers[i] = kRedoes ? exponents.common_powers(anchor, exponents.lift())
-                            : exponents.powers(exponents.base(anchor), exponents.lift());
-      }
-#pragma unroll
-      for (int k = 0; k < kHeld; ++k) {
-        A x[kPack];
-        widen(x_[k], x);
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) sum[i] += powers[i](x[i]);
-      }
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) states[i].sum = sum[i];
-    }
+    for (State& state : states) state = State::none();
+    reduce_onto<false>(tensors, exponents, states);
+  }
+
+  // Adds to the states of elements before.
+  __device__ __forceinline__ void add(const Tensors<T>& tensors, const Exponents<T>& exponents,
+                                      State (&states)[kPack]) const {
+    reduce_onto<true>(tensors, exponents, states);
   }
 
   __device__ __forceinline__ void write(const Tensors<T>& tensors, const Exponents<T>& exponents,
@@ -132,8 +106,9 @@ class ColumnShare {
       }
     } else {
       const bool regular = kPack > 1 || (is_finite(totals[0].anchor) && is_finite(totals[0].sum));
-      if (tensors.function == Function::kSoftmax) {
-        write_results<FreshPowers<T>>(tensors, exponents, steps, selection, regular, A(0), totals);
+      if (exponents.function == Function::kSoftmax) {
+        write_results<FreshPowers<T, true>>(tensors, exponents, steps, selection, regular, A(0),
+                                            totals);
       } else {
         write_results<Logarithms<T>>(tensors, exponents, steps, selection, regular, -infinity<A>(),
                                      totals);
@@ -141,7 +116,64 @@ class ColumnShare {
     }
   }
 
+  // If kRedoes: whether any of the rows is to be done again, and does all of them.
+  __device__ __forceinline__ static bool any_large(const State (&totals)[kPack]) {
+    bool any = false;
+#pragma unroll
+    for (const State& total : totals) any = any || fabs(total.anchor) >= Exponents<T>::kLarge;
+    return any;
+  }
+  __device__ __forceinline__ static void redo(const Tensors<T>& tensors, std::int64_t first_row) {
+#pragma unroll 1
+    for (int i = 0; i < kPack; ++i) redo_row(tensors, first_row + i, true, 0, 1);
+  }
+
  private:
+  // kAdds: to states that are not those of nothing.
+  template <bool kAdds>
+  __device__ __forceinline__ void reduce_onto(const Tensors<T>& tensors,
+                                              const Exponents<T>& exponents,
+                                              State (&states)[kPack]) const {
+    if constexpr (kTangent) {
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {
+        A y[kPack];
+        A t[kPack];
+        widen(x_[k], y);
+        widen(t_[k], t);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          states[i].sum += tensors.function == Function::kLogSoftmaxCotangent ? t[i] : y[i] * t[i];
+        }
+      }
+    } else {
+      A largest[kPack];
+      widen(exponents.descends() ? extreme_of_each<true>() : extreme_of_each<false>(), largest);
+      typename Exponents<T>::Powers powers[kPack];
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        A anchor = exponents.anchor(exponents.scaled(largest[i]));
+        // The sum of a part that is far below or -inf is 0.
+        if constexpr (kRedoes) anchor = fmax(anchor, -Exponents<T>::kLarge);
+        if constexpr (kAdds) anchor = fmax(anchor, states[i].anchor);
+        const A base = kRedoes ? anchor : exponents.base(anchor);
+        if constexpr (kAdds) {
+          states[i].sum *= Exponents<T>::rescaling(states[i].anchor, base);
+        }
+        states[i].anchor = anchor;
+        powers[i] = kRedoes ? exponents.common_powers(base, exponents.lift())
+                            : exponents.powers(base, exponents.lift());
+      }
+#pragma unroll
+      for (int k = 0; k < kHeld; ++k) {
+        A x[kPack];
+        widen(x_[k], x);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) states[i].sum += powers[i].template of<true>(x[i]);
+      }
+    }
+  }
+
   // Whether all steps are there and taken part in: a branch for all takes fewer instructions than
   // one for each.
   __device__ __forceinline__ static bool is_full(const Steps& steps) {
@@ -183,7 +215,7 @@ class ColumnShare {
                                              const Selection<T>& selection, bool regular,
                                              A left_out, Result&& result) const {
     // Other numbers than in load(), as far as the compiler knows, which would hold those until now.
-    std::int64_t at = steps.begin + tensors.nothing();
+    T* to = tensors.y + steps.begin + tensors.nothing();
     const std::int64_t hop = steps.hop + tensors.nothing();
     const auto results = [&](int k) {
       A x[kPack];
@@ -197,12 +229,12 @@ class ColumnShare {
     };
     if (is_full(steps)) {
 #pragma unroll
-      for (int k = 0; k < kHeld; ++k, at += hop) write_global_pack(results(k), tensors.y + at);
+      for (int k = 0; k < kHeld; ++k, to += hop) write_global_pack(results(k), to);
       return;
     }
 #pragma unroll
-    for (int k = 0; k < kHeld; ++k, at += hop) {
-      if (k < steps.count) write_global_pack(results(k), tensors.y + at);
+    for (int k = 0; k < kHeld; ++k, to += hop) {
+      if (k < steps.count) write_global_pack(results(k), to);
     }
   }
 
@@ -215,19 +247,12 @@ template <class State>
 struct ColumnStorage {
   State* slots;   // [warps of the block, or groups if these are larger][rows]
   State* totals;  // [rows]
-  // In a cluster:
-  State* all_totals;  // [blocks][rows]
-  Mbarrier* arrived;
 
-  __device__ ColumnStorage(int groups, int rows, int blocks)
-      : slots(shared_array<State>()),
-        totals(slots + groups * rows),
-        all_totals(totals + rows),
-        arrived(reinterpret_cast<Mbarrier*>(all_totals + blocks * rows)) {}
+  __device__ ColumnStorage(int groups, int rows)
+      : slots(shared_array<State>()), totals(slots + groups * rows) {}
 
-  static std::size_t bytes(int groups, int rows, int blocks) {
-    const std::size_t own = sizeof(State) * static_cast<std::size_t>(groups + 1) * rows;
-    return blocks == 1 ? own : own + sizeof(State) * blocks * rows + sizeof(Mbarrier);
+  static std::size_t bytes(int groups, int rows) {
+    return sizeof(State) * static_cast<std::size_t>(groups + 1) * rows;
   }
 };
 
@@ -239,44 +264,13 @@ __device__ inline State combine_column(const Exponents<T>& exponents, const Stat
   return state;
 }
 
-// The states of the block's rows, of the whole cluster, from those of its blocks.
-template <class T, class State>
-__device__ inline void combine_cluster(const Exponents<T>& exponents,
-                                       const ColumnStorage<State>& storage, int rows, int blocks,
-                                       int rank) {
-  const int threads = blockDim.x;
-  cluster_wait();
-  if (threadIdx.x == 0) {
-    announce(storage.arrived, static_cast<unsigned>(blocks * rows * sizeof(State)));
-  }
-  for (int i = threadIdx.x; i < blocks * rows; i += threads) {
-    const int row = i % rows;
-    send(storage.totals[row], storage.all_totals + rank * rows + row, storage.arrived, i / rows);
-  }
-  wait(storage.arrived, 0);
-  for (int r = threadIdx.x; r < rows; r += threads) {
-    storage.slots[r] = combine_column(exponents, storage.all_totals + r, blocks, rows);
-  }
-  __syncthreads();
-}
-
-// How a block goes about an axis.
-enum class Walk {
-  kOnce,     // its threads hold it
-  kTwice,    // they do not, and read it again
-  kCluster,  // the threads of a cluster hold it
-};
-
-// Blocks, or clusters of `cluster`, take tiles of `lanes` packs of rows, along x, of each `outer`,
-// along y; clusters no more than one. `most` is the number of steps that the first group has of the
-// axis: no more than kHeld, unless it is read twice.
-template <class T, bool kTangent, int kPack, int kHeld, Walk kWalk>
-__global__ void __launch_bounds__(kColumnThreads,
-                                  kPack > 1 && kWalk != Walk::kTwice ? kColumnBlocksResident : 1)
-    column_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, int cluster,
-                  std::int64_t outers, std::int64_t most) {
-  constexpr bool kOnce = kWalk != Walk::kTwice;
-  const int blocks = kWalk == Walk::kCluster ? cluster : 1;
+// Blocks take tiles of `lanes` packs of rows, along x, of each `outer`, along y. `most` is the
+// number of steps that the first group has of the axis: no more than kHeld if kOnce, when threads
+// hold the axis, and do not read it again.
+template <class T, bool kTangent, int kPack, int kHeld, bool kOnce>
+__global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBlocksResident : 1)
+    column_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, std::int64_t outers,
+                  std::int64_t most) {
   using Share = ColumnShare<T, kTangent, kPack, kHeld>;
   using State = typename Share::State;
   const Exponents<T> exponents(tensors.function, tensors.scale);
@@ -284,19 +278,11 @@ __global__ void __launch_bounds__(kColumnThreads,
   const std::int64_t columns = tensors.rows.columns;
   const int threads = blockDim.x;
   const int lane = threadIdx.x % lanes;
-  const int rank = kWalk == Walk::kCluster ? cluster_rank() : 0;
-  const int own_group = threadIdx.x / lanes;
-  const int own_groups = threads / lanes;
-  const int group = rank * own_groups + own_group;
-  const int groups = blocks * own_groups;
+  const int group = threadIdx.x / lanes;
+  const int groups = threads / lanes;
   const int rows = lanes * kPack;
-  const int slot_groups = lanes < kWarpSize ? threads / kWarpSize : own_groups;
-  const ColumnStorage<State> storage(slot_groups, rows, blocks);
-  if constexpr (kWalk == Walk::kCluster) {
-    if (threadIdx.x == 0) initialise(storage.arrived);
-    __syncthreads();
-    cluster_arrive();
-  }
+  const int slot_groups = lanes < kWarpSize ? threads / kWarpSize : groups;
+  const ColumnStorage<State> storage(slot_groups, rows);
   const std::int64_t own = group + (most - 1) * groups < columns ? most : most - 1;
 
   const auto take = [&](std::int64_t outer, std::int64_t first_row) {
@@ -340,7 +326,7 @@ __global__ void __launch_bounds__(kColumnThreads,
       }
     }
     if (slot_groups > 1) {
-      const int slot = lanes < kWarpSize ? threadIdx.x / kWarpSize : own_group;
+      const int slot = lanes < kWarpSize ? threadIdx.x / kWarpSize : group;
       if (lanes >= kWarpSize || static_cast<int>(threadIdx.x) % kWarpSize < lanes) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) storage.slots[slot * rows + lane * kPack + i] = states[i];
@@ -350,26 +336,13 @@ __global__ void __launch_bounds__(kColumnThreads,
         storage.totals[r] = combine_column(exponents, storage.slots + r, slot_groups, rows);
       }
       __syncthreads();
-      const State* totals = storage.totals;
-      if constexpr (kWalk == Walk::kCluster) {
-        combine_cluster(exponents, storage, rows, blocks, rank);
-        totals = storage.slots;
-      }
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) states[i] = totals[lane * kPack + i];
+      for (int i = 0; i < kPack; ++i) states[i] = storage.totals[lane * kPack + i];
     }
 
     if constexpr (Share::kRedoes) {
-      bool any_large = false;
-#pragma unroll
-      for (const State& state : states) {
-        any_large = any_large || fabs(state.anchor) >= Exponents<T>::kLarge;
-      }
-      if (any_large) {
-#pragma unroll 1
-        for (int i = 0; i < kPack && group == 0 && exists; ++i) {
-          redo_row(tensors, number + i, true, 0, 1);
-        }
+      if (Share::any_large(states)) {
+        if (group == 0 && exists) Share::redo(tensors, number);
         return;
       }
     }
@@ -393,7 +366,7 @@ __global__ void __launch_bounds__(kColumnThreads,
   for (unsigned turn = 0;; ++turn) {
     const std::int64_t outer = blockIdx.y + std::int64_t{turn} * gridDim.y;
     if (outer >= outers) break;
-    take(outer, std::int64_t{blockIdx.x / blocks} * rows);
+    take(outer, std::int64_t{blockIdx.x} * rows);
   }
 }
 

@@ -97,12 +97,21 @@ inline constexpr std::int64_t kStagedColumns = 32 * 32;
 // axis of up to 32, 8 in blocks of 128 threads: 16 in as many or more take 2 to 3 % more time.
 constexpr int column_pack(int element_bytes) { return 8 / element_bytes; }
 inline constexpr int kColumnHeld[] = {4, 8, 16};
-// Threads side by side: with 256 bytes where that does, and with 128 at least, rather than that the
-// axis is read twice or divided among more than 4 blocks.
+// Threads side by side: with 256 bytes where that does, and with 128 at least.
 inline constexpr int kColumnLanes = 32;
 inline constexpr int kFewestColumnLanes = 16;
 inline constexpr int kColumnThreads = 512;
 inline constexpr int kColumnBlocksResident = 2;
+// Steps along the axis that each warp of a strip has, of both operands together for those linear in
+// t: in registers, in shared memory, and of the latter in a piece. Of those in registers, which
+// have to come through the L1 cache, two more or less in each warp take 2 to 10 % more time.
+inline constexpr int kStripBytes = 256;
+inline constexpr int kStripThreads = 512;
+inline constexpr int kStripsResident = 2;
+inline constexpr int kStripHeld = 14;
+inline constexpr int kStripCopies = 18;
+inline constexpr int kStripPiece = 6;
+inline constexpr int kMostStripPieces = kStripCopies / kStripPiece;
 
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE

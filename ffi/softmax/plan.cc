@@ -290,15 +290,14 @@ Shape column_shape(const Problem& problem, const Device& device) {
   }
   const int pack = problem.masked ? 1 : column_pack(static_cast<int>(info(problem.dtype).bytes));
   const std::int64_t most_lanes = power_of_two_from(divide_up(problem.inner, pack), kColumnThreads);
-  // A cluster reads the axis once: with 256 bytes side by side by up to 4 blocks, with 128 by more,
-  // rather than by twice as many.
-  const bool has_packs = !problem.masked && problem.inner % pack == 0;
-  const auto blocks_for = [&](int lanes) { return divide_up(groups, kColumnThreads / lanes); };
-  if (device.runs_hopper_code() && has_packs && groups * kColumnLanes > kColumnThreads &&
-      blocks_for(kFewestColumnLanes) <= kMostClusterBlocks && problem.outer <= kMostBlocksBeyondX) {
-    shape.lanes = blocks_for(kColumnLanes) <= 4 ? kColumnLanes : kFewestColumnLanes;
-    shape.cluster = static_cast<int>(blocks_for(shape.lanes));
-    return shape;
+  // Where a block would hold less than 256 bytes side by side, clusters hold strips.
+  const int warp_steps = packs_held(problem.function, kStripHeld + kStripCopies);
+  const std::int64_t blocks = divide_up(columns, kStripThreads / 32 * warp_steps);
+  if (device.runs_hopper_code() && groups * kColumnLanes > kColumnThreads && !problem.masked &&
+      problem.inner % pack_elements(problem) == 0 && blocks <= kMostClusterBlocks &&
+      problem.outer <= kMostBlocksBeyondX) {
+    shape.cluster = static_cast<int>(blocks);
+    shape.steps = static_cast<int>(divide_up(columns, blocks * (kStripThreads / 32)));
   }
   shape.whole = groups * kFewestColumnLanes <= shape.threads;
   if (!shape.whole) {

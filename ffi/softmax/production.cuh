@@ -15,6 +15,7 @@
 #include "softmax/share.cuh"
 #include "softmax/split.cuh"
 #include "softmax/staged.cuh"
+#include "softmax/strip.cuh"
 #include "softmax/warp.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -413,51 +414,79 @@ void launch_split(const Launch<T>& call) {
   });
 }
 
-template <class Family, int kPack, int kHeld, Walk kWalk, class T>
+template <class Family, int kPack, int kHeld, bool kOnce, class T>
 void launch_column_kernel(const Launch<T>& call) {
   using State = typename ColumnShare<T, Family::kTangent, kPack, kHeld>::State;
   const Shape& shape = call.plan.shape;
   const int rows = shape.lanes * kPack;
   const int groups = shape.threads / shape.lanes;
   const int slots = std::min(groups, shape.threads / kWarpSize);
-  const int cluster = kWalk == Walk::kCluster ? shape.cluster : 1;
-  const dim3 grid(grid_extent(divide_up(call.problem.inner, rows)) * cluster,
+  const dim3 grid(grid_extent(divide_up(call.problem.inner, rows)),
                   grid_extent_beyond_x(call.problem.outer));
   const LaunchShape blocks{grid, static_cast<unsigned>(shape.threads),
-                           ColumnStorage<State>::bytes(slots, rows, cluster), cluster};
-  launch(call.queue, blocks, column_kernel<T, Family::kTangent, kPack, kHeld, kWalk>, call.tensors,
-         shape.lanes, cluster, call.problem.outer,
-         divide_up(call.problem.columns, std::int64_t{groups} * cluster));
+                           ColumnStorage<State>::bytes(slots, rows)};
+  launch(call.queue, blocks, column_kernel<T, Family::kTangent, kPack, kHeld, kOnce>, call.tensors,
+         shape.lanes, call.problem.outer, divide_up(call.problem.columns, std::int64_t{groups}));
 }
+
+#ifndef JAX_GPUOPS_INTERPRET
+template <class Family, bool kPlainSoftmax, class T>
+void launch_strips_of(const Launch<T>& call) {
+  constexpr int kOperands = Family::kTangent ? 2 : 1;
+  using State = std::conditional_t<Family::kTangent, Total<T>, MaxSum<T>>;
+  const Shape& shape = call.plan.shape;
+  const int copies = std::max(0, kOperands * shape.steps - kStripHeld);
+  const std::int64_t strips = divide_up(call.problem.inner, kStripRows<T>);
+  const dim3 grid(grid_extent(strips * shape.cluster), grid_extent_beyond_x(call.problem.outer));
+  const LaunchShape blocks{
+      grid, kStripThreads,
+      sizeof(StripStorage<State, kStripRows<T>>) + std::size_t{kStripWarps} * copies * kStripBytes,
+      shape.cluster};
+  launch(call.queue, blocks, strip_kernel<T, Family::kTangent, kPlainSoftmax>, call.tensors,
+         shape.cluster, shape.steps);
+}
+
+template <class Family, class T>
+void launch_strips(const Launch<T>& call) {
+  // A scale is an instruction more for each element, twice.
+  if constexpr (!Family::kTangent && std::is_same_v<T, float>) {
+    if (is_plain_softmax(call)) return launch_strips_of<Family, true>(call);
+  }
+  launch_strips_of<Family, false>(call);
+}
+#endif
 
 template <class Family, class T>
 void launch_column(const Launch<T>& call) {
   constexpr int kPack = column_pack(sizeof(T));
   const Problem& problem = call.problem;
   const Shape& shape = call.plan.shape;
-  const bool even = problem.inner % kPack == 0 && !problem.masked;
-  const bool aligned = is_aligned<kPack>(call.tensors.x) && is_aligned<kPack>(call.tensors.y) &&
-                       is_aligned<kPack>(call.tensors.t);
-  const auto run = [&](auto index, auto of_packs, auto of_elements) {
-    constexpr int kHeld = Family::kTangent ? kColumnHeld[index] / 2 : kColumnHeld[index];
-    if (even && (call.queue.preparing || aligned)) {
-      launch_column_kernel<Family, kPack, kHeld, of_packs>(call);
-    }
-    if (!even || call.queue.preparing || !aligned) {
-      launch_column_kernel<Family, 1, kHeld, of_elements>(call);
-    }
+  const bool preparing = call.queue.preparing;
+  const auto aligned = [&](auto size) {
+    const Tensors<T>& tensors = call.tensors;
+    return is_aligned<size>(tensors.x) && is_aligned<size>(tensors.y) &&
+           is_aligned<size>(tensors.t);
   };
-  constexpr std::integral_constant<int, std::extent_v<decltype(kColumnHeld)> - 1> kMost;
-  constexpr std::integral_constant<Walk, Walk::kOnce> kOnce;
-  constexpr std::integral_constant<Walk, Walk::kTwice> kTwice;
 #ifndef JAX_GPUOPS_INTERPRET
-  if (shape.cluster > 1) {
-    return run(kMost, std::integral_constant<Walk, Walk::kCluster>{}, kTwice);
+  if (shape.steps != 0) {
+    const bool takes_strips = aligned(std::integral_constant<int, kWidestPack<T>>{});
+    if (preparing || takes_strips) launch_strips<Family>(call);
+    if (!preparing && takes_strips) return;
   }
 #endif
-  if (!shape.whole) return run(kMost, kTwice, kTwice);
+  const bool packed = problem.inner % kPack == 0 && !problem.masked &&
+                      (preparing || aligned(std::integral_constant<int, kPack>{}));
+  const auto run = [&](auto index, auto once) {
+    constexpr int kHeld = Family::kTangent ? kColumnHeld[index] / 2 : kColumnHeld[index];
+    if (packed) launch_column_kernel<Family, kPack, kHeld, once>(call);
+    if (!packed || preparing) launch_column_kernel<Family, 1, kHeld, once>(call);
+  };
+  if (!shape.whole) {
+    constexpr int kMost = std::extent_v<decltype(kColumnHeld)> - 1;
+    return run(std::integral_constant<int, kMost>{}, std::false_type{});
+  }
   find_instance<kColumnHeld>([&](int held) { return held == shape.packs; },
-                             [&](auto index) { run(index, kOnce, kOnce); });
+                             [&](auto index) { run(index, std::true_type{}); });
 }
 
 // Runs a production kernel of a Family, which has the share of its functions.

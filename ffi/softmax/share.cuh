@@ -95,13 +95,18 @@ struct Exponents {
     __device__ __forceinline__ A exponent(A x) const {
       return fuses ? A(fma(x, factor, -subtrahend)) : rounded_product(x, factor) - subtrahend;
     }
-    __device__ __forceinline__ A operator()(A x) const {
+    // kShort: by short_exponential(), where instructions are what takes the time.
+    template <bool kShort = false>
+    __device__ __forceinline__ A of(A x) const {
       if constexpr (kBaseTwo) {
         return power_of_two(exponent(x));
+      } else if constexpr (kShort) {
+        return short_exponential(exponent(x));
       } else {
         return exponential(exponent(x));
       }
     }
+    __device__ __forceinline__ A operator()(A x) const { return of(x); }
   };
 
   // Whether an FMA is off by more than 2^3, for what the anchor was rounded by, where 2^100 is not
@@ -255,7 +260,7 @@ class Running<Total<T>> {
 // ---- Results ----
 
 // softmax of the elements of a row, from its state.
-template <class T>
+template <class T, bool kShort = false>
 struct FreshPowers {
   using A = Accumulator<T>;
   typename Exponents<T>::Powers power;
@@ -265,7 +270,9 @@ struct FreshPowers {
   __device__ __forceinline__ FreshPowers(MaxSum<T> total, typename Exponents<T>::Powers power)
       : power(power), factor(reciprocal(total.sum)) {}
 
-  __device__ __forceinline__ A operator()(A x) const { return power(x) * factor; }
+  __device__ __forceinline__ A operator()(A x) const {
+    return power.template of<kShort>(x) * factor;
+  }
 };
 
 // log_softmax of the elements of a row, from its state. A row that is -inf throughout has the sum 0

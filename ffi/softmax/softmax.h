@@ -167,6 +167,7 @@ struct Shape {
   bool whole = true;        // threads hold all packs of their rows, or for split of their slices
   bool waits = false;       // the blocks on a row run together and wait for each other
   int cluster = 1;          // blocks on one row
+  int steps = 0;            // along the axis, of a warp, if blocks of column hold strips
   std::int64_t slices = 1;  // of a row, for split
 };
 
