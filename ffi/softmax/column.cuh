@@ -34,8 +34,8 @@ struct Steps {
 };
 
 // What a thread holds of its kPack rows. Elements that do not take part are replaced as in row.cuh.
-// With a mask kPack is 1, for each row has its own.
-template <class T, bool kTangent, int kPack, int kHeld>
+// With a mask kPack is 1, for each row has its own. kSelects: whether there may be one.
+template <class T, bool kTangent, int kPack, int kHeld, bool kSelects = kPack == 1>
 class ColumnShare {
  public:
   using A = Accumulator<T>;
@@ -95,7 +95,7 @@ class ColumnShare {
                                         const Steps& steps, const Selection<T>& selection,
                                         const State (&totals)[kPack]) const {
     if constexpr (kTangent) {
-      const bool regular = kPack > 1 || is_finite(totals[0].sum);
+      const bool regular = !kSelects || is_finite(totals[0].sum);
       const auto result = [&](int i) { return TangentResult<T>{tensors.scale, totals[i].sum}; };
       if (tensors.function == Function::kSoftmaxTangent) {
         write_each(tensors, steps, selection, regular, A(0),
@@ -105,7 +105,7 @@ class ColumnShare {
                    [&](int i, A y, A t) { return result(i).log_softmax(y, t); });
       }
     } else {
-      const bool regular = kPack > 1 || (is_finite(totals[0].anchor) && is_finite(totals[0].sum));
+      const bool regular = !kSelects || (is_finite(totals[0].anchor) && is_finite(totals[0].sum));
       if (exponents.function == Function::kSoftmax) {
         write_results<FreshPowers<T, true>>(tensors, exponents, steps, selection, regular, A(0),
                                             totals);
@@ -177,13 +177,13 @@ class ColumnShare {
   // Whether all steps are there and taken part in: a branch for all takes fewer instructions than
   // one for each.
   __device__ __forceinline__ static bool is_full(const Steps& steps) {
-    return kPack > 1 && steps.count == kHeld;
+    return !kSelects && steps.count == kHeld;
   }
 
   __device__ __forceinline__ static bool keeps(const Steps& steps, const Selection<T>& selection,
                                                int k) {
     if (k >= steps.count) return false;
-    return kPack > 1 || selection(steps.first + std::int64_t{k} * steps.stride);
+    return !kSelects || selection(steps.first + std::int64_t{k} * steps.stride);
   }
 
   template <bool kSmallest>

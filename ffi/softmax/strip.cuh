@@ -16,10 +16,11 @@
 // other writes; no cluster takes a second strip, since the next one starts as soon as it ends.
 //
 // What limits it is the order in which memory is asked: copies in this order do 0.91 of what memcpy
-// does where the rows of 8192 x 32768 floats lie 128 KiB apart (strips of 128 bytes 0.78, of 1 KiB
-// 0.91), and softmax 0.88. Then instructions: with 8 more for each exponential it was 0.80. Copies
-// of tiles by tensor maps did 0.89, by cp.async 0.88 where copy_bulk() of each 256 bytes did 0.90;
-// with powers kept in place of elements softmax took 4 % more time, since shared memory is written.
+// does where the rows of 8192 x 32768 floats lie 128 KiB apart (in strips of 128 bytes 0.78, of
+// 1 KiB 0.91), and softmax 0.88. Then instructions: with expf() and a scale, 50 for 32 elements, it
+// did 0.80. In place of copy_bulk() for each 256 bytes, tensor maps took 4 % more time and cp.async
+// 2 %; to keep powers in place of elements took 5 % more, and to ask the L2 cache for strips that
+// come later 30 %.
 #pragma once
 
 #include "core/ptx.cuh"
@@ -83,8 +84,8 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   constexpr int kOperands = kTangent ? 2 : 1;
   constexpr int kHeld = kStripHeld / kOperands;
   constexpr int kPiece = kStripPiece / kOperands;
-  using Share = ColumnShare<T, kTangent, kPack, kHeld>;
-  using Piece = ColumnShare<T, kTangent, kPack, kPiece>;
+  using Share = ColumnShare<T, kTangent, kPack, kHeld, false>;
+  using Piece = ColumnShare<T, kTangent, kPack, kPiece, false>;
   using State = typename Share::State;
   using Storage = StripStorage<State, kRows>;
   auto& storage = shared<Storage>();
