@@ -94,6 +94,18 @@ def test_another_axis(algorithm, axis, masked, implementation):
     assert_accurate(y, x, labels, axis, **options)
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_many_classes_along_another_axis(dtype, implementation):
+    """By a block and by a cluster, where they hold strips."""
+    for shape in ((2, 300, 72), (3000, 200)):
+        axis = len(shape) - 2
+        x = helpers.normal(shape, dtype, scale=4)
+        labels = random_labels(shape[:axis] + shape[axis + 1 :], shape[axis])
+        y = ours(x, labels, axis, implementation=implementation, algorithm="column")
+        assert_accurate(y, x, labels, axis)
+
+
 @pytest.mark.parametrize("algorithm", PRODUCTION)
 @pytest.mark.parametrize("special", ["-inf", "inf", "nan", "all -inf", "label -inf"])
 def test_infinities_and_nan_as_in_optax(algorithm, special, implementation):

@@ -247,6 +247,22 @@ def test_columns_that_blocks_hold_in_strips(name, dtype, implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("columns", [40, 600])
+def test_columns_of_large_values_beside_infinite_ones(name, columns, dtype, implementation):
+    """logsumexp of them is inf, though exp() of the finite ones is as well."""
+    sizes = [100.0, 3e7, 1e9, 1e20, 3e38] * 8
+    x = np.linspace(0.5, 1, columns)[:, None] * np.asarray(sizes).astype(dtype).astype(np.float64)
+    x = x.astype(dtype)
+    x[7] = np.inf
+    x[:, 20:] = -x[:, 20:]
+    how = {"implementation": implementation, "algorithm": "column"}
+    with helpers.x64(dtype):
+        assert_accurate(name, ours(name, x, 0, **how), x, 0)
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("scale", [0.3, -2.0])

@@ -128,6 +128,27 @@ def test_a_plan_for_more_rows_side_by_side_than_an_int_counts(implementation):
     assert plan.algorithm == "column"
 
 
+@pytest.mark.parametrize(
+    ("shape", "dtype", "options", "strips"),
+    [
+        ((256, 64), "float32", {}, False),  # a block's registers hold it
+        ((257, 64), "float32", {}, True),
+        ((8192, 64), "bfloat16", {}, True),
+        ((8193, 64), "bfloat16", {}, False),
+        ((300, 32), "float32", {}, True),
+        ((300, 28), "float32", {}, False),  # less than half a strip side by side
+        ((300, 66), "float32", {}, False),  # no multiple of 16 bytes
+        ((300, 64), "float32", {"where": jax.ShapeDtypeStruct((300, 1), bool)}, False),
+    ],
+)
+@pytest.mark.skipif(_library.missing("cuda") is not None, reason="its plans are built with it")
+def test_plans_of_an_axis_that_blocks_hold_in_strips(shape, dtype, options, strips):
+    how = {"implementation": "cuda", "platform": "cuda"}
+    plan = jax_gpuops.plan("softmax", shape, dtype, axis=0, **options, **how)
+    assert plan.algorithm == "column"
+    assert ("strips" in plan.reason) == strips
+
+
 @pytest.mark.parametrize("op", ["softmax", "sum", "transpose"])
 def test_arrays_beyond_counting_are_refused(op, implementation):
     with pytest.raises(ValueError, match=r"an array of shape \(.*\) has too many elements"):

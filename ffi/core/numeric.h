@@ -40,15 +40,16 @@ __device__ inline T minimum(T a, T b) {
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 
-// The same by fewer instructions, within 5 ulp; what is less than 2^-126 is 0. What the exponent of
-// two was rounded by is tiny, but NaN if it is infinite, and the power is then right without.
+// The same by fewer instructions, within 8 ulp; what is less than 2^-126 is 0. `missing` is what
+// the exponent of two was rounded by. Far from 0 it is large, infinite or NaN, which becomes 1/2 or
+// -1/2: the power is 0, infinite or NaN there, and stays so.
 __device__ inline float short_exponential(float x) {
 #ifdef JAX_GPUOPS_INTERPRET
   return expf(x);
 #else
   const float exponent = x * 1.44269504088896341f;
-  const float missing = fminf(fmaf(-exponent, 0.693147180559945309f, x), 1.0f);
-  return power_of_two(exponent) * (1.0f + missing);
+  const float missing = fmaf(-exponent, 0.693147180559945309f, x);
+  return power_of_two(exponent) * (__saturatef(missing + 0.5f) + 0.5f);
 #endif
 }
 __device__ inline double short_exponential(double x) { return exp(x); }

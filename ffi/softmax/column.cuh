@@ -9,9 +9,9 @@
 //      |     group 1   | lane 0 | lane 1 | ... |      <- element 1
 //      v     group 0   | lane 0 | lane 1 | ... |      <- element 2 ...
 //
-// A thread holds up to kHeld steps in registers. An axis of which a block would hold less than 256
-// bytes side by side is in strip.cuh; one that is too long for that, or not aligned, is read twice.
-// States are combined by shuffles between the groups of a warp, then through shared memory.
+// A thread holds up to kHeld steps in registers, and a block so much of a short axis that it reads
+// it once. Longer ones are in strip.cuh, or are read twice if that does not take them. States are
+// combined by shuffles between the groups of a warp, then through shared memory.
 #pragma once
 
 #include "core/ptx.cuh"

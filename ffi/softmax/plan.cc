@@ -410,6 +410,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
     }
   }
   result.shape = shape_of(result.algorithm, problem, device);
+  if (result.shape.steps != 0) result.reason += "; blocks hold it in strips";
   return result;
 }
 

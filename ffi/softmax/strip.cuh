@@ -42,7 +42,7 @@ inline constexpr int kStripRows = kStripBytes / static_cast<int>(sizeof(T));
 template <class State, int kRows>
 struct alignas(kSharedAlignment) StripStorage {
   static constexpr int kThreads = kStripThreads / kRows;  // that combine the states of a row
-  // They read slots at once, which lie in different banks.
+  // Slots that they read at once do not all begin in the same bank.
   using Slot = State[kRows + kWarpSize / kThreads];
   Slot warps[kStripWarps];
   Slot blocks[kMostClusterBlocks];
