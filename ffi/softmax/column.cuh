@@ -14,7 +14,6 @@
 // combined by shuffles between the groups of a warp, then through shared memory.
 #pragma once
 
-#include "core/ptx.cuh"
 #include "core/shared.h"
 #include "softmax/instances.h"
 #include "softmax/share.cuh"

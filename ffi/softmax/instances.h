@@ -106,7 +106,8 @@ inline constexpr int kColumnBlocksResident = 2;
 // t: in registers, in shared memory, and of the latter in a piece. Of those in registers, which
 // have to come through the L1 cache, two more or less in each warp take 2 to 10 % more time.
 inline constexpr int kStripBytes = 256;
-inline constexpr int kStripThreads = 512;
+inline constexpr int kStripWarps = 16;
+inline constexpr int kStripThreads = 32 * kStripWarps;
 inline constexpr int kStripsResident = 2;
 inline constexpr int kStripHeld = 14;
 inline constexpr int kStripCopies = 18;

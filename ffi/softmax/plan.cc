@@ -294,12 +294,12 @@ Shape column_shape(const Problem& problem, const Device& device) {
   // Where a block would hold less than 256 bytes side by side, clusters hold strips of the array,
   // if it is as wide as half a strip.
   const int warp_steps = packs_held(problem.function, kStripHeld + kStripCopies);
-  const std::int64_t blocks = divide_up(columns, kStripThreads / 32 * warp_steps);
+  const std::int64_t blocks = divide_up(columns, kStripWarps * warp_steps);
   if (device.runs_hopper_code() && groups * kColumnLanes > kColumnThreads && !problem.masked &&
       problem.inner % pack_elements(problem) == 0 && 2 * problem.inner * bytes >= kStripBytes &&
       blocks <= kMostClusterBlocks && problem.outer <= kMostBlocksBeyondX) {
     shape.cluster = static_cast<int>(blocks);
-    shape.steps = static_cast<int>(divide_up(columns, blocks * (kStripThreads / 32)));
+    shape.steps = static_cast<int>(divide_up(columns, blocks * kStripWarps));
   }
   shape.whole = groups * kFewestColumnLanes <= shape.threads;
   if (!shape.whole) {
