@@ -232,10 +232,11 @@ def test_a_few_rows_of_any_even_length(name, algorithm, dtype, implementation):
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_columns_that_blocks_hold_in_strips(name, dtype, implementation):
-    """By a block, two, and 16, and the first length that they do not hold; up to 69 strips."""
+    """By one block to 16, of which those of 1500 and 4400 do not divide the rows of a strip into
+    equal shares, and the first length that they do not hold; up to 69 strips."""
     if implementation != "cuda":
         pytest.skip("the executor has no copies that run beside the threads")
-    shapes = [(2, columns, 200) for columns in (257, 512, 513, 2000, 8192, 8193)]
+    shapes = [(2, columns, 200) for columns in (257, 513, 1500, 2000, 4400, 5000, 8192, 8193)]
     xs = [helpers.normal(shape, dtype, scale=4) for shape in [*shapes, (3, 300, 2184)]]
     for x in xs:
         x[0, :, 3], x[0, : x.shape[1] // 2, 4] = -np.inf, -np.inf
@@ -861,7 +862,7 @@ def test_tangents_of_columns(name, inner, dtype, implementation):
 def test_tangents_of_columns_that_blocks_hold_in_strips(name, dtype, implementation):
     if implementation != "cuda":
         pytest.skip("the executor has no copies that run beside the threads")
-    shapes = [(2, columns, 200) for columns in (129, 256, 257, 1000, 4096, 4097)]
+    shapes = [(2, columns, 200) for columns in (129, 257, 700, 2300, 2500, 4096, 4097)]
     xs = [helpers.normal(shape, dtype, scale=3) for shape in [*shapes, (3, 150, 2184)]]
     how = {"implementation": implementation, "algorithm": "column"}
     assert_tangents_accurate(name, [(x, {"axis": 1}) for x in xs], dtype, **how)

@@ -103,16 +103,16 @@ inline constexpr int kFewestColumnLanes = 16;
 inline constexpr int kColumnThreads = 512;
 inline constexpr int kColumnBlocksResident = 2;
 // Steps along the axis that each warp of a strip has, of both operands together for those linear in
-// t: in registers, in shared memory, and of the latter in a piece. Of those in registers, which
-// have to come through the L1 cache, two more or less in each warp take 2 to 10 % more time.
+// t; in registers; and the others in shared memory, in pieces as long as each other.
 inline constexpr int kStripBytes = 256;
 inline constexpr int kStripWarps = 16;
 inline constexpr int kStripThreads = 32 * kStripWarps;
 inline constexpr int kStripsResident = 2;
-inline constexpr int kStripHeld = 14;
-inline constexpr int kStripCopies = 18;
-inline constexpr int kStripPiece = 6;
-inline constexpr int kMostStripPieces = kStripCopies / kStripPiece;
+inline constexpr int kStripSteps = 32;
+inline constexpr int kStripPieces = 3;
+constexpr int strip_held(bool is_linear_in_t) { return is_linear_in_t ? 7 : 11; }
+// Clusters of more blocks, but not of 16, leave many multiprocessors without any.
+inline constexpr int kMostUnevenStripBlocks = 9;
 
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -293,11 +293,12 @@ Shape column_shape(const Problem& problem, const Device& device) {
   const std::int64_t most_lanes = power_of_two_from(divide_up(problem.inner, pack), kColumnThreads);
   // Where a block would hold less than 256 bytes side by side, clusters hold strips of the array,
   // if it is as wide as half a strip.
-  const int warp_steps = packs_held(problem.function, kStripHeld + kStripCopies);
-  const std::int64_t blocks = divide_up(columns, kStripWarps * warp_steps);
+  const int warp_steps = packs_held(problem.function, kStripSteps);
+  std::int64_t blocks = divide_up(columns, kStripWarps * warp_steps);
   if (device.runs_hopper_code() && groups * kColumnLanes > kColumnThreads && !problem.masked &&
       problem.inner % pack_elements(problem) == 0 && 2 * problem.inner * bytes >= kStripBytes &&
       blocks <= kMostClusterBlocks && problem.outer <= kMostBlocksBeyondX) {
+    if (blocks > kMostUnevenStripBlocks) blocks = kMostClusterBlocks;
     shape.cluster = static_cast<int>(blocks);
     shape.steps = static_cast<int>(divide_up(columns, blocks * kStripWarps));
   }

@@ -435,7 +435,7 @@ void launch_strips_of(const Launch<T>& call) {
   constexpr int kOperands = Family::kTangent ? 2 : 1;
   using State = std::conditional_t<Family::kTangent, Total<T>, MaxSum<T>>;
   const Shape& shape = call.plan.shape;
-  const int copies = std::max(0, kOperands * shape.steps - kStripHeld);
+  const int copies = kOperands * (shape.steps - strip_held(Family::kTangent));
   const std::int64_t strips = divide_up(call.problem.inner, kStripRows<T>);
   const dim3 grid(grid_extent(strips * shape.cluster), grid_extent_beyond_x(call.problem.outer));
   const LaunchShape blocks{

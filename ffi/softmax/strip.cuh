@@ -6,21 +6,31 @@
 // pieces as long as the registers that are left have room for:
 //
 //                         256 bytes: 64 rows of float32
-//     block 0   warp 0    | registers     |    14 steps along the axis
-//               ...       | shared memory |    18 steps, in pieces of 6
+//     block 0   warp 0    | registers     |    11 steps along the axis
+//               ...       | shared memory |    21 steps, in pieces of 7
 //               warp 15   | ...           |
 //     block 1   warp 0    | ...           |    and so on
 //
-// Each warp reduces its stretch to a state for each row, then each block, which sends it to all
-// blocks of the cluster. A multiprocessor has room for two blocks, one of which reads while the
-// other writes; no cluster takes a second strip, since the next one starts as soon as it ends.
+// Each warp reduces its stretch to a state for each row, and each block those of its warps. Each
+// row has a block that all others of the cluster send their states to, and which sends them the
+// row's. A multiprocessor has room for two blocks, one of which reads while the other writes; no
+// cluster takes a second strip, since the next one starts as soon as it ends.
 //
-// What limits it is the order in which memory is asked: copies in this order do 0.91 of what memcpy
-// does where the rows of 8192 x 32768 floats lie 128 KiB apart (in strips of 128 bytes 0.78, of
-// 1 KiB 0.91), and softmax 0.88. Then instructions: with expf() and a scale, 50 for 32 elements, it
-// did 0.80. In place of copy_bulk() for each 256 bytes, tensor maps took 4 % more time and cp.async
-// 2 %; to keep powers in place of elements took 5 % more, and to ask the L2 cache for strips that
-// come later 17 to 39 %.
+// What limits it, in parts of what memcpy does with 8192 x 32768 floats, whose rows lie 128 KiB
+// apart:
+// - The order in which memory is asked. Copies in this order do 0.91 (in strips of 128 bytes 0.78,
+//   of 1 KiB 0.91), and softmax 0.90.
+// - The L1 cache, which loads of registers come through, has what shared memory leaves: with more
+//   than 97 KiB for a block, 0.81 instead of 0.90. To send each block's states to all others would
+//   take that much where there are 128 rows of 16-bit elements.
+// - Registers: to spill one or two costs 0.02, pieces that are not all of the same length 0.01 to
+//   0.03, and both decide how many steps registers hold.
+// - Instructions: with expf() and a scale, 50 for 32 elements, it did 0.80.
+//
+// In place of copy_bulk() for each 256 bytes, tensor maps took 4 % more time and cp.async 2 %; to
+// keep powers in place of elements took 5 % more, to ask the L2 cache for strips that come later 17
+// to 39 %. Blocks that stay for several strips, and ask for parts of the next while they write,
+// took 9 %, and blocks that post states in global memory, without clusters, 2 %.
 #pragma once
 
 #include "core/ptx.cuh"
@@ -40,23 +50,28 @@ inline constexpr int kStripRows = kStripBytes / static_cast<int>(sizeof(T));
 template <class State, int kRows>
 struct alignas(kSharedAlignment) StripStorage {
   static constexpr int kThreads = kStripThreads / kRows;  // that combine the states of a row
-  // Slots that they read at once do not all begin in the same bank.
-  using Slot = State[kRows + kWarpSize / kThreads];
-  Slot warps[kStripWarps];
-  Slot blocks[kMostClusterBlocks];
+  static constexpr int kSlots = kStripWarps / 2;          // each for two warps, to save room
+  // Slots that threads read at once do not all begin in the same bank.
+  static constexpr int kPitch = kRows + kWarpSize / kThreads;
+  State warps[kSlots][kPitch];
+  State parts[kRows + kMostClusterBlocks];  // of the block's own rows: from each block, of each row
   State totals[kRows];
-  Mbarrier copied[kStripWarps][kMostStripPieces];
-  Mbarrier arrived;
+  Mbarrier copied[kStripWarps][kStripPieces];
+  Mbarrier gathered;  // the parts
+  Mbarrier known;     // the totals
+};
 
-  // The state of a row from those in `count` slots; `thread` of kThreads neighbours.
-  template <class T>
-  __device__ __forceinline__ static State combine(const Exponents<T>& exponents, const Slot* slots,
-                                                  int count, int row, int thread) {
-    State state = thread < count ? slots[thread][row] : State::none();
-    for (int slot = thread + kThreads; slot < count; slot += kThreads) {
-      state = combined(exponents, state, slots[slot][row]);
-    }
-    return combine_lanes<kThreads>(exponents, state);
+// The rows of a strip whose states one of `blocks` combines.
+template <int kRows>
+struct OwnRows {
+  int most;   // that a block has
+  int first;  // of the block's
+  int count;
+
+  __device__ __forceinline__ OwnRows(int rank, int blocks)
+      : most((kRows + blocks - 1) / blocks), first(rank * most) {
+    const int left = kRows - first;
+    count = left < 0 ? 0 : left < most ? left : most;
   }
 };
 
@@ -70,18 +85,20 @@ __device__ __forceinline__ int strip_of(int cluster, int strips) {
   return part * (strips / kParts) + (part < longer ? part : longer) + cluster / kParts;
 }
 
-// Clusters of `blocks` take the strips of each `outer`, which are along y. A warp takes `size`
-// steps. kPlainSoftmax: softmax alone, and the scale is 1.
+// Clusters of `blocks` take the strips of each `outer`, which are along y. A warp takes up to
+// `most_steps`. kPlainSoftmax: softmax alone, and the scale is 1.
 template <class T, bool kTangent, bool kPlainSoftmax>
 __global__ void __launch_bounds__(kStripThreads, kStripsResident)
-    strip_kernel(const __grid_constant__ Tensors<T> tensors, int blocks, int size) {
+    strip_kernel(const __grid_constant__ Tensors<T> tensors, int blocks, int most_steps) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   constexpr int kPack = column_pack(sizeof(T));
   constexpr int kRows = kStripRows<T>;
   static_assert(kRows == kWarpSize * kPack);
   constexpr int kOperands = kTangent ? 2 : 1;
-  constexpr int kHeld = kStripHeld / kOperands;
-  constexpr int kPiece = kStripPiece / kOperands;
+  constexpr int kHeld = strip_held(kTangent);
+  constexpr int kCopies = kStripSteps / kOperands - kHeld;
+  constexpr int kPiece = kCopies / kStripPieces;
+  static_assert(kCopies % kStripPieces == 0 && kCopies <= kWarpSize);
   using Share = ColumnShare<T, kTangent, kPack, kHeld, false>;
   using Piece = ColumnShare<T, kTangent, kPack, kPiece, false>;
   using State = typename Share::State;
@@ -98,10 +115,10 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   const std::int64_t columns = tensors.rows.columns;
   const int strip = strip_of(blockIdx.x / blocks, gridDim.x / blocks);
   const std::int64_t first_row = std::int64_t{strip} * kRows;
-  const std::int64_t first = std::int64_t{rank * kStripWarps + warp} * size;
+  const std::int64_t first = std::int64_t{rank * kStripWarps + warp} * most_steps;
   const std::int64_t left = columns - first;
-  const int count = left < 0 ? 0 : left < size ? static_cast<int>(left) : size;
-  const int most_copies = size > kHeld ? size - kHeld : 0;
+  const int count = left < 0 ? 0 : left < most_steps ? static_cast<int>(left) : most_steps;
+  const int most_copies = most_steps - kHeld;
   const std::int64_t begin = (blockIdx.y * columns + first) * inner + first_row;
   const bool exists = first_row + lane * kPack < inner;  // the lane's own
 
@@ -116,6 +133,7 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
     announce(copied + lane, (steps < kPiece ? steps : kPiece) * kOperands * bytes);
   }
   __syncwarp();
+  // One turn at most, but as a condition the compiler spills seven registers more with bfloat16.
   for (int s = lane; kHeld + s < count; s += kWarpSize) {
     const std::int64_t at = begin + (kHeld + s) * inner;
     copy_bulk(copies + s * kRows, tensors.x + at, bytes, copied + s / kPiece);
@@ -142,9 +160,17 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   };
   Share share;
   share.load(tensors, steps(0, kHeld), Selection<T>());
-  if (threadIdx.x == 0) initialise(&storage.arrived);
-  __syncthreads();
-  if (blocks > 1) cluster_arrive();
+  if (blocks > 1) {
+    if (threadIdx.x == 0) {
+      const OwnRows<kRows> own(rank, blocks);
+      initialise(&storage.gathered);
+      initialise(&storage.known);
+      announce(&storage.gathered, static_cast<unsigned>(own.count * blocks * sizeof(State)));
+      announce(&storage.known, static_cast<unsigned>(kRows * sizeof(State)));
+    }
+    __syncthreads();
+    cluster_arrive();
+  }
 
   // Reduce: the pieces, which arrive first, then what registers hold.
   State states[kPack];
@@ -158,25 +184,40 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   share.add(tensors, exponents, states);
 
   // Combine: the warps of the block, the blocks of the cluster.
+  State* const slot = &storage.warps[warp % Storage::kSlots][lane * kPack];
+  if (warp < Storage::kSlots) {
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) storage.warps[warp][lane * kPack + i] = states[i];
+    for (int i = 0; i < kPack; ++i) slot[i] = states[i];
+  }
+  __syncthreads();
+  if (warp >= Storage::kSlots) {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) slot[i] = combined(exponents, slot[i], states[i]);
+  }
   __syncthreads();
   const int row = threadIdx.x / Storage::kThreads;
   const int thread = threadIdx.x % Storage::kThreads;
-  State total = Storage::combine(exponents, storage.warps, kStripWarps, row, thread);
+  State total = combine_slots<Storage::kThreads>(exponents, &storage.warps[0][row], Storage::kSlots,
+                                                 Storage::kPitch, thread);
   if (blocks > 1) {
     cluster_wait();
-    if (threadIdx.x == 0) {
-      announce(&storage.arrived, static_cast<unsigned>(blocks * kRows * sizeof(State)));
+    const OwnRows<kRows> own(rank, blocks);
+    if (thread == 0) {
+      State* const part = storage.parts + rank * own.most + row % own.most;
+      send(total, part, &storage.gathered, row / own.most);
     }
-    for (int block = thread; block < blocks; block += Storage::kThreads) {
-      send(total, &storage.blocks[rank][row], &storage.arrived, block);
+    wait(&storage.gathered, 0);
+    const bool is_own = row < own.count;
+    total = combine_slots<Storage::kThreads>(exponents, storage.parts + row, is_own ? blocks : 0,
+                                             own.most, thread);
+    for (int block = thread; is_own && block < blocks; block += Storage::kThreads) {
+      send(total, storage.totals + own.first + row, &storage.known, block);
     }
-    wait(&storage.arrived, 0);
-    total = Storage::combine(exponents, storage.blocks, blocks, row, thread);
+    wait(&storage.known, 0);
+  } else {
+    if (thread == 0) storage.totals[row] = total;
+    __syncthreads();
   }
-  if (thread == 0) storage.totals[row] = total;
-  __syncthreads();
 #pragma unroll
   for (int i = 0; i < kPack; ++i) states[i] = storage.totals[lane * kPack + i];
 
