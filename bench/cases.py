@@ -87,9 +87,13 @@ def _softmax_family() -> Iterator[Problem]:
     attention = functools.partial(ops.make, "softmax", _ATTENTION, "bfloat16")
     yield attention(where=True, floor=Floor(ceiling=0.90))
     yield attention(scale=0.125, causal=True, floor=Floor(ceiling=1.10))  # not all is read
+    yield attention(scale=0.125)
+    yield ops.make("softmax_vjp", _ATTENTION, "bfloat16", scale=0.125)
     yield attention(axis=1, floor=Floor(ceiling=0.90))
     yield ops.make("softmax", (8192, 32768), "float32", axis=0, floor=Floor(ceiling=0.90))
     yield ops.make("softmax", (8192, 32768), "bfloat16", axis=0)
+    for dtype in ("float32", "bfloat16"):
+        yield from _rows("softmax", (1024, 32768), dtype, scale=0.125)
     for dtype in ("float32", "bfloat16"):
         yield ops.make("softmax", (2048, 131072), dtype, axis=0)
         yield ops.make("softmax", (128, 2048, 1024), dtype, axis=1)

@@ -21,7 +21,8 @@ def table() -> dict[str, list[dict[str, Any]]]:
 
     A class names what a problem must match: a value, or an inclusive range [low, high] of a size;
     for a list, such as a shape, one of these for each element. Problems with a mask ("masked" is 1)
-    or a causal one ("queries" is not 0) are only in classes that name these. Under "ratio" stands
+    or a causal one ("queries" is not 0), or whose operand is multiplied by a factor ("scaled" is
+    1), are only in classes that name these. Under "ratio" stands
     the least speed relative to XLA that was measured in the class.
     """
     text = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
@@ -51,7 +52,7 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
     return "xla", f"no measurement on {kind} says that ours is level with XLA for this problem"
 
 
-_UNLESS_NAMED = {"masked": 0, "queries": 0}
+_UNLESS_NAMED = {"masked": 0, "queries": 0, "scaled": 0}
 
 
 def contains(entry: dict[str, Any], problem: dict[str, Any]) -> bool:

@@ -38,6 +38,9 @@ def plan(
 ) -> Plan:
     """Says what a call of an op would run on one device, without running it.
 
+    Kernels are planned for an H200: other GPUs may run another algorithm, and have none that needs
+    compute capability 9.0 if they lack it.
+
     >>> jax_gpuops.plan("softmax", (8192, 4096), "float32", implementation="interpret")
     Plan(implementation='interpret', algorithm='block', reason=...)
     >>> mask = jax.ShapeDtypeStruct((2048, 2048), bool)
@@ -48,7 +51,8 @@ def plan(
       op: the name of a public op, such as "softmax".
       shape: the operand's shape, or a sequence of shapes for an op of several operands.
       dtype: the dtype of the operands.
-      platform: "cpu", "cuda" (or "gpu"), "rocm" or "tpu"; None is that of JAX's default device.
+      platform: "cpu", "cuda" (or "gpu"), "rocm" or "tpu"; None is that of a named
+        implementation, or of JAX's default device.
       **arguments: keyword arguments of the op, `implementation` and `algorithm` among them. An
         array, such as a mask or labels, may be a `jax.ShapeDtypeStruct`.
 
@@ -62,19 +66,20 @@ def plan(
     ops = _ops()
     if op not in ops:
         raise ValueError(f"op must be one of {', '.join(ops)}, got {op!r}")
-    platform = platform or jax.default_backend()
-    if platform not in _PLATFORMS:
+    if platform is not None and platform not in _PLATFORMS:
         raise ValueError(f"platform must be one of {', '.join(_PLATFORMS)}, got {platform!r}")
     operands = [jax.ShapeDtypeStruct(each, dtype) for each in _shapes(shape)]
     structs = {k: x for k, x in arguments.items() if isinstance(x, jax.ShapeDtypeStruct)}
     static = {k: x for k, x in arguments.items() if k not in structs}
     jaxpr = jax.make_jaxpr(lambda xs, ys: ops[op](*xs, **ys, **static))(operands, structs)
-    platform = "cuda" if platform == "gpu" else platform
     for p, avals, params in _calls(jaxpr.jaxpr):
+        platform = platform or _OWN_PLATFORMS.get(params["implementation"], jax.default_backend())
+        platform = "cuda" if platform == "gpu" else platform
         return _plan_call(_primitive.KERNELS[p], avals, platform, **params)
     return Plan("xla", None, "the arguments ask for XLA, or are none that the kernels take")
 
 
+_OWN_PLATFORMS = {"interpret": "cpu", "cuda": "cuda"}
 _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
 
 

@@ -52,8 +52,6 @@ class Kernel:
         maps operands, `algorithm` and parameters to the result. With it `target`, `attributes` and
         `layouts` are not used.
       aliases: which operand's memory the custom call may take for which result, by index.
-      gathers: False if XLA reduces a sharded row without collecting it on one device, as our
-        custom call must. None then leaves programs that span several devices to XLA.
       workspace: maps the compiled module, operand avals, `algorithm` and parameters to the bytes of
         workspace that each row along the last dim of the first operand needs at most; requires
         `rows`. The custom call has it as its last result, which nobody sees: handlers must not
@@ -73,7 +71,6 @@ class Kernel:
     arrange: Callable[..., Callable[..., Any] | None] | None = None
     call: Callable[..., jax.Array] | None = None
     aliases: dict[int, int] = dataclasses.field(default_factory=dict)
-    gathers: bool = True
     workspace: Callable[..., int] | None = None
     multiple_results: bool = False
 
@@ -208,16 +205,13 @@ def choose(
     if implementation is None and algorithm is not None:
         implementation = "interpret" if platform == "cpu" else "cuda"
         reason = f"algorithm {algorithm!r} is ours"
-    without_rule = partitioned and kernel.rows is None
     if implementation == "xla":
         return "xla", reason
     if implementation is None:
         if platform != "cuda":
             return "xla", f"jax_gpuops has no faster kernel for platform {platform}"
-        if without_rule:
-            return "xla", "the program spans several devices, for which the op has no rule"
-        if partitioned and not kernel.gathers:
-            return "xla", "the program spans several devices, and the rows may be sharded"
+        if partitioned:  # our call would collect sharded rows on one device, and XLA does not
+            return "xla", "the program spans several devices, and the operands may be sharded"
         problem_of_gpu = _library.gpu_problem()
         if problem_of_gpu is not None:
             _library.warn_once(problem_of_gpu)
@@ -230,7 +224,7 @@ def choose(
             f"computation is lowered for {platform or 'another one'}; implementation=None lets the "
             "platform decide"
         )
-    if without_rule:
+    if partitioned and kernel.rows is None:
         raise ValueError(
             f'{kernel.name}: implementation="{implementation}" runs on one device, but the program '
             "spans several; call it inside jax.shard_map, or use implementation=None"

@@ -258,10 +258,16 @@ def _rows(*, causal: bool = False, **_: Any) -> int:
 _MOST_MASK_PARTS = 4
 
 
-def _mask_parts(mask, leading: Sequence[int], axis: int) -> int:
-    """How many groups of neighbouring dims the mask has and lacks in turns, as kernels index it."""
-    sizes = enumerate(without(mask.shape, axis))
-    return len(list(itertools.groupby((d < axis, n > 1) for d, n in sizes if leading[d] != 1)))
+def _mask_parts(mask: Sequence[int], leading: Sequence[int], outer_dims: int) -> int:
+    """How many groups of neighbouring dims the mask has and lacks in turns, as kernels index it.
+
+    Args:
+      mask: its dims but the axis.
+      leading: those of the array.
+      outer_dims: how many of them lie outside the rows in memory; no group goes beyond these.
+    """
+    dims = (d for d, size in enumerate(leading) if size != 1)
+    return len(list(itertools.groupby(dims, lambda d: (d < outer_dims, mask[d] != 1))))
 
 
 def _arrange(*avals, partitioned: bool, axis: int, inner_dims: int, **params):
@@ -274,7 +280,7 @@ def _arrange(*avals, partitioned: bool, axis: int, inner_dims: int, **params):
     ndim, last = avals[0].ndim, avals[0].ndim - 1
     leading = without(avals[0].shape, axis)
     broadcasts = _has_mask(avals) and (
-        _mask_parts(avals[-1], leading, axis) > _MOST_MASK_PARTS
+        _mask_parts(without(avals[-1].shape, axis), leading, axis - inner_dims) > _MOST_MASK_PARTS
         or (partitioned and without(avals[-1].shape, axis) != leading)
     )
     if axis == last and not broadcasts:
@@ -312,8 +318,11 @@ def _batched(p: Primitive) -> Primitive:
 
 
 def check_mask(where: jax.typing.ArrayLike | None) -> None:
-    """Raises ValueError unless `where` is None or a boolean array, as JAX does."""
-    if where is not None and jnp.result_type(where) != np.bool_:
+    """Raises unless `where` is None or a boolean array, as JAX does."""
+    if where is None:
+        return
+    _primitive.check_array("where", where)
+    if jnp.result_type(where) != np.bool_:
         raise ValueError(
             f"where must be None or a boolean array, got one of dtype {jnp.result_type(where)}"
         )

@@ -78,7 +78,7 @@ def softmax_cross_entropy_with_integer_labels(
 
 def _ordered_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     _primitive.canonical_axes(axis, ndim)  # raises what are no axes
-    axes = [axis] if isinstance(axis, int) else axis
+    axes = axis if isinstance(axis, Sequence) else [axis]
     return tuple(operator.index(a) % ndim for a in axes)
 
 

@@ -513,7 +513,6 @@ def _make(function: str, reference: Callable[..., jax.Array]) -> Primitive:
         attributes=_attributes,
         layouts=_layouts,
         rows=lambda **_: 1,
-        gathers=False,
         workspace=functools.partial(_workspace, function),
     )
     p = _primitive.primitive(kernel)

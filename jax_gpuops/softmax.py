@@ -211,7 +211,7 @@ def _apply(x, where, *, name, axis, scale, causal, implementation, algorithm):
         # XLA reads these axes in passing. Moves made for a kernel would stay behind where it turns
         # out not to run.
         return reference(x, *masks)
-    if (refusal := _refusal(x, axes, where)) is not None:
+    if (refusal := _refusal(x, axes, where, scale)) is not None:
         why, error = refusal
         _primitive.refuse(implementation, algorithm, why, error)
         return reference(x, *masks)
@@ -232,10 +232,13 @@ def _apply(x, where, *, name, axis, scale, causal, implementation, algorithm):
     return y if len(axes) == 1 or name == "logsumexp" else rows.undo(y, x.shape)
 
 
-def _refusal(x, axes, where) -> tuple[str, type[Exception]] | None:
+def _refusal(x, axes, where, scale) -> tuple[str, type[Exception]] | None:
     """Returns why no kernel takes the call, and the error that says so, or None if one does."""
     if x.dtype.name not in _rowwise.DTYPES:
         return f"dtype {x.dtype} is not among {', '.join(_rowwise.DTYPES)}", TypeError
+    largest = float(jnp.finfo(_primitive.accumulator(x.dtype)).max) / 2
+    if abs(scale) > largest:  # kernels multiply it by log2(e)
+        return f"scale {scale} is beyond {largest:.3}", ValueError
     if where is not None and jnp.broadcast_shapes(where.shape, x.shape) != x.shape:
         return f"where of shape {where.shape} does not broadcast to {x.shape}", ValueError
     if len(axes) > 1 and _primitive.is_sharded_along(x, axes):

@@ -381,10 +381,21 @@ def test_vmap(x_axis, labels_axis, where_axis, implementation):
     )
 
 
-def test_export_with_symbolic_shapes(implementation):
+def test_an_axis_that_is_an_integer_of_numpy(implementation):
+    x, labels = helpers.normal((3, 5), "float32"), random_labels((3,), 5)
+    y = ours(x, labels, np.int64(1), implementation=implementation)
+    assert_accurate(y, x, labels, 1)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_export_with_symbolic_shapes(masked, implementation):
+    def function(x, labels):
+        options = {"where": x > -1} if masked else {}
+        return ours(x, labels, implementation=implementation, **options).sum()
+
     rows, classes = jax.export.symbolic_shape("r, c")
     exported = jax.export.export(
-        jax.jit(jax.value_and_grad(lambda *xs: ours(*xs, implementation=implementation).sum())),
+        jax.jit(jax.value_and_grad(function)),
         platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
         disabled_checks=jax_gpuops.EXPORT_CHECKS,
     )(
@@ -393,7 +404,8 @@ def test_export_with_symbolic_shapes(implementation):
     )
     for shape in ((5, 33), (2, 40000)):
         x, labels = helpers.normal(shape, "float32"), random_labels(shape[0], shape[1])
-        expected = jax.value_and_grad(lambda x: upstream(x, labels).sum())(x)  # noqa: B023
+        options = {"where": x > -1} if masked else {}
+        expected = jax.value_and_grad(lambda x: upstream(x, labels, **options).sum())(x)  # noqa: B023
         for a, e in zip(exported.call(x, labels), expected, strict=True):
             np.testing.assert_allclose(a, e, rtol=1e-5, atol=1e-6)
 

@@ -2,6 +2,7 @@
 
 import importlib
 import pathlib
+import re
 
 import helpers
 import jax.numpy as jnp
@@ -10,10 +11,20 @@ from flax import nnx
 
 import jax_gpuops
 
+ROOT = pathlib.Path(__file__).parent.parent
+
+
+def test_the_readme(capsys):
+    """Its Python runs as written, from top to bottom."""
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) > 1
+    exec("\n".join(blocks), {})
+    assert "algorithm='block'" in capsys.readouterr().out
+
 
 @pytest.fixture
 def digits(monkeypatch):
-    monkeypatch.syspath_prepend(pathlib.Path(__file__).parent.parent / "examples")
+    monkeypatch.syspath_prepend(ROOT / "examples")
     return importlib.import_module("digits")
 
 

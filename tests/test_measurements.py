@@ -49,8 +49,8 @@ def test_no_kind_of_gpu_is_without_results():
 ROWS = {"op": "softmax", "function": "softmax", "dtype": "bfloat16", "columns": 2048}
 
 
-@pytest.mark.parametrize("option", [{}, {"masked": 1}, {"queries": 2048}])
-def test_a_class_is_of_masked_problems_only_if_it_says_so(option):
-    problem = {**ROWS, "masked": 0, "queries": 0, **option}
+@pytest.mark.parametrize("option", [{}, {"masked": 1}, {"queries": 2048}, {"scaled": 1}])
+def test_a_class_is_of_masked_or_scaled_problems_only_if_it_says_so(option):
+    problem = {**ROWS, "masked": 0, "queries": 0, "scaled": 0, **option}
     assert _measurements.contains({**ROWS, "ratio": 1.0}, problem) == (option == {})
     assert _measurements.contains({**ROWS, **option, "ratio": 1.0}, problem)

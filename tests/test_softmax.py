@@ -544,12 +544,19 @@ def test_any_mask(data, shape, dtype, name, scale, special, implementation):
 
 
 @pytest.mark.kernel
-def test_a_mask_with_many_broadcast_dims(implementation):
-    """Kernels follow few changes between dims that the mask has and lacks; here are nine."""
-    x = helpers.normal((2, 2, 2, 2, 2, 2, 2, 2, 2, 3), "float32")
-    where = np.random.default_rng(0).random((2, 1, 2, 1, 2, 1, 2, 1, 2, 3)) < 0.7
-    y = ours("softmax", x, where=where, implementation=implementation)
-    assert_accurate("softmax", y, x, where=where)
+@pytest.mark.parametrize(
+    ("axis", "mask_shape"),
+    [
+        (-1, (2, 1, 2, 1, 2, 1, 2, 1, 2, 3)),
+        ((3, 4), (2, 1, 2, 2, 2, 2, 1)),  # those behind the axes do not go with those before
+    ],
+)
+def test_a_mask_with_many_broadcast_dims(axis, mask_shape, implementation):
+    """Kernels follow few changes between dims that the mask has and lacks."""
+    x = helpers.normal([max(size, 2) for size in mask_shape], "float32")
+    where = np.random.default_rng(0).random(mask_shape) < 0.7
+    y = ours("softmax", x, axis, where=where, implementation=implementation)
+    assert_accurate("softmax", y, x, axis, where=where)
 
 
 def test_a_mask_is_not_expanded(implementation):
@@ -1049,18 +1056,22 @@ def test_any_order_of_threads(algorithm, implementation):
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("causal", [False, True])
-def test_export_with_symbolic_shapes(name, causal, implementation):
+@pytest.mark.parametrize("mask", ["c", "r, c", "r, 1"])
+def test_export_with_symbolic_shapes(name, causal, mask, implementation):
     def function(x, where):
         return ours(name, x, where=where, causal=causal, implementation=implementation)
 
-    rows, columns = jax.export.symbolic_shape("r, c")
+    scope = jax.export.SymbolicScope()
+    x_shape, mask_shape = (jax.export.symbolic_shape(s, scope=scope) for s in ("r, c", mask))
     exported = jax.export.export(
         jax.jit(function),
         platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
         disabled_checks=jax_gpuops.EXPORT_CHECKS,
-    )(jax.ShapeDtypeStruct((rows, columns), "float32"), jax.ShapeDtypeStruct((columns,), "bool"))
-    for shape in ((5, 33), (2, 40000)):
-        x, where = helpers.normal(shape, "float32"), np.arange(shape[1]) % 3 != 1
+    )(jax.ShapeDtypeStruct(x_shape, "float32"), jax.ShapeDtypeStruct(mask_shape, "bool"))
+    for shape in ((5, 33), (1, 7), (2, 40000)):
+        x, where = helpers.normal(shape, "float32"), np.arange(np.prod(shape)) % 3 != 1
+        sizes = dict(zip("rc", shape, strict=True)) | {"1": 1}
+        where = np.resize(where, [sizes[each] for each in mask.split(", ")])
         assert_accurate(name, exported.call(x, where), x, where=where, causal=causal)
 
 
@@ -1210,6 +1221,12 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
         (lambda x, i: jax_gpuops.softmax(x, scale="2"), TypeError, "got str; to scale by an array"),
         (lambda x, i: jax_gpuops.softmax(x, scale=np.nan), ValueError, "scale must be finite, got"),
         (lambda x, i: jax_gpuops.softmax(x, scale=np.inf), ValueError, "scale must be finite, got"),
+        (
+            lambda x, i: jax_gpuops.softmax(x, scale=3e38, implementation=i),
+            ValueError,
+            r"scale 3e\+38 is beyond 1.7e\+38",
+        ),
+        (lambda x, i: jax_gpuops.softmax(x, where=[True]), TypeError, "where must be an array"),
         (lambda x, i: jax_gpuops.softmax(x, causal=1), TypeError, "causal must be True or False"),
         (
             lambda x, i: jax_gpuops.softmax(x, 0, causal=True),

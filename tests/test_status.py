@@ -4,12 +4,13 @@ import functools
 import subprocess
 import sys
 
+import helpers
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jax_gpuops
-from jax_gpuops import _library, _measurements
+from jax_gpuops import _library, _measurements, _primitive
 
 FAMILIES = ("softmax", "reduce", "transpose", "matmul")
 
@@ -91,6 +92,53 @@ def test_a_plan_of_a_masked_call(implementation):
         plan(algorithm="baseline")
     with pytest.raises(ValueError, match="where must be None or a boolean array"):
         plan(where=jax.ShapeDtypeStruct((100, 100), "int8"))
+
+
+def test_a_plan_is_for_the_platform_of_the_named_implementation(implementation, monkeypatch):
+    other = {"interpret": "gpu", "cuda": "cpu"}[implementation]
+    monkeypatch.setattr(jax, "default_backend", lambda: other)
+    plan = jax_gpuops.plan("softmax", (8, 100), "float32", implementation=implementation)
+    assert plan.implementation == implementation
+
+
+@pytest.mark.parametrize(
+    ("limit", "shape", "options"),
+    [
+        ("no mask", (8, 64), {"where": jax.ShapeDtypeStruct((8, 64), bool)}),
+        ("causal", (64, 64), {"causal": True}),
+        ("scale", (8, 64), {"scale": 0.5}),
+        ("the last axis", (64, 8), {"axis": 0}),
+        ("an axis that is not the last", (8, 64), {"axis": 1}),
+    ],
+)
+def test_limits_of_the_softmax_algorithms_are_those_of_their_plans(
+    limit, shape, options, implementation
+):
+    named = {"implementation": implementation}
+    for algorithm in jax_gpuops.algorithms("softmax"):
+        if algorithm.name == "elementwise" or f'not under "{implementation}"' in algorithm.limits:
+            continue
+        try:
+            jax_gpuops.plan(
+                "softmax", shape, "float32", algorithm=algorithm.name, **named, **options
+            )
+            refused = False
+        except ValueError:
+            refused = True
+        is_on_last_axis = options.get("axis") != 0
+        expected = limit in algorithm.limits or (is_on_last_axis and algorithm.name == "column")
+        assert refused == expected, algorithm
+
+
+def test_none_leaves_programs_over_several_devices_to_xla(monkeypatch):
+    """Its rows may be sharded, which XLA reduces in place, and our call collects."""
+    monkeypatch.setattr(_library, "gpu_problem", lambda: None)
+    monkeypatch.setattr(_measurements, "best", lambda problem: ("cuda", "measured"))
+    for name in ("softmax", "cross_entropy", "sum"):
+        kernel = _primitive.KERNELS[helpers.primitive(name)]
+        for partitioned, expected in ((False, "cuda"), (True, "xla")):
+            chosen, _ = _primitive.choose(kernel, "cuda", None, None, dict, partitioned=partitioned)
+            assert chosen == expected
 
 
 def test_measured_classes_decide_for_none(monkeypatch):

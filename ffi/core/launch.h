@@ -32,7 +32,8 @@ struct LaunchShape {
   bool early = false;     // may start while the kernel before runs, and waits for it by itself
 };
 
-// The grid's x extent for `items` blocks of work; kernels walk what is left in grid strides.
+// The grid's x extent for `items` blocks of work; kernels that may have more walk what is left in
+// grid strides.
 inline unsigned grid_extent(std::int64_t items) {
   return static_cast<unsigned>(
       std::min<std::int64_t>(items, std::numeric_limits<std::int32_t>::max()));

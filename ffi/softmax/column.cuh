@@ -213,7 +213,8 @@ class ColumnShare {
   __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Steps& steps,
                                              const Selection<T>& selection, bool regular,
                                              A left_out, Result&& result) const {
-    // Other numbers than in load(), as far as the compiler knows, which would hold those until now.
+    // nothing() is 0, but hides from the compiler that these are the addresses that load() had: it
+    // would keep all of those in registers in between.
     T* to = tensors.y + steps.begin + tensors.nothing();
     const std::int64_t hop = steps.hop + tensors.nothing();
     const auto results = [&](int k) {

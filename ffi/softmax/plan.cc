@@ -315,7 +315,9 @@ Shape column_shape(const Problem& problem, const Device& device) {
 
 Shape elementwise_shape(const Problem& problem) {
   Shape shape;
-  shape.lanes = power_of_two_from(divide_up(most_packs(problem), 4), 64);
+  // Where neighbours in memory belong to neighbouring rows, neighbouring threads take these.
+  const bool side_by_side = problem.inner >= 32;
+  shape.lanes = side_by_side ? 1 : power_of_two_from(divide_up(most_packs(problem), 4), 64);
   return shape;
 }
 
@@ -417,8 +419,10 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 
 // Only split has any: a state of two numbers for each slice of a row, or where blocks wait for each
 // other, what they tell each other states by. Neither the number of rows nor the GPU is known here;
-// a row has the most slices where it is the only one, and no GPU with clusters has more
-// multiprocessors than the nominal one.
+// a row has the most slices where it is the only one, and no GPU that runs_hopper_code() has more
+// multiprocessors than the nominal one. A length that is not known, as in exported programs, comes
+// as one that is too long to wait: what it needs must be enough for rows that do.
+static_assert(board_bytes(132, 8) <= 8 * kMostSlices && board_bytes(132, 16) <= 16 * kMostSlices);
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
   const bool is_named = algorithm == kAlgorithms[static_cast<int>(Algorithm::kSplit)].name;
   if (is_elementwise(problem.function) || problem.inner != 1) return 0;

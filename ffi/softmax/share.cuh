@@ -384,11 +384,11 @@ __device__ __noinline__ void redo_row(const Tensors<T>& tensors, std::int64_t nu
   });
   const A anchor = exponents.anchor(group_reduce(largest, Largest{}, lanes));
   const auto powers = exponents.powers(exponents.base(anchor), exponents.lift());
-  A sum = 0;
+  CompensatedSum<A> sum;
   each([&](std::int64_t at, bool kept) {
-    if (kept) sum += powers(widen(tensors.x[at]));
+    if (kept) sum.add(powers(widen(tensors.x[at])));
   });
-  const MaxSum<T> total{anchor, group_reduce(sum, Add{}, lanes)};
+  const MaxSum<T> total{anchor, group_reduce(sum.value(), Add{}, lanes)};
   const auto write = [&](const auto& result, A left_out) {
     each([&](std::int64_t at, bool kept) {
       tensors.y[at] = narrow<T>(kept ? result(widen(tensors.x[at])) : left_out);

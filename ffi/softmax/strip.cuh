@@ -11,6 +11,8 @@
 //               warp 15   | ...           |
 //     block 1   warp 0    | ...           |    and so on
 //
+// Gradients have 7 and 9 steps of each operand, in pieces of 3.
+//
 // Each warp reduces its stretch to a state for each row, and each block those of its warps. Each
 // row has a block that all others of the cluster send their states to, and which sends them the
 // row's. A multiprocessor has room for two blocks, one of which reads while the other writes; no
@@ -19,18 +21,18 @@
 // What limits it, in parts of what memcpy does with 8192 x 32768 floats, whose rows lie 128 KiB
 // apart:
 // - The order in which memory is asked. Copies in this order do 0.91 (in strips of 128 bytes 0.78,
-//   of 1 KiB 0.91), and softmax 0.90.
+//   of 1 KiB 0.91), and softmax 0.89 to 0.90.
 // - The L1 cache, which loads of registers come through, has what shared memory leaves: with more
-//   than 97 KiB for a block, 0.81 instead of 0.90. To send each block's states to all others would
-//   take that much where there are 128 rows of 16-bit elements.
-// - Registers: to spill one or two costs 0.02, pieces that are not all of the same length 0.01 to
-//   0.03, and both decide how many steps registers hold.
+//   than 97 KiB for a block, 0.81. To send each block's states to all others would take that much
+//   where there are 128 rows of 16-bit elements.
+// - Registers, where they spill, and pieces that are not of the same length: 0.01 to 0.03. Both
+//   decide how many steps registers hold.
 // - Instructions: with expf() and a scale, 50 for 32 elements, it did 0.80.
 //
 // In place of copy_bulk() for each 256 bytes, tensor maps took 4 % more time and cp.async 2 %; to
 // keep powers in place of elements took 5 % more, to ask the L2 cache for strips that come later 17
 // to 39 %. Blocks that stay for several strips, and ask for parts of the next while they write,
-// took 9 %, and blocks that post states in global memory, without clusters, 2 %.
+// took 9 % more, and blocks that post states in global memory, without clusters, 1 to 4 %.
 #pragma once
 
 #include "core/ptx.cuh"
@@ -127,9 +129,10 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   Mbarrier* const copied = storage.copied[warp];
   const std::int64_t width = inner - first_row < kRows ? inner - first_row : kRows;
   const auto bytes = static_cast<unsigned>(width * sizeof(T));
+  if (lane < kStripPieces) initialise(copied + lane);
+  __syncwarp();
   if (kHeld + lane * kPiece < count) {
     const int steps = count - kHeld - lane * kPiece;
-    initialise(copied + lane);
     announce(copied + lane, (steps < kPiece ? steps : kPiece) * kOperands * bytes);
   }
   __syncwarp();
