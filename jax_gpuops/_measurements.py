@@ -19,11 +19,11 @@ import jax
 def table() -> dict[str, list[dict[str, Any]]]:
     """Returns the measured classes by device kind.
 
-    A class names what a problem must match: a value, or an inclusive range [low, high] of a size;
-    for a list, such as a shape, one of these for each element. Problems with a mask ("masked" is 1)
-    or a causal one ("queries" is not 0), or whose operand is multiplied by a factor ("scaled" is
-    1), are only in classes that name these. Under "ratio" stands
-    the least speed relative to XLA that was measured in the class.
+    A class names what a problem must match: a value, or an inclusive range of a size, [low, high]
+    or [low, high, step]; for a list, such as a shape, one of these for each element. Problems with
+    a mask ("masked" is 1), or a causal one ("queries" is not 0), or whose operand is multiplied by
+    a factor ("scaled" is 1), are only in classes that name these. Under "ratio" stands the least
+    speed relative to XLA that was measured in the class.
     """
     text = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
     return json.loads(text)
@@ -65,5 +65,6 @@ def _matches(wanted: Any, value: Any) -> bool:
     if isinstance(value, list | tuple):
         return len(wanted) == len(value) and all(map(_matches, wanted, value))
     if isinstance(wanted, list):
-        return isinstance(value, int) and wanted[0] <= value <= wanted[1]
+        low, high, *step = wanted
+        return isinstance(value, int) and value in range(low, high + 1, *step)
     return wanted == value

@@ -144,14 +144,15 @@ def test_none_leaves_programs_over_several_devices_to_xla(monkeypatch):
 def test_measured_classes_decide_for_none(monkeypatch):
     kind = "NVIDIA Test GPU"
     classes = [
-        {"op": "a", "dtype": "float32", "columns": [8, 64], "shape": [[1, 4], 2], "ratio": 1.05}
+        {"op": "a", "columns": [8, 64], "inner": [2, 8, 2], "shape": [[1, 4], 2], "ratio": 1.05}
     ]
     monkeypatch.setattr(_measurements, "gpu_kind", lambda: kind)
     monkeypatch.setattr(_measurements, "table", lambda: {kind: classes})
-    inside = {"op": "a", "dtype": "float32", "columns": 8, "shape": (4, 2), "more": 1}
+    inside = {"op": "a", "columns": 8, "inner": 6, "shape": (4, 2), "more": 1}
     assert _measurements.best(inside)[0] == "cuda"
     assert "at least 1.05 x the speed of XLA" in _measurements.best(inside)[1]
-    for change in ({"dtype": "int8"}, {"columns": 65}, {"shape": (5, 2)}, {"shape": (4, 2, 1)}):
+    shapes = [{"shape": shape} for shape in ((5, 2), (4, 2, 1))]
+    for change in ({"op": "b"}, {"columns": 65}, {"inner": 5}, {"inner": 10}, *shapes):
         assert _measurements.best({**inside, **change})[0] == "xla"
 
 

@@ -256,17 +256,12 @@ struct ColumnStorage {
   }
 };
 
-// The state of a row from `count` slots that lie `pitch` apart, for all kThreads neighbouring
-// threads on it. If these are several, the whole warp must call it.
-template <int kThreads, class T, class State>
-__device__ __forceinline__ State combine_slots(const Exponents<T>& exponents, const State* slots,
-                                               int count, int pitch, int thread) {
-  State state = thread < count ? slots[thread * pitch] : State::none();
-  for (int slot = thread + kThreads; slot < count; slot += kThreads) {
-    state = combined(exponents, state, slots[slot * pitch]);
-  }
-  if constexpr (kThreads == 1) return state;
-  return combine_lanes<kThreads>(exponents, state);
+template <class T, class State>
+__device__ inline State combine_column(const Exponents<T>& exponents, const State* slots, int count,
+                                       int rows) {
+  State state = slots[0];
+  for (int slot = 1; slot < count; ++slot) state = combined(exponents, state, slots[slot * rows]);
+  return state;
 }
 
 // Blocks take tiles of `lanes` packs of rows, along x, of each `outer`, along y. `most` is the
@@ -338,7 +333,7 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
       }
       __syncthreads();
       for (int r = threadIdx.x; r < rows; r += threads) {
-        storage.totals[r] = combine_slots<1>(exponents, storage.slots + r, slot_groups, rows, 0);
+        storage.totals[r] = combine_column(exponents, storage.slots + r, slot_groups, rows);
       }
       __syncthreads();
 #pragma unroll

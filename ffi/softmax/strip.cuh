@@ -77,6 +77,18 @@ struct OwnRows {
   }
 };
 
+// The state of a row from `count` slots that lie `pitch` apart, for all kThreads neighbouring
+// threads on it; the whole warp must call it.
+template <int kThreads, class T, class State>
+__device__ __forceinline__ State combine_slots(const Exponents<T>& exponents, const State* slots,
+                                               int count, int pitch, int thread) {
+  State state = thread < count ? slots[thread * pitch] : State::none();
+  for (int slot = thread + kThreads; slot < count; slot += kThreads) {
+    state = combined(exponents, state, slots[slot * pitch]);
+  }
+  return combine_lanes<kThreads>(exponents, state);
+}
+
 // Neighbouring clusters take strips that lie a 16th of the array apart. If rows lie a large power
 // of two apart, what neighbouring strips have of all rows is not spread over all of the memory's
 // channels: copies in that order take 5 % more time.
