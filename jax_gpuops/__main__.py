@@ -1,6 +1,6 @@
 """Prints the status report."""
 
-from jax_gpuops.status import status
+from jax_gpuops._status import status
 
 if __name__ == "__main__":
     print(status())

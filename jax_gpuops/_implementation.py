@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 import jax
 
@@ -12,6 +13,8 @@ from jax_gpuops import _library
 IMPLEMENTATIONS = ("cuda", "interpret", "xla")
 
 _default = jax.make_user_context(None)
+
+_T = TypeVar("_T")
 
 
 def _check(implementation: object) -> None:
@@ -65,3 +68,49 @@ def resolve(family: str, implementation: str | None, algorithm: str | None) -> s
     if chosen in ("cuda", "interpret"):
         _library.module(chosen)  # raises if it is not installed
     return chosen
+
+
+class NoKernelError(Exception):
+    """No kernel takes a call. Raised between a public function and the bind of its primitive.
+
+    Attributes:
+      error: what it becomes for a user who asked for a kernel, TypeError or ValueError.
+    """
+
+    def __init__(self, why: str, error: type[Exception] = ValueError):
+        super().__init__(why)
+        self.error = error
+
+
+def dispatch(
+    implementation: str | None,
+    algorithm: str | None,
+    kernel: Callable[[], _T],
+    xla: Callable[[], _T],
+) -> _T:
+    """Returns what `kernel` computes, or what `xla` does where that is asked for or no kernel fits.
+
+    Args:
+      implementation: as `resolve` returns it.
+      algorithm: as the caller gave it.
+      kernel: binds the primitive of a kernel, or raises `NoKernelError`.
+      xla: calls the upstream function.
+
+    Raises:
+      TypeError: if no kernel takes the call, but one was asked for.
+      ValueError: likewise.
+    """
+    if implementation == "xla":
+        return xla()
+    try:
+        return kernel()
+    except NoKernelError as why:
+        if implementation is not None:
+            raise why.error(
+                f'{why}; implementation="{implementation}" cannot run this, "xla" can'
+            ) from None
+        if algorithm is not None:
+            raise why.error(
+                f"{why}; algorithm={algorithm!r} cannot run this, XLA can: leave it out"
+            ) from None
+    return xla()

@@ -22,8 +22,9 @@ def table() -> dict[str, list[dict[str, Any]]]:
     A class names what a problem must match: a value, or an inclusive range of a size, [low, high]
     or [low, high, step]; for a list, such as a shape, one of these for each element. Problems with
     a mask ("masked" is 1), or a causal one ("queries" is not 0), or whose operand is multiplied by
-    a factor ("scaled" is 1), are only in classes that name these. Under "ratio" stands the least
-    speed relative to XLA that was measured in the class.
+    a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), are only in classes
+    that name these. Under "ratio" stands the least speed relative to XLA that was measured in the
+    class.
     """
     text = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
     return json.loads(text)
@@ -52,7 +53,16 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
     return "xla", f"no measurement on {kind} says that ours is level with XLA for this problem"
 
 
-_UNLESS_NAMED = {"masked": 0, "queries": 0, "scaled": 0}
+def may_hold(op: str, known: dict[str, Any]) -> bool:
+    """True if a class, on whichever kind of GPU, may contain a problem of which this is known."""
+    return any(
+        entry["op"] == op and all(_matches(entry[k], v) for k, v in known.items() if k in entry)
+        for entries in table().values()
+        for entry in entries
+    )
+
+
+_UNLESS_NAMED = {"masked": 0, "queries": 0, "scaled": 0, "copied": 0}
 
 
 def contains(entry: dict[str, Any], problem: dict[str, Any]) -> bool:

@@ -76,7 +76,9 @@ def plan(
         platform = platform or _OWN_PLATFORMS.get(params["implementation"], jax.default_backend())
         platform = "cuda" if platform == "gpu" else platform
         return _plan_call(_primitive.KERNELS[p], avals, platform, **params)
-    return Plan("xla", None, "the arguments ask for XLA, or are none that the kernels take")
+    return Plan(
+        "xla", None, "XLA is asked for, no kernel takes these arguments, or none is known as faster"
+    )
 
 
 _OWN_PLATFORMS = {"interpret": "cpu", "cuda": "cuda"}

@@ -1,8 +1,9 @@
-"""How an op becomes a JAX primitive: abstract evaluation, lowering, batching, sharding.
+"""How an op becomes a JAX primitive: abstract evaluation, lowering, sharding.
 
 An op describes itself by a `Kernel`; `primitive(kernel)` makes the JAX primitive. Its parameters
 are those of the op's jnp reference plus `implementation` and `algorithm`. Wherever our kernel does
-not run, the reference is lowered in its place, so one jaxpr serves every platform.
+not run, the reference is lowered in its place, so one jaxpr serves every platform. The reference
+also tells the types of the results: shapes, dtypes and shardings follow JAX's own rules.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
 import string
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +24,7 @@ from jax.interpreters.mlir import ir
 from jax.sharding import AxisType
 
 from jax_gpuops import _library, _measurements
+from jax_gpuops._implementation import NoKernelError
 
 Layout = tuple[int, ...]  # dimensions from minor to major, as XLA writes layouts
 
@@ -33,49 +34,26 @@ class Kernel:
     """What `primitive` needs to know of an op.
 
     Attributes:
-      name: the primitive's name in jaxprs.
+      name: the primitive's name in jaxprs, and the custom call's in traces and profiles.
       op: the op family in the compiled modules.
-      target: the FFI target.
-      result: maps operand avals and parameters to the result's aval, or to a list of avals.
-      reference: the same computation in jnp: the fallback, and the oracle of the tests.
+      reference: the computation in jnp, a function of operands and parameters: the fallback, the
+        type of the results, and the oracle of the tests.
       problem: maps operand avals and parameters to the problem that the module's plan takes.
-      attributes: maps parameters to the FFI attributes, except `algorithm`.
-      layouts: maps operand avals and parameters to the layouts of operands and results; None for
-        row-major ones.
-      rows: maps parameters to how many trailing dims of the first operand belong to a row. The dims
-        before them are the first ones of all operands and results, and sharding them needs no
-        communication. None if the op has no such dims: it then runs within one device only.
-      arrange: maps operand avals, `partitioned` (see `choose`) and parameters to None where the
-        custom call takes the operands as they are; else to a function of `bind` and the operands,
-        which binds the primitive to others that it takes.
-      call: makes the custom call, for an op that must rearrange its operands or result around it:
-        maps operands, `algorithm` and parameters to the result. With it `target`, `attributes` and
-        `layouts` are not used.
-      aliases: which operand's memory the custom call may take for which result, by index.
-      workspace: maps the compiled module, operand avals, `algorithm` and parameters to the bytes of
-        workspace that each row along the last dim of the first operand needs at most; requires
-        `rows`. The custom call has it as its last result, which nobody sees: handlers must not
-        allocate.
-      multiple_results: True if `result` and `reference` return lists.
+      call: maps a `Launch`, operands and parameters to the same results as the reference, by a
+        custom call and the moves around it.
+      partitionable: True if XLA may divide the custom call among devices, which it then does along
+        the `batch_dims` of the call. If not, the op runs within one device only.
+      multiple_results: True if `reference` and `call` return lists.
     """
 
     name: str
     op: str
-    result: Callable[..., Any]
     reference: Callable[..., Any]
     problem: Callable[..., dict[str, Any]]
-    target: str | None = None
-    attributes: Callable[..., dict[str, Any]] = lambda **_: {}
-    layouts: Callable[..., tuple[list[Layout], list[Layout]]] | None = None
-    rows: Callable[..., int] | None = None
-    arrange: Callable[..., Callable[..., Any] | None] | None = None
-    call: Callable[..., jax.Array] | None = None
-    aliases: dict[int, int] = dataclasses.field(default_factory=dict)
-    workspace: Callable[..., int] | None = None
+    call: Callable[..., Any]
+    partitionable: bool = False
     multiple_results: bool = False
 
-
-_MOST_ELEMENTS = 2**60  # kernels count elements, and their bytes, in 64 bits
 
 KERNELS: dict[Primitive, Kernel] = {}
 """The kernel behind each primitive that `primitive` has made."""
@@ -83,28 +61,28 @@ KERNELS: dict[Primitive, Kernel] = {}
 
 def primitive(kernel: Kernel) -> Primitive:
     """Makes the primitive of a kernel, with everything but its derivatives and batching."""
-    p = _new(kernel.name, kernel.result, multiple_results=kernel.multiple_results)
+    p = _new(kernel.name, kernel.reference, kernel.multiple_results)
+    custom_call_p = Primitive(kernel.name)
+    custom_call_p.multiple_results = True
+    custom_call_p.def_abstract_eval(lambda *_, results, **__: list(map(jax.typeof, results)))
+    mlir.register_lowering(custom_call_p, _lower_custom_call)
     for platform in (None, "cpu", "cuda"):
-        mlir.register_lowering(p, functools.partial(_lower, p, platform), platform=platform)
+        rule = functools.partial(_lower, kernel, custom_call_p, platform)
+        mlir.register_lowering(p, rule, platform=platform)
     KERNELS[p] = kernel
-    if kernel.rows is not None and kernel.target is not None:
-        jax.ffi.register_ffi_target_as_batch_partitionable(kernel.target)
     return p
 
 
-def primitive_without_kernel(
-    name: str, result: Callable[..., Any], reference: Callable[..., jax.Array]
-) -> Primitive:
+def primitive_without_kernel(name: str, reference: Callable[..., jax.Array]) -> Primitive:
     """Makes a primitive that XLA always computes, such as a linear map whose transpose is ours.
 
     Its parameters are those of a kernel's, for the sake of that transpose.
 
     Args:
       name: as in `Kernel`.
-      result: as in `Kernel`.
       reference: as in `Kernel`.
     """
-    p = _new(name, result)
+    p = _new(name, reference)
 
     def lower(ctx, *operands, implementation, algorithm, **params):
         rule = mlir.lower_fun(functools.partial(reference, **params), multiple_results=False)
@@ -114,63 +92,123 @@ def primitive_without_kernel(
     return p
 
 
-def _new(name: str, result: Callable[..., Any], *, multiple_results: bool = False) -> Primitive:
+def _new(name: str, reference: Callable[..., Any], multiple_results: bool = False) -> Primitive:
     p = Primitive(name)
     p.multiple_results = multiple_results
     p.def_impl(functools.partial(xla.apply_primitive, p))
 
     def abstract_eval(*avals, implementation, algorithm, **params):
-        return result(*avals, **params)
+        results = result_avals(reference, *avals, **params)
+        return results if multiple_results else results[0]
 
     p.def_abstract_eval(abstract_eval)
     return p
 
 
-def check_problem(
-    p: Primitive, implementation: str | None, algorithm: str | None, *avals, **params
-) -> None:
-    """Raises at trace time what the kernel cannot take, where a kernel was asked for.
+def result_avals(function: Callable[..., Any], *avals, **params) -> list[Any]:
+    """Returns the types of a function's results: with their shardings, unlike `jax.eval_shape`."""
+    return list(jax.make_jaxpr(functools.partial(function, **params))(*avals).out_avals)
+
+
+# Binding
+
+
+def bind(
+    p: Primitive,
+    *operands: jax.Array,
+    implementation: str | None,
+    algorithm: str | None,
+    **params: Any,
+) -> Any:
+    """Binds the primitive of a kernel to operands that vary over the same manual mesh axes.
 
     Raises:
-      ValueError: if the algorithm is unknown or cannot take the problem, or if the compiled
-        module of the named implementation is missing.
+      NoKernelError: if no kernel takes the operands.
+      ValueError: if the algorithm cannot take the problem, or if the compiled module of the named
+        implementation is missing.
     """
-    if implementation is None and algorithm is None:
-        return
+    for x in operands:
+        if jax.typeof(x).sharding.spec.unreduced:
+            raise NoKernelError(f"an operand is unreduced, {jax.typeof(x)}")
+    operands = tuple(vary_alike(*operands))
+    if implementation is not None or algorithm is not None:
+        _check_problem(KERNELS[p], implementation, algorithm, *map(jax.typeof, operands), **params)
+    return p.bind(*operands, implementation=implementation, algorithm=algorithm, **params)
+
+
+_MOST_ELEMENTS = 2**60  # kernels count elements, and their bytes, in 64 bits
+
+
+def _check_problem(kernel, implementation, algorithm, *avals, **params) -> None:
     if not all(_has_constant_shape(aval) for aval in avals):
         return  # the shape is known only once an exported program runs; the handler checks then
     if implementation is None:
         implementation = "cuda" if _library.missing("cuda") is None else "interpret"
-    kernel = KERNELS[p]
-    result = kernel.result(*map(jax.typeof, avals), **params)
-    for aval in (*avals, *(result if kernel.multiple_results else [result])):
+    for aval in (*avals, *result_avals(kernel.reference, *avals, **params)):
         if math.prod(aval.shape) > _MOST_ELEMENTS:
-            raise ValueError(f"{kernel.name}: an array of shape {aval.shape} has too many elements")
+            raise NoKernelError(
+                f"{kernel.name}: an array of shape {aval.shape} has too many elements"
+            )
     _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
-
-
-def refuse(
-    implementation: str | None,
-    algorithm: str | None,
-    why: str,
-    error: type[Exception] = ValueError,
-) -> None:
-    """Raises `error` if a kernel was asked for; without that, XLA computes what kernels do not.
-
-    Args:
-      implementation: as resolved.
-      algorithm: as the caller gave it.
-      why: what the kernels do not take.
-      error: ValueError or TypeError.
-    """
-    if implementation in ("cuda", "interpret"):
-        raise error(f'{why}; implementation="{implementation}" cannot run this, "xla" can')
-    if algorithm is not None:
-        raise error(f"{why}; algorithm={algorithm!r} cannot run this, XLA can: leave it out")
 
 
 def _has_constant_shape(aval) -> bool:
     return all(isinstance(size, int) for size in aval.shape)
+
+
+def vary_alike(*xs: jax.Array) -> list[jax.Array]:
+    """Makes operands vary over the same mesh axes inside a shard_map, as jnp functions do."""
+    varying = [jax.typeof(x).mat.varying for x in xs]
+    union = frozenset().union(*varying)
+    return [
+        jax.lax.pcast(x, tuple(sorted(union - axes)), to="varying") if union - axes else x
+        for x, axes in zip(xs, varying, strict=True)
+    ]
+
+
+def accumulator(dtype: Any) -> np.dtype:
+    """The dtype in which kernels compute on `dtype`: float32 for 16-bit floats, else the same."""
+    dtype = jnp.dtype(dtype)
+    return jnp.dtype(jnp.float32) if dtype.name in ("float16", "bfloat16") else dtype
+
+
+# Types under a mesh with explicit axes, where the sharding of an array is part of its type
+
+
+def has_explicit_sharding(x: jax.typing.ArrayLike) -> bool:
+    """True if a mesh with explicit axes divides the program of which `x` is a part."""
+    mesh = jax.typeof(x).sharding.mesh
+    return any(
+        kind == AxisType.Explicit and mesh.shape[name] > 1
+        for name, kind in zip(mesh.axis_names, mesh.axis_types, strict=True)
+    )
+
+
+def is_sharded_along(x: jax.Array, axes: Sequence[int]) -> bool:
+    """True if the type of `x` says that one of these axes is divided among devices.
+
+    A custom call cannot take such an axis apart, while XLA's own operations can.
+    """
+    sharding = jax.typeof(x).sharding
+    spec = sharding.spec.partitions
+    names = [spec[axis] for axis in axes if axis < len(spec) and spec[axis] is not None]
+    flat = (name for each in names for name in (each if isinstance(each, tuple) else (each,)))
+    return any(sharding.mesh.shape[name] > 1 for name in flat)
+
+
+def shard_alike(x: jax.Array, *others: jax.Array) -> jax.Array:
+    """Reshards `x` as jnp functions of it and of others that broadcast to it do.
+
+    Then the result of a primitive of all of them is sharded as `x` is, and so is the cotangent.
+    """
+    if not any(map(has_explicit_sharding, (x, *others))):
+        return x
+
+    def combined(x, *others):
+        return functools.reduce(lambda y, other: jnp.where(other == other, y, 0), others, x)
+
+    (aval,) = result_avals(combined, *map(jax.typeof, (x, *others)))
+    return x if aval == jax.typeof(x) else jax.sharding.reshard(x, aval.sharding.spec)
 
 
 # Lowering
@@ -224,7 +262,7 @@ def choose(
             f"computation is lowered for {platform or 'another one'}; implementation=None lets the "
             "platform decide"
         )
-    if partitioned and kernel.rows is None:
+    if partitioned and not kernel.partitionable:
         raise ValueError(
             f'{kernel.name}: implementation="{implementation}" runs on one device, but the program '
             "spans several; call it inside jax.shard_map, or use implementation=None"
@@ -235,9 +273,8 @@ def choose(
     return implementation, reason
 
 
-def _lower(p, platform, ctx, *operands, implementation, algorithm, **params):
-    """Lowers to our custom call or to the reference."""
-    kernel = KERNELS[p]
+def _lower(kernel, custom_call_p, platform, ctx, *operands, implementation, algorithm, **params):
+    """Lowers to our custom call, with what `kernel.call` does around it, or to the reference."""
     partitioned = _spans_devices(ctx)
     chosen, _ = choose(
         kernel,
@@ -247,86 +284,147 @@ def _lower(p, platform, ctx, *operands, implementation, algorithm, **params):
         lambda: kernel.problem(*ctx.avals_in, **params),
         partitioned=partitioned,
     )
-    traced = None  # what to lower in place of a custom call
-    if chosen == "xla" or any(size == 0 for aval in ctx.avals_in for size in aval.shape):
-        traced = functools.partial(kernel.reference, **params)
-    elif kernel.call is not None:
-        traced = functools.partial(kernel.call, algorithm=algorithm or "", **params)
-    elif kernel.arrange is not None:
-        arranged = kernel.arrange(*ctx.avals_in, partitioned=partitioned, **params)
-        if arranged is not None:
-            bind = functools.partial(p.bind, implementation=chosen, algorithm=algorithm)
-            traced = functools.partial(arranged, bind)
-    if traced is not None:
-        rule = mlir.lower_fun(traced, multiple_results=kernel.multiple_results)
-        return rule(ctx, *operands)
-    return _lower_custom_call(kernel, ctx, *operands, chosen=chosen, algorithm=algorithm, **params)
-
-
-def _lower_custom_call(kernel, ctx, *operands, chosen, algorithm, **params):
-    operand_layouts = result_layouts = None
-    if kernel.layouts is not None:
-        operand_layouts, result_layouts = kernel.layouts(*ctx.avals_in, **params)
-    if kernel.workspace is not None:
-        module = _library.module(chosen)
-        size = kernel.workspace(module, *ctx.avals_in, algorithm=algorithm, **params)
-        workspace = _workspace_aval(ctx.avals_in[0], size)
-        ctx = ctx.replace(avals_out=[*ctx.avals_out, workspace])
-        if result_layouts is not None:
-            result_layouts = [*result_layouts, tuple(reversed(range(workspace.ndim)))]
-    rule = jax.ffi.ffi_lowering(
-        kernel.target,
-        operand_layouts=operand_layouts,
-        result_layouts=result_layouts,
-        operand_output_aliases=kernel.aliases or None,
-        extra_attributes=_sharding_attributes(kernel, ctx, **params),
+    function = kernel.reference
+    if chosen != "xla" and all(size != 0 for aval in ctx.avals_in for size in aval.shape):
+        launch = Launch(custom_call_p, chosen, algorithm, partitioned, tuple(ctx.avals_out))
+        function = functools.partial(kernel.call, launch)
+        ctx = ctx.replace(avals_in=list(map(_without_sharding, ctx.avals_in)))
+    rule = mlir.lower_fun(
+        functools.partial(function, **params), multiple_results=kernel.multiple_results
     )
-    results = rule(ctx, *operands, algorithm=algorithm or "", **kernel.attributes(**params))
-    return results if kernel.workspace is None else results[:-1]
-
-
-def _workspace_aval(x, size: int):
-    """Bytes for each row of `x`: a shard of the problem gets its share of them."""
-    return x.update(
-        shape=(*x.shape[:-1], size),
-        dtype=np.dtype("uint8"),
-        sharding=x.sharding.update(spec=(*x.sharding.spec[:-1], None)),
-        weak_type=False,
-    )
+    return rule(ctx, *operands)
 
 
 def _spans_devices(ctx) -> bool:
-    """True if XLA will partition this code; inside a full shard_map it is partitioned already."""
+    """True if XLA will partition this code; over manual mesh axes it is partitioned already."""
     axis_context = ctx.module_context.axis_context
     mesh = getattr(axis_context, "mesh", None)
     if mesh is not None:
-        return mesh.size > 1 and frozenset(mesh.axis_names) != axis_context.manual_axes
+        others = (n for n in mesh.axis_names if n not in axis_context.manual_axes)
+        return math.prod(mesh.shape[name] for name in others) > 1
     return (getattr(axis_context, "num_devices", 1) or 1) > 1
 
 
-def _sharding_attributes(kernel, ctx, **params) -> dict[str, ir.Attribute] | None:
+def _without_sharding(aval):
+    """The type that an array has without a mesh: types are settled, and the partitioner decides."""
+    return jax.typeof(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
+
+
+# The custom call
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How and where a kernel is to run, and the means to call it.
+
+    Attributes:
+      custom_call_p: the primitive of its custom call.
+      implementation: "cuda" or "interpret".
+      algorithm: as the caller gave it.
+      partitioned: True if XLA will partition the program over several devices.
+      results: the avals of the results.
+    """
+
+    custom_call_p: Primitive
+    implementation: str
+    algorithm: str | None
+    partitioned: bool
+    results: tuple[Any, ...]
+
+    def custom_call(
+        self,
+        target: str,
+        operands: Sequence[jax.Array],
+        results: Sequence[jax.ShapeDtypeStruct],
+        *,
+        operand_layouts: Sequence[Layout] | None = None,
+        result_layouts: Sequence[Layout] | None = None,
+        batch_dims: int = 0,
+        aliases: tuple[tuple[int, int], ...] = (),
+        **attributes: Any,
+    ) -> list[jax.Array]:
+        """Calls an FFI target.
+
+        Args:
+          target: its name.
+          operands: what it takes.
+          results: what it returns.
+          operand_layouts: None for row-major ones.
+          result_layouts: None for row-major ones.
+          batch_dims: how many leading dims the partitioner may divide, where all operands and
+            results have them.
+          aliases: pairs of an operand and a result that may take its memory.
+          **attributes: those of the target but `algorithm`. A tuple is an array of int64.
+        """
+        return self.custom_call_p.bind(
+            *operands,
+            target=target,
+            results=tuple(results),
+            operand_layouts=operand_layouts,
+            result_layouts=result_layouts,
+            batch_dims=batch_dims,
+            aliases=aliases,
+            attributes=(("algorithm", self.algorithm or ""), *attributes.items()),
+        )
+
+    def workspace_bytes(self, op: str, problem: dict[str, Any]) -> int:
+        """Returns the bytes of workspace that each row of a problem needs at most.
+
+        A kernel has its workspace as the last result of its custom call, which nobody sees:
+        handlers must not allocate.
+        """
+        module = _library.module(self.implementation)
+        return module.workspace(op, {**problem, "algorithm": self.algorithm or ""})
+
+
+def _lower_custom_call(
+    ctx,
+    *operands,
+    target,
+    results,
+    operand_layouts,
+    result_layouts,
+    batch_dims,
+    aliases,
+    attributes,
+):
+    del results
+    rule = jax.ffi.ffi_lowering(
+        target,
+        operand_layouts=operand_layouts,
+        result_layouts=result_layouts,
+        operand_output_aliases=dict(aliases) or None,
+        extra_attributes=_sharding_attributes(ctx, batch_dims),
+    )
+    decoded = {
+        name: np.array(value, np.int64) if isinstance(value, tuple) else value
+        for name, value in attributes
+    }
+    return rule(ctx, *operands, **decoded)
+
+
+def _sharding_attributes(ctx, batch_dims: int) -> dict[str, ir.Attribute] | None:
     """Tells the partitioner that leading dims shard freely, by JAX's own means for LAPACK calls.
 
-    The Shardy rule propagates shardings through the call and gathers the row dims; the partitioner
-    then slices operands and results along the `num_batch_dims` leading dims. That is right only
-    because these dims are the same in all of them.
+    The Shardy rule propagates shardings through the call and gathers the other dims; the
+    partitioner then slices operands and results along the `num_batch_dims` leading dims. That is
+    right only because these dims are the same in all of them.
     """
     avals = [*ctx.avals_in, *ctx.avals_out]
-    if kernel.rows is None or not all(_has_constant_shape(aval) for aval in avals):
+    if batch_dims == 0 or not all(map(_has_constant_shape, avals)):
         return None
-    shape = ctx.avals_in[0].shape
-    leading = len(shape) - kernel.rows(**params)
-    if leading == 0 or any(aval.shape[:leading] != shape[:leading] for aval in avals):
+    batch = ctx.avals_in[0].shape[:batch_dims]
+    if any(aval.shape[:batch_dims] != batch for aval in avals):
         return None  # a program that is not partitioned may have masks that broadcast
     names = iter(string.ascii_lowercase[8:] + string.ascii_lowercase[:8])
-    factors = {next(names): size for size in shape[:leading]}
-    leading_names = list(factors)
-    # Row dims of one place and size share a factor: x and y of softmax.
+    factors = {next(names): size for size in batch}
+    batch_names = list(factors)
+    # Other dims of one place and size share a factor: those of x and y of softmax.
     row_names: dict[tuple[int, int], str] = {}
 
     def dims(aval) -> str:
-        result = list(leading_names)
-        for dim in enumerate(aval.shape[leading:]):
+        result = list(batch_names)
+        for dim in enumerate(aval.shape[batch_dims:]):
             if dim not in row_names:
                 row_names[dim] = next(names)
                 factors[row_names[dim]] = dim[1]
@@ -342,173 +440,6 @@ def _sharding_attributes(kernel, ctx, **params) -> dict[str, ir.Attribute] | Non
         f"{{{sizes}}}{f' need_replication={{{replicated}}}' if replicated else ''}, custom>"
     )
     return {
-        "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(leading)}),
+        "mhlo.frontend_attributes": mlir.ir_attribute({"num_batch_dims": str(batch_dims)}),
         "sdy.sharding_rule": ir.Attribute.parse(rule),
     }
-
-
-def is_sharded_along(x: jax.Array, axes: Sequence[int]) -> bool:
-    """True if the type of `x` says that one of these axes is divided among devices.
-
-    In an explicit-sharding mesh a custom call cannot take such an axis apart, while XLA's own
-    operations can. Inside a full `jax.shard_map` every array is whole.
-    """
-    spec = jax.typeof(x).sharding.spec
-    return any(axis < len(spec) and spec[axis] is not None for axis in axes)
-
-
-# Batching
-
-
-def batch_rows(p, operands: Sequence[jax.Array], axes: Sequence[int | None], **params):
-    """A mapped axis becomes the first of the leading dims: more rows, same rows."""
-    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
-    moved = [
-        jnp.broadcast_to(x, (size, *x.shape)) if axis is None else jnp.moveaxis(x, axis, 0)
-        for x, axis in zip(operands, axes, strict=True)
-    ]
-    results = p.bind(*moved, **params)
-    return results, [0] * len(results) if p.multiple_results else 0
-
-
-# Rows: an axis of an array as the last one, without moving the data
-
-
-@dataclasses.dataclass(frozen=True)
-class Rows:
-    """An array seen as rows along some of its axes.
-
-    `apply` makes the axes the last one of the array; a custom call with `layouts` then reads it
-    where it lies, and XLA turns the transposes into bitcasts.
-
-    Attributes:
-      axes: the reduced axes, sorted.
-      ndim: the rank of the array.
-    """
-
-    axes: tuple[int, ...]
-    ndim: int
-
-    @property
-    def leading(self) -> tuple[int, ...]:
-        return tuple(d for d in range(self.ndim) if d not in self.axes)
-
-    @property
-    def inner_dims(self) -> int:
-        """How many leading dims lie inside the rows; 0 for axes that are apart: a copy."""
-        adjacent = self.axes[-1] - self.axes[0] == len(self.axes) - 1
-        return self.ndim - 1 - self.axes[-1] if adjacent else 0
-
-    @property
-    def trailing(self) -> bool:
-        """True if the rows are what the last axes hold, so that nothing has to be moved."""
-        return self.axes == tuple(range(self.ndim - len(self.axes), self.ndim))
-
-    def apply(self, x: jax.Array) -> jax.Array:
-        y = jnp.transpose(x, (*self.leading, *self.axes))
-        if len(self.axes) == 1:
-            return y
-        columns = math.prod(x.shape[d] for d in self.axes)
-        return y.reshape(*(x.shape[d] for d in self.leading), columns)
-
-    def undo(self, y: jax.Array, shape: Sequence[int]) -> jax.Array:
-        y = y.reshape(*(shape[d] for d in self.leading), *(shape[d] for d in self.axes))
-        order = (*self.leading, *self.axes)
-        return jnp.transpose(y, tuple(order.index(d) for d in range(self.ndim)))
-
-
-def row_layout(ndim: int, inner_dims: int) -> Layout:
-    """The layout of an array whose last axis lies outside `inner_dims` of its leading ones."""
-    leading = ndim - 1
-    major_to_minor = (
-        *range(leading - inner_dims),
-        leading,
-        *range(leading - inner_dims, leading),
-    )
-    return tuple(reversed(major_to_minor))
-
-
-def row_problem(shape: Sequence[int], inner_dims: int) -> dict[str, int]:
-    """The sizes that the compiled modules know a row-wise problem by."""
-    *leading, columns = shape
-    outer = inner = 1
-    for i, size in enumerate(leading):
-        if i < len(leading) - inner_dims:
-            outer *= size
-        else:
-            inner *= size
-    return {"outer": outer, "columns": columns, "inner": inner}
-
-
-# Arguments
-
-
-def check_array(name: str, x: object) -> None:
-    """Raises TypeError unless `x` is an array or a number, as jnp functions do."""
-    if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
-        raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
-
-
-def factor(name: str, value: Any, instead: str) -> float:
-    """Returns a static number as a float.
-
-    Args:
-      name: of the argument.
-      value: a Python or numpy number.
-      instead: what to do with an array.
-
-    Raises:
-      TypeError: if it is anything else, such as an array or a traced number.
-    """
-    if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
-        return float(value)
-    raise TypeError(
-        f"{name} must be a Python number, known when the program is traced, got "
-        f"{type(value).__name__}; to scale by an array, {instead}"
-    )
-
-
-def accumulator(dtype: Any) -> np.dtype:
-    """The dtype in which kernels compute on `dtype`: float32 for 16-bit floats, else the same."""
-    dtype = jnp.dtype(dtype)
-    return jnp.dtype(jnp.float32) if dtype.name in ("float16", "bfloat16") else dtype
-
-
-def has_explicit_sharding(x: jax.typing.ArrayLike) -> bool:
-    """True if the sharding of `x` is part of its type: under a mesh with explicit axes."""
-    mesh = jax.typeof(x).sharding.mesh
-    return not mesh.empty and AxisType.Explicit in mesh.axis_types
-
-
-def vary_alike(*xs: jax.Array) -> list[jax.Array]:
-    """Makes operands vary over the same mesh axes inside a shard_map, as jnp functions do."""
-    varying = [jax.typeof(x).mat.varying for x in xs]
-    union = frozenset().union(*varying)
-    return [
-        jax.lax.pcast(x, tuple(sorted(union - axes)), to="varying") if union - axes else x
-        for x, axes in zip(xs, varying, strict=True)
-    ]
-
-
-def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Returns `axis` as a sorted tuple of non-negative axes; None is all of them.
-
-    Raises:
-      TypeError: if it is not made of integers.
-      ValueError: if an axis is out of range or appears twice.
-    """
-    if axis is None:
-        return tuple(range(ndim))
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
-    result = []
-    for each in axes:
-        try:
-            value = each.__index__()
-        except AttributeError:
-            raise TypeError(f"axis must be an int, a tuple of ints or None, got {axis!r}") from None
-        if not -ndim <= value < ndim:
-            raise ValueError(f"axis {value} is out of bounds for an array of dimension {ndim}")
-        result.append(value % ndim)
-    if len(set(result)) != len(result):
-        raise ValueError(f"axis names a dimension twice: {axis!r}")
-    return tuple(sorted(result))

@@ -12,9 +12,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_gpuops import _primitive
-from jax_gpuops.matmul import dot_general
-from jax_gpuops.softmax import softmax
+from jax_gpuops import _arguments
+from jax_gpuops._matmul import dot_general
+from jax_gpuops._primitive import accumulator
+from jax_gpuops._softmax import softmax
 
 
 def attention_fn(
@@ -64,12 +65,13 @@ def attention_fn(
       TypeError: if an operand is no array.
       ValueError: if shapes do not match, or dropout has no key or an impossible rate.
     """
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        _primitive.check_array(name, x)
+    operands = {"query": query, "key": key, "value": value}
+    operands = {name: _arguments.as_array(name, x) for name, x in operands.items()}
+    for name, x in operands.items():
         if jnp.ndim(x) < 3:
             raise ValueError(f"{name} must have at least three dims, got shape {jnp.shape(x)}")
-    dtype = dtype or jnp.result_type(query, key, value)
-    query, key, value = (jnp.asarray(x, dtype) for x in (query, key, value))
+    dtype = dtype or jnp.result_type(*operands.values())
+    query, key, value = (jnp.asarray(x, dtype) for x in operands.values())
     *batch, _, heads, depth = query.shape
     key_heads = key.shape[-2]
     if (
@@ -89,7 +91,7 @@ def attention_fn(
     grouped = query.reshape(*query.shape[:-2], key_heads, heads // key_heads, depth)
     rank = len(batch)
     batch_dims = tuple(range(rank))
-    score_dtype = jnp.promote_types(dtype, jnp.float32)
+    score_dtype = accumulator(dtype)
     scores = dot_general(
         grouped,
         key,
@@ -101,12 +103,16 @@ def attention_fn(
     scores = scores.reshape(*batch, heads, *scores.shape[-2:])
     scale = 1 / math.sqrt(depth)
     if bias is not None:
-        scores, scale = scores * scale + jnp.asarray(bias, score_dtype), 1.0
-    allowed = None if mask is None else jnp.asarray(mask, bool)
+        bias = _arguments.with_rank(jnp.asarray(bias, score_dtype), scores.ndim)
+        scores, scale = scores * scale + bias, 1.0
+    allowed = None
+    if mask is not None:
+        allowed = _arguments.with_rank(jnp.asarray(mask, bool), scores.ndim)
     weights = softmax(scores, where=allowed, scale=scale, causal=is_causal)
     if allowed is not None:
         if is_causal:
-            allowed = allowed & jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool)
+            causal = jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool)
+            allowed = allowed & _arguments.with_rank(causal, scores.ndim)
         # Of a query that may attend to nothing, softmax makes zeros.
         attends = jnp.any(allowed, -1, keepdims=True)
         weights = jnp.where(attends, weights, 1 / max(1, scores.shape[-1]))

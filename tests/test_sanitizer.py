@@ -49,7 +49,7 @@ def call_softmax_tangent(algorithm, dtype, implementation, **shape):
     x, axis = softmax_operand(algorithm, dtype, **shape)
     t = helpers.normal(x.shape, dtype, seed=1)
     y = jax.nn.softmax(x, axis)
-    params = {"axis": axis % 2, "inner_dims": 0, "scale": 1.0, "causal": False}
+    params = {"axes": (axis % 2,), "scale": 1.0, "causal": False}
     actual = helpers.primitive("softmax_tangent").bind(
         y, t, **params, implementation=implementation, algorithm=algorithm
     )

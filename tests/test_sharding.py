@@ -224,3 +224,84 @@ def test_several_sharded_axes_in_an_explicit_mesh(name, spec, axis, implementati
         np.testing.assert_allclose(y, UPSTREAM[name](host, axis=axis), rtol=1e-5, atol=1e-6)
         with pytest.raises(ValueError, match=r"use jax\.shard_map"):
             getattr(jax_gpuops, name)(x, axis=axis, implementation=implementation)
+
+
+# What `None` leaves to XLA
+
+ALL = {
+    "softmax": (jax_gpuops.softmax, jax.nn.softmax),
+    "log_softmax": (jax_gpuops.log_softmax, jax.nn.log_softmax),
+    "logsumexp": (jax_gpuops.logsumexp, jax.nn.logsumexp),
+    "sum": (jax_gpuops.sum, jnp.sum),
+    "mean": (jax_gpuops.mean, jnp.mean),
+    "max": (jax_gpuops.max, jnp.max),
+    "prod": (jax_gpuops.prod, jnp.prod),
+    "masked sum": (
+        lambda x, axis: jax_gpuops.sum(x, axis, where=x > 0),
+        lambda x, axis: jnp.sum(x, axis, where=x > 0),
+    ),
+    "16-bit sum": (
+        lambda x, axis: jax_gpuops.sum(x.astype("bfloat16"), axis),
+        lambda x, axis: jnp.sum(x.astype("bfloat16"), axis),
+    ),
+}
+
+
+def collectives_of(function, x):
+    """How many of each kind, and the shardings of the results."""
+    compiled = jax.jit(function).lower(x).compile()
+    text = compiled.as_text()
+    assert "jax_gpuops_" not in text
+    counts = {
+        name: text.count(f" {name}(") + text.count(f" {name}-start(") for name in COLLECTIVES
+    }
+    return counts, compiled.output_shardings
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("axis", [None, (1, 2), (0, 2), (0, 1)], ids=str)
+@pytest.mark.parametrize("transformation", ["none", "grad", "vmap", "vmap of grad", "shard_map"])
+def test_none_communicates_as_xla_does(name, axis, transformation, implementation, devices):
+    """Over several axes, some of them sharded: nothing is merged or moved at trace time."""
+    del implementation
+    if name == "prod" and "grad" in transformation:
+        pytest.skip("JAX multiplies by other means")
+    mesh = mesh_of(devices, AxisType.Auto)
+    host = helpers.normal((2, 4, 8, 6) if "vmap" in transformation else (4, 8, 6), "float32")
+    spec = P(None, "d", "t") if "vmap" in transformation else P("d", "t")
+    x = jax.device_put(host, NamedSharding(mesh, spec))
+
+    def transformed(function):
+        def call(x):
+            return function(x, axis=axis)
+
+        def gradient(x):
+            return jax.grad(lambda x: (call(x).astype(jnp.float32) ** 2).sum())(x)
+
+        return {
+            "none": call,
+            "grad": gradient,
+            "vmap": jax.vmap(call),
+            "vmap of grad": jax.vmap(gradient),
+            "shard_map": jax.shard_map(
+                lambda x: call(x)[None],
+                mesh=mesh,
+                in_specs=P("d"),
+                out_specs=P("d"),
+                axis_names={"d"},
+            ),
+        }[transformation]
+
+    ours, upstream = map(transformed, ALL[name])
+    (actual, shardings), (expected, expected_shardings) = (
+        collectives_of(function, x) for function in (ours, upstream)
+    )
+    assert actual == expected
+    ndim = jax.eval_shape(ours, x).ndim
+    assert shardings.is_equivalent_to(expected_shardings, ndim)
+    np.testing.assert_allclose(
+        np.asarray(jax.jit(ours)(x), np.float32),
+        np.asarray(jax.jit(upstream)(x), np.float32),
+        rtol=1e-2 if name == "16-bit sum" else 1e-4,
+        atol=1e-5,
+    )

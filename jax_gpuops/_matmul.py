@@ -13,10 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching
-from jax.sharding import PartitionSpec
 
-from jax_gpuops import _primitive
-from jax_gpuops._implementation import resolve
+from jax_gpuops import _arguments, _measurements, _primitive
+from jax_gpuops._implementation import NoKernelError, dispatch, resolve
 
 DimensionNumbers = tuple[
     tuple[Sequence[int], Sequence[int]],  # contracted dims of lhs and rhs
@@ -70,27 +69,13 @@ def matmul(
       ValueError: if `implementation` or `algorithm` is unknown, cannot take the problem or cannot
         run on the platform, or if a kernel was asked for and the arrays are explicitly sharded.
     """
-    _primitive.check_array("a", a)
-    _primitive.check_array("b", b)
-    chosen = resolve("matmul", implementation, algorithm)
-    upstream = functools.partial(
-        jnp.matmul,
-        precision=precision,
+    return _jitted_matmul(
+        _arguments.as_array("a", a),
+        _arguments.as_array("b", b),
+        precision=_hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-    )
-    if _is_for_xla((a, b), chosen, algorithm, out_sharding):
-        return upstream(a, b)
-    if preferred_element_type is not None and jnp.result_type(a) != jnp.result_type(b):
-        why = "with a preferred_element_type, matmul kernels take operands of one dtype"
-        _primitive.refuse(chosen, algorithm, f"{why}, not {_dtypes(a, b)}", TypeError)
-        return upstream(a, b)
-    return _matmul(
-        a,
-        b,
-        precision=_precision(precision),
-        preferred_element_type=_dtype(preferred_element_type),
-        implementation=chosen,
+        implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
 
@@ -128,25 +113,14 @@ def dot_general(
       TypeError: as `matmul` does.
       ValueError: as `matmul` does.
     """
-    _primitive.check_array("lhs", lhs)
-    _primitive.check_array("rhs", rhs)
-    chosen = resolve("matmul", implementation, algorithm)
-    if _is_for_xla((lhs, rhs), chosen, algorithm, out_sharding):
-        return lax.dot_general(
-            lhs,
-            rhs,
-            dimension_numbers,
-            precision,
-            preferred_element_type,
-            out_sharding=out_sharding,
-        )
-    return _dot_general(
-        lhs,
-        rhs,
-        dimension_numbers=jax.tree.map(int, _as_tuples(dimension_numbers)),
-        precision=_precision(precision),
-        preferred_element_type=_dtype(preferred_element_type),
-        implementation=chosen,
+    return _jitted_dot_general(
+        _arguments.as_array("lhs", lhs),
+        _arguments.as_array("rhs", rhs),
+        dimension_numbers=jax.tree.map(int, _hashable(dimension_numbers)),
+        precision=_hashable(precision),
+        preferred_element_type=preferred_element_type,
+        out_sharding=out_sharding,
+        implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
 
@@ -190,35 +164,29 @@ def gemm(
         shape that does not broadcast to that of the result.
     """
     arrays = {"a": a, "b": b} | ({} if c is None else {"c": c})
+    arrays = {name: _arguments.as_array(name, x) for name, x in arrays.items()}
     for name, x in arrays.items():
-        _primitive.check_array(name, x)
         if not jnp.issubdtype(jnp.result_type(x), jnp.inexact):
             raise TypeError(
                 f"gemm takes floating-point and complex arrays, but {name} is of dtype "
                 f"{jnp.result_type(x)}; matmul takes integers"
             )
-    for name, x in (("a", a), ("b", b)):
-        if jnp.ndim(x) < 2:
+        if name != "c" and jnp.ndim(x) < 2:
             raise ValueError(
                 f"{name} must have at least two dimensions, got shape {jnp.shape(x)}; matmul takes "
                 "vectors"
             )
-    alpha = _primitive.factor("alpha", alpha, "multiply the result")
-    beta = _primitive.factor("beta", beta, "multiply the result")
+    alpha = _arguments.factor("alpha", alpha, "multiply the result")
+    beta = _arguments.factor("beta", beta, "multiply the result")
     if c is None and beta != 0:
         raise ValueError(f"beta={beta} needs the argument c, which is None")
-    chosen = resolve("matmul", implementation, algorithm)
-    if chosen != "xla" and _is_for_xla(arrays.values(), chosen, algorithm, None):
-        chosen = "xla"
-    return _gemm(
-        a,
-        b,
-        c,
+    return _jitted_gemm(
+        *arrays.values(),
         alpha=alpha,
         beta=beta,
         transpose_a=bool(transpose_a),
         transpose_b=bool(transpose_b),
-        implementation=chosen,
+        implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
 
@@ -226,157 +194,168 @@ def gemm(
 # Arguments
 
 
-def _is_for_xla(operands, implementation, algorithm, out_sharding) -> bool:
-    """True if upstream's function must take the call; raises if a kernel was asked for."""
-    if implementation == "xla":
-        return True
-    if out_sharding is None and not any(map(_primitive.has_explicit_sharding, operands)):
-        return False
-    _primitive.refuse(
-        implementation,
-        algorithm,
-        "matmul kernels run within one device and have no rule for explicit sharding: call them "
-        "inside jax.shard_map",
-    )
-    return True
+def _hashable(value: Any) -> Any:
+    """Sequences as tuples, other values as they are."""
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+        return tuple(map(_hashable, value))
+    return value
 
 
-def _dtypes(*arrays: jax.typing.ArrayLike) -> str:
-    return " and ".join(str(jnp.result_type(x)) for x in arrays)
+def _canonical(precision: Any) -> Any:
+    """Returns a precision in one of its forms in JAX.
 
-
-def _precision(precision: Any) -> Any:
-    """Returns a hashable precision, the configured default for None."""
+    That is None; a pair of `jax.lax.Precision`, of the left operand and the right one; or an
+    algorithm, which may be a preset. None stands for the one configured where it is called.
+    """
     if precision is None:
-        return jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    return tuple(precision) if isinstance(precision, list) else precision
+        precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
+        return lax.DotAlgorithmPreset[precision]
+    if isinstance(precision, str | lax.Precision):
+        precision = (precision, precision)
+    if isinstance(precision, tuple):
+        return tuple(map(lax.Precision, precision))
+    return precision
 
 
-def _dtype(dtype: Any) -> np.dtype | None:
-    return None if dtype is None else jax.dtypes.canonicalize_dtype(dtype)
+def _check_sharding(a, b, out_sharding=None) -> None:
+    """Raises NoKernelError if the operands or the result have a sharding in their type."""
+    if out_sharding is not None or any(map(_primitive.has_explicit_sharding, (a, b))):
+        raise NoKernelError(
+            "matmul kernels run within one device and have no rule for explicit sharding: call "
+            "them inside jax.shard_map"
+        )
 
 
-def _as_tuples(dimension_numbers: Any) -> Any:
-    if isinstance(dimension_numbers, Sequence | np.ndarray):
-        return tuple(map(_as_tuples, dimension_numbers))
-    return dimension_numbers
+def _check(a, b, result_dtype, precision, implementation, algorithm) -> None:
+    """Raises NoKernelError if no kernel takes the operands of a dot_general.
 
-
-def _takes(a, b, result_dtype, precision, implementation, algorithm) -> bool:
-    """True if the primitive takes the operands; else XLA does, unless a kernel was asked for."""
+    Args:
+      a: the left operand.
+      b: the right operand.
+      result_dtype: the dtype of the result.
+      precision: in its canonical form.
+      implementation: as resolved.
+      algorithm: as the caller gave it.
+    """
     if a.dtype != b.dtype or a.dtype.name not in _ALGORITHMS:
-        _primitive.refuse(
-            implementation,
-            algorithm,
+        raise NoKernelError(
             f"matmul kernels take two operands of one dtype among {', '.join(_ALGORITHMS)}, got "
             f"{a.dtype} and {b.dtype}",
             TypeError,
         )
-        return False
     if result_dtype not in (a.dtype, _primitive.accumulator(a.dtype)):
-        _primitive.refuse(
-            implementation,
-            algorithm,
+        raise NoKernelError(
             f"matmul kernels have no result of dtype {result_dtype} for operands of {a.dtype}",
             TypeError,
         )
-        return False
-    preset = precision
-    if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
-        preset = lax.DotAlgorithmPreset[precision]
-    if isinstance(preset, lax.DotAlgorithm) or (
-        isinstance(preset, lax.DotAlgorithmPreset)
-        and preset.name not in ("DEFAULT", _ALGORITHMS[a.dtype.name])
+    own = _ALGORITHMS[a.dtype.name]
+    if isinstance(precision, lax.DotAlgorithm) or (
+        isinstance(precision, lax.DotAlgorithmPreset) and precision.name not in ("DEFAULT", own)
     ):
-        _primitive.refuse(
-            implementation,
-            algorithm,
-            f"matmul kernels multiply {a.dtype} by {_ALGORITHMS[a.dtype.name]}, not by "
-            f"precision={precision}",
+        raise NoKernelError(
+            f"matmul kernels multiply {a.dtype} by {own}, not by precision={precision}"
         )
-        return False
-    return True
+    # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
+    known = {"dtype": a.dtype.name, "result_dtype": result_dtype.name}
+    known["precision"] = _precision_name(precision)
+    if implementation is None and algorithm is None and not _measurements.may_hold("matmul", known):
+        raise NoKernelError("no measurement says that a kernel is level with XLA")
 
 
 # From the public functions to the primitive. Under jit, so that the moves around it cost nothing.
 
-_STATIC = ("precision", "preferred_element_type", "implementation", "algorithm")
+
+def _dot_general(
+    lhs,
+    rhs,
+    *,
+    dimension_numbers,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    implementation,
+    algorithm,
+):
+    def xla():
+        return lax.dot_general(
+            lhs,
+            rhs,
+            dimension_numbers,
+            precision,
+            preferred_element_type,
+            out_sharding=out_sharding,
+        )
+
+    def kernel():
+        _check_sharding(lhs, rhs, out_sharding)
+        result = jax.eval_shape(xla)  # raises as JAX does
+        canonical = _canonical(precision)
+        _check(lhs, rhs, result.dtype, canonical, implementation, algorithm)
+        return _primitive.bind(
+            _gemm_p,
+            lhs,
+            rhs,
+            dimension_numbers=dimension_numbers,
+            precision=canonical,
+            preferred_element_type=result.dtype,
+            alpha=1.0,
+            beta=0.0,
+            implementation=implementation,
+            algorithm=algorithm,
+        )
+
+    return dispatch(implementation, algorithm, kernel, xla)
 
 
-@functools.partial(jax.jit, static_argnames=("dimension_numbers", *_STATIC), inline=True)
-def _dot_general(lhs, rhs, *, dimension_numbers, **static):
-    return _dot(jnp.asarray(lhs), jnp.asarray(rhs), dimension_numbers=dimension_numbers, **static)
+def _matmul(a, b, *, precision, preferred_element_type, out_sharding, implementation, algorithm):
+    def xla():
+        return jnp.matmul(
+            a,
+            b,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+            out_sharding=out_sharding,
+        )
+
+    def kernel():
+        _check_sharding(a, b, out_sharding)
+        result = jax.eval_shape(xla)  # raises as JAX does
+        if preferred_element_type is not None and a.dtype != b.dtype:
+            raise NoKernelError(
+                "with a preferred_element_type, matmul kernels take operands of one dtype, not "
+                f"{a.dtype} and {b.dtype}",
+                TypeError,
+            )
+        dtype = jnp.result_type(a, b)
+        canonical = _canonical(precision)
+        operands = a.astype(dtype), b.astype(dtype)
+        _check(*operands, result.dtype, canonical, implementation, algorithm)
+        product = _Broadcast.of(a.shape, b.shape)
+        y = _primitive.bind(
+            _gemm_p,
+            *product.squeeze(*operands),
+            dimension_numbers=product.dimension_numbers,
+            precision=canonical,
+            preferred_element_type=result.dtype,
+            alpha=1.0,
+            beta=0.0,
+            implementation=implementation,
+            algorithm=algorithm,
+        )
+        return lax.transpose(y, product.order)
+
+    return dispatch(implementation, algorithm, kernel, xla)
 
 
-def _dot(
-    a, b, *, dimension_numbers, precision, preferred_element_type, implementation, algorithm
-) -> jax.Array:
-    """dot_general of arrays that are not explicitly sharded."""
-    upstream = functools.partial(
-        lax.dot_general,
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-    )
-    result = jax.eval_shape(upstream, a, b)  # raises as JAX does
-    if not _takes(a, b, result.dtype, precision, implementation, algorithm):
-        return upstream(a, b)
-    return _bind(
-        a,
-        b,
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        alpha=1.0,
-        beta=0.0,
-        implementation=implementation,
-        algorithm=algorithm,
-    )
-
-
-def _bind(*operands, implementation, algorithm, **params) -> jax.Array:
-    alike = _primitive.vary_alike(*operands)
-    _primitive.check_problem(_gemm_p, implementation, algorithm, *alike, **params)
-    return _gemm_p.bind(*alike, implementation=implementation, algorithm=algorithm, **params)
-
-
-@functools.partial(jax.jit, static_argnames=_STATIC, inline=True)
-def _matmul(a, b, *, precision, preferred_element_type, implementation, algorithm):
-    upstream = functools.partial(
-        jnp.matmul, precision=precision, preferred_element_type=preferred_element_type
-    )
-    jax.eval_shape(upstream, a, b)  # raises as JAX does
-    dtype = jnp.result_type(a, b)
-    a, b = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
-    product = _Broadcast.of(a.shape, b.shape)
-    y = _dot(
-        lax.squeeze(a, product.a_squeezed),
-        lax.squeeze(b, product.b_squeezed),
-        dimension_numbers=product.dimension_numbers,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        implementation=implementation,
-        algorithm=algorithm,
-    )
-    return lax.transpose(y, product.order)
-
-
-@functools.partial(
-    jax.jit,
-    static_argnames=(
-        "alpha", "beta", "transpose_a", "transpose_b", "implementation", "algorithm",
-    ),
-    inline=True,
-)  # fmt: skip
-def _gemm(a, b, c, *, alpha, beta, transpose_a, transpose_b, implementation, algorithm):
+def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation, algorithm):
     dtype = jnp.result_type(a, b)
     result_dtype = jnp.result_type(dtype, *([] if c is None else [c]))
-    a, b = jnp.asarray(a, dtype), jnp.asarray(b, dtype)
     product = _Broadcast.of(a.shape, b.shape, transpose_a=transpose_a, transpose_b=transpose_b)
-    a, b = lax.squeeze(a, product.a_squeezed), lax.squeeze(b, product.b_squeezed)
+    a, b = product.squeeze(a.astype(dtype), b.astype(dtype))
     params = {
         "dimension_numbers": product.dimension_numbers,
-        "precision": lax.Precision.HIGHEST,
+        "precision": (lax.Precision.HIGHEST, lax.Precision.HIGHEST),
         "preferred_element_type": result_dtype,
         "alpha": alpha,
         "beta": beta,
@@ -385,22 +364,39 @@ def _gemm(a, b, c, *, alpha, beta, transpose_a, transpose_b, implementation, alg
     shape = tuple(y.shape[d] for d in product.order)
     addends = []
     if c is not None:
-        if jnp.broadcast_shapes(jnp.shape(c), shape) != shape:
+        if jnp.broadcast_shapes(c.shape, shape) != shape:
             raise ValueError(
-                f"c of shape {jnp.shape(c)} does not broadcast to the result's shape {shape}"
+                f"c of shape {c.shape} does not broadcast to the result's shape {shape}"
             )
         if beta != 0:
-            c = jnp.broadcast_to(jnp.asarray(c, result_dtype), shape)
+            c = jnp.broadcast_to(c.astype(result_dtype), shape)
             addends = [lax.transpose(c, np.argsort(product.order))]
+
+    def xla():
+        return _product(a, b, *addends, **params)
+
+    def kernel():
+        _check_sharding(a, b)
+        _check(a, b, result_dtype, params["precision"], implementation, algorithm)
+        return _primitive.bind(
+            _gemm_p, a, b, *addends, implementation=implementation, algorithm=algorithm, **params
+        )
+
     if alpha == 0:
         y = beta * addends[0] if addends else jnp.zeros(y.shape, result_dtype)
-    elif implementation != "xla" and _takes(
-        a, b, result_dtype, lax.Precision.HIGHEST, implementation, algorithm
-    ):
-        y = _bind(a, b, *addends, **params, implementation=implementation, algorithm=algorithm)
     else:
-        y = _product(a, b, *addends, **params)
+        y = dispatch(implementation, algorithm, kernel, xla)
     return lax.transpose(y, product.order)
+
+
+_STATIC = ("implementation", "algorithm")
+_OPTIONS = ("precision", "preferred_element_type", "out_sharding", *_STATIC)
+_FACTORS = ("alpha", "beta", "transpose_a", "transpose_b")
+_jitted_dot_general = _arguments.jit(
+    "dot_general", _dot_general, "dimension_numbers", *_OPTIONS, inline=True
+)
+_jitted_matmul = _arguments.jit("matmul", _matmul, *_OPTIONS, inline=True)
+_jitted_gemm = _arguments.jit("gemm", _gemm, *_FACTORS, *_STATIC, inline=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -468,6 +464,9 @@ class _Broadcast:
             tuple(int(d) for d in np.argsort([*both, *a_only, *rows, *b_only, *cols])),
         )
 
+    def squeeze(self, a: jax.Array, b: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return lax.squeeze(a, self.a_squeezed), lax.squeeze(b, self.b_squeezed)
+
 
 # The primitive: alpha * dot_general(a, b) + beta * c
 
@@ -478,34 +477,15 @@ def _product(
     """The primitive in JAX's operations."""
     if alpha == 1 and not c:
         return lax.dot_general(a, b, dimension_numbers, precision, preferred_element_type)
-    result_dtype = preferred_element_type or a.dtype
-    wide = jnp.promote_types(_primitive.accumulator(a.dtype), result_dtype)
+    wide = _primitive.accumulator(preferred_element_type)
     y = alpha * lax.dot_general(a, b, dimension_numbers, precision, wide)
     for addend in c:
         y = y + beta * addend.astype(wide)
-    return y.astype(result_dtype)
+    return y.astype(preferred_element_type)
 
 
 def _remaining(ndim: int, *used: Sequence[int]) -> tuple[int, ...]:
     return tuple(d for d in range(ndim) if not any(d in dims for dims in used))
-
-
-def _result(
-    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta
-):  # fmt: skip
-    del c, precision, alpha, beta
-    (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
-    shape = (
-        *(a.shape[d] for d in a_batch),
-        *(a.shape[d] for d in _remaining(a.ndim, a_contract, a_batch)),
-        *(b.shape[d] for d in _remaining(b.ndim, b_contract, b_batch)),
-    )
-    return a.update(
-        shape=shape,
-        dtype=preferred_element_type or a.dtype,
-        weak_type=False,
-        sharding=a.sharding.update(spec=PartitionSpec(*[None] * len(shape))),
-    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -642,13 +622,20 @@ def _outer_dims(
     return before if is_split and large == sorted(large) and not between else ()
 
 
+def _precision_name(precision: Any) -> str:
+    """A canonical precision as the problem has it: "HIGHEST", "DEFAULT,HIGH", "BF16_BF16_F32"."""
+    if isinstance(precision, tuple):
+        return ",".join(dict.fromkeys(each.name for each in precision))
+    return str(getattr(precision, "name", precision or lax.Precision.DEFAULT.name))
+
+
 def _problem(a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta):
     del alpha, beta
     form = _Canonical.of(a.shape, b.shape, dimension_numbers)
     return {
         "dtype": a.dtype.name,
-        "result_dtype": jnp.dtype(preferred_element_type or a.dtype).name,
-        "precision": str(precision),
+        "result_dtype": preferred_element_type.name,
+        "precision": _precision_name(precision),
         **form.sizes,
         "transpose_a": int(form.a.transpose),
         "transpose_b": int(form.b.transpose),
@@ -659,10 +646,10 @@ def _problem(a, b, *c, dimension_numbers, precision, preferred_element_type, alp
 
 
 def _call(
+    launch: _primitive.Launch,
     a,
     b,
     *c,
-    algorithm,
     dimension_numbers,
     precision,
     preferred_element_type,
@@ -672,14 +659,11 @@ def _call(
     """The custom call and the moves around it. cuBLAS is a target of its own: see handler.cc."""
     del precision
     form = _Canonical.of(a.shape, b.shape, dimension_numbers)
-    library = "cublas_" if algorithm == "cublas" else ""
-    target = f"jax_gpuops_{library}gemm_{'add_' if c else ''}v1"
-    result = jax.ShapeDtypeStruct(form.result_shape, preferred_element_type or a.dtype)
-    y = jax.ffi.ffi_call(target, result)(
-        form.a.apply(a),
-        form.b.apply(b),
-        *map(form.from_result, c),
-        algorithm=algorithm,
+    library = "cublas_" if launch.algorithm == "cublas" else ""
+    (y,) = launch.custom_call(
+        f"jax_gpuops_{library}gemm_{'add_' if c else ''}v1",
+        [form.a.apply(a), form.b.apply(b), *map(form.from_result, c)],
+        [jax.ShapeDtypeStruct(form.result_shape, preferred_element_type)],
         transpose_a=form.a.transpose,
         transpose_b=form.b.transpose,
         alpha=np.float64(alpha),
@@ -690,12 +674,7 @@ def _call(
 
 _gemm_p = _primitive.primitive(
     _primitive.Kernel(
-        name="gpuops_gemm",
-        op="matmul",
-        result=_result,
-        reference=_product,
-        problem=_problem,
-        call=_call,
+        name="gpuops_gemm", op="matmul", reference=_product, problem=_problem, call=_call
     )
 )
 
@@ -760,19 +739,21 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
     batch_dims = tuple(range(len(batch[mine])))
     first_theirs = len(batch_dims) + (len(my_free) if is_lhs else 0)
     their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
-    dtype = jnp.promote_types(cotangent.dtype, other.dtype)
     y = _gemm_p.bind(
-        cotangent.astype(dtype),
-        other.astype(dtype),
+        cotangent,
+        other.astype(cotangent.dtype),  # which is that of a and b, or wider
         dimension_numbers=((their_dims, their_free), (batch_dims, batch[theirs])),
-        preferred_element_type=None,
+        preferred_element_type=cotangent.dtype,
         beta=0.0,
         **params,
     )
     # What remains of the other factor are its contracted dims, in ascending order.
     by_theirs = [m for _, m in sorted(zip(contract[theirs], contract[mine], strict=True))]
     order = np.argsort([*batch[mine], *my_free, *by_theirs])
-    return lax.transpose(y, order).astype(linear.dtype)
+    y = lax.transpose(y, order).astype(linear.dtype)
+    if jax.typeof(y).sharding != linear.sharding:  # in the type only: it is all on one device
+        y = jax.sharding.reshard(y, linear.sharding.spec)
+    return y
 
 
 def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, **params):

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching
 
-from jax_gpuops import _primitive
-from jax_gpuops._implementation import resolve
+from jax_gpuops import _arguments, _primitive
+from jax_gpuops._implementation import NoKernelError, dispatch, resolve
 
 Permutation = tuple[int, ...]
 
@@ -47,14 +47,13 @@ def transpose(
       ValueError: if `axes` is not a permutation of the dimensions, if `implementation` or
         `algorithm` is unknown or cannot run on the platform.
     """
-    _primitive.check_array("a", a)
-    chosen = resolve("transpose", implementation, algorithm)
-    permutation = _canonical_permutation(axes, jnp.ndim(a))
-    if not _takes(a, chosen, algorithm):
-        return jnp.transpose(a, permutation)
-    x = jnp.asarray(a)
-    _primitive.check_problem(_transpose_p, chosen, algorithm, x, permutation=permutation)
-    return _transpose_p.bind(x, permutation=permutation, implementation=chosen, algorithm=algorithm)
+    a = _arguments.as_array("a", a)
+    return _jitted(
+        a,
+        permutation=_canonical_permutation(axes, jnp.ndim(a)),
+        implementation=resolve("transpose", implementation, algorithm),
+        algorithm=algorithm,
+    )
 
 
 def _canonical_permutation(axes: Sequence[int] | None, ndim: int) -> Permutation:
@@ -75,28 +74,26 @@ def _canonical_permutation(axes: Sequence[int] | None, ndim: int) -> Permutation
     return permutation
 
 
-def _takes(a, implementation: str | None, algorithm: str | None) -> bool:
-    """True if the primitive takes `a`; else XLA does, unless a kernel was asked for."""
-    if implementation == "xla":
-        return False
-    dtype = jnp.result_type(a)
-    if _element_bits(dtype) // 8 not in _ELEMENT_BYTES:
-        _primitive.refuse(
-            implementation,
-            algorithm,
-            f"dtype {dtype} is not among those of 1, 2, 4, 8 or 16 bytes",
-            TypeError,
+def _apply(a, *, permutation: Permutation, implementation, algorithm):
+    def kernel():
+        if _element_bits(a.dtype) // 8 not in _ELEMENT_BYTES:
+            raise NoKernelError(
+                f"dtype {a.dtype} is not among those of 1, 2, 4, 8 or 16 bytes", TypeError
+            )
+        return _primitive.bind(
+            _transpose_p,
+            a,
+            permutation=permutation,
+            implementation=implementation,
+            algorithm=algorithm,
         )
-        return False
-    if _primitive.has_explicit_sharding(a):
-        _primitive.refuse(
-            implementation,
-            algorithm,
-            "transpose kernels run within one device and have no rule for explicit sharding: call "
-            "them inside jax.shard_map",
-        )
-        return False
-    return True
+
+    return dispatch(implementation, algorithm, kernel, lambda: jnp.transpose(a, permutation))
+
+
+_jitted = _arguments.jit(
+    "transpose", _apply, "permutation", "implementation", "algorithm", inline=True
+)
 
 
 def _element_bits(dtype) -> int:
@@ -110,14 +107,6 @@ def _element_bits(dtype) -> int:
     return 8 * dtype.itemsize
 
 
-def _permuted(x, *, permutation: Permutation):
-    spec = x.sharding.spec
-    return x.update(
-        shape=tuple(x.shape[axis] for axis in permutation),
-        sharding=x.sharding.update(spec=tuple(spec[axis] for axis in permutation)),
-    )
-
-
 def _problem(x, *, permutation: Permutation) -> dict[str, Any]:
     return {
         "element_bytes": x.dtype.itemsize,
@@ -127,23 +116,23 @@ def _problem(x, *, permutation: Permutation) -> dict[str, Any]:
     }
 
 
-def _attributes(*, permutation: Permutation) -> dict[str, Any]:
-    return {"permutation": np.array(permutation, np.int64)}
-
-
 def _reference(x, *, permutation: Permutation) -> jax.Array:
     return jnp.transpose(x, permutation)
+
+
+def _call(launch: _primitive.Launch, x, *, permutation: Permutation) -> jax.Array:
+    results = [jax.ShapeDtypeStruct(y.shape, y.dtype) for y in launch.results]
+    (y,) = launch.custom_call("jax_gpuops_transpose_v1", [x], results, permutation=permutation)
+    return y
 
 
 _transpose_p = _primitive.primitive(
     _primitive.Kernel(
         name="gpuops_transpose",
         op="transpose",
-        target="jax_gpuops_transpose_v1",
-        result=_permuted,
         reference=_reference,
         problem=_problem,
-        attributes=_attributes,
+        call=_call,
     )
 )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -12,9 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad
 
-from jax_gpuops import _primitive, _rowwise
-from jax_gpuops._implementation import resolve
-from jax_gpuops.softmax import logsumexp_tangent_p
+from jax_gpuops import _arguments, _primitive, _rowwise, _softmax
+from jax_gpuops._implementation import dispatch, resolve
 
 
 def softmax_cross_entropy_with_integer_labels(
@@ -55,21 +53,20 @@ def softmax_cross_entropy_with_integer_labels(
       TypeError: as `softmax` does; also if `logits` are no floats or `labels` no integers.
       ValueError: as `softmax` does; also if the shapes do not go together.
     """
-    _primitive.check_array("logits", logits)
-    _primitive.check_array("labels", labels)
+    logits = _arguments.as_array("logits", logits)
+    labels = _arguments.as_array("labels", labels)
     for name, x, kind, kinds in (
         ("logits", logits, jnp.floating, "floats"),
         ("labels", labels, jnp.integer, "integers"),
     ):
         if not jnp.issubdtype(jnp.result_type(x), kind):
             raise TypeError(f"{name} must be {kinds}, got dtype {jnp.result_type(x)}")
-    _rowwise.check_mask(where)
     if axis is None:
         raise TypeError("axis must be an int or a tuple of ints, got None")
-    return _apply(
+    return _jitted(
         logits,
         labels,
-        where,
+        _arguments.as_mask(where),
         axes=_ordered_axes(axis, jnp.ndim(logits)),
         implementation=resolve("softmax", implementation, algorithm),
         algorithm=algorithm,
@@ -77,29 +74,39 @@ def softmax_cross_entropy_with_integer_labels(
 
 
 def _ordered_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
-    _primitive.canonical_axes(axis, ndim)  # raises what are no axes
+    _arguments.canonical_axes(axis, ndim)  # raises what are no axes
     axes = axis if isinstance(axis, Sequence) else [axis]
     return tuple(operator.index(a) % ndim for a in axes)
 
 
-@functools.partial(jax.jit, static_argnames=("axes", "implementation", "algorithm"))
 def _apply(logits, labels, where, *, axes, implementation, algorithm):
-    """Under jit, so that all this happens once."""
     x, labels, masks, axis = _as_rows(logits, labels, where, axes)
-    if x.dtype.name not in _rowwise.DTYPES:
-        why = f"dtype {x.dtype} is not among {', '.join(_rowwise.DTYPES)}"
-        _primitive.refuse(implementation, algorithm, why, TypeError)
-        implementation, algorithm = "xla", None
-    operands = _primitive.vary_alike(x, _indices(labels), *masks)
-    params = {"axis": axis, "inner_dims": 0}
-    if implementation != "xla" and x.size > 0:
-        _primitive.check_problem(_cross_entropy_p, implementation, algorithm, *operands, **params)
-    loss, _ = _cross_entropy_p.bind(
-        *operands, **params, implementation=implementation, algorithm=algorithm
-    )
+    x = _primitive.shard_alike(x, jnp.expand_dims(labels, axis), *masks)
+    operands, params = (x, _indices(labels), *masks), {"axes": (axis,)}
+
+    def xla():
+        varying = _primitive.vary_alike(*operands)
+        return _cross_entropy_p.bind(*varying, implementation="xla", algorithm=None, **params)
+
+    def kernel():
+        _softmax.check_dtype(x)
+        return _primitive.bind(
+            _cross_entropy_p,
+            *operands,
+            implementation=implementation,
+            algorithm=algorithm,
+            **params,
+        )
+
+    loss, _ = xla() if x.size == 0 else dispatch(implementation, algorithm, kernel, xla)
     for mask in masks:
         loss = jnp.where(jnp.any(mask, axis), loss, 0)
     return loss.astype(x.dtype)
+
+
+_jitted = _arguments.jit(
+    "softmax_cross_entropy_with_integer_labels", _apply, "axes", "implementation", "algorithm"
+)
 
 
 def _as_rows(logits, labels, where, axes):
@@ -126,7 +133,7 @@ def _as_rows(logits, labels, where, axes):
             )
             for each in (logits, *masks)
         )
-    batch_shapes = [_rowwise.without(each.shape, axis) for each in (logits, *masks)]
+    batch_shapes = [(*x.shape[:axis], *x.shape[axis + 1 :]) for x in (logits, *masks)]
     try:
         if labels.ndim != logits.ndim - 1:
             raise ValueError("labels have another rank")
@@ -166,52 +173,51 @@ def _one_hot(x, labels, axis):
     return jax.lax.broadcasted_iota(labels.dtype, x.shape, axis) == jnp.expand_dims(indices, axis)
 
 
-def _cross_entropy(x, labels, *where, axis, inner_dims):
-    del inner_dims  # where the row lies in memory is the compiler's business here
-    mask = _rowwise.kept(x, *where, causal=False)
-    lse = jax.nn.logsumexp(_rowwise.wide(x), axis, where=mask)
-    classes = x.shape[axis]
-    indices = jnp.clip(labels, -classes - 1, classes)  # JAX wraps those that its index dtype cannot
-    label_logit = jnp.take_along_axis(x, jnp.expand_dims(indices, axis), axis)
-    return [lse - _rowwise.wide(jnp.squeeze(label_logit, axis)), lse]
+def _cross_entropy(x, labels, *where, axes):
+    (axis,) = axes
+    mask = _softmax.kept(x, *where, causal=False)
+    lse = jax.nn.logsumexp(_softmax.wide(x), axis, where=mask)
+    if _primitive.is_sharded_along(x, axes):  # a gather cannot take such an axis apart
+        is_label = _one_hot(x, labels, axis)
+        label_logit = jnp.sum(jnp.where(is_label, x, 0), axis)
+        label_logit = jnp.where(jnp.any(is_label, axis), label_logit, jnp.nan)
+    else:
+        classes = x.shape[axis]
+        # JAX wraps indices that its index dtype cannot hold.
+        indices = jnp.expand_dims(jnp.clip(labels, -classes - 1, classes), axis)
+        label_logit = jnp.squeeze(jnp.take_along_axis(x, indices, axis), axis)
+    return [lse - _softmax.wide(label_logit), lse]
 
 
-def _cross_entropy_tangent(x, lse, t, labels, *where, axis, inner_dims):
+def _cross_entropy_tangent(x, lse, t, labels, *where, axes):
     """`sum(exp(x - lse) * t) - t[label]`."""
-    del inner_dims
-    mask = _rowwise.kept(x, *where, causal=False)
-    weights = _rowwise.weights(x, lse, mask, axis=axis)
-    t = _rowwise.wide(t)
+    (axis,) = axes
+    mask = _softmax.kept(x, *where, causal=False)
+    t = _softmax.wide(t)
     label_t = jnp.where(_one_hot(x, labels, axis), t, 0)
-    return jnp.sum(weights * _rowwise.select(mask, t, 0) - label_t, axis)
+    weights = _softmax.weights(x, lse, mask, axes=axes)
+    return jnp.sum(weights * _softmax.select(mask, t, 0) - label_t, axis)
 
 
-def _cross_entropy_cotangent(x, lse, g, labels, *where, axis, inner_dims):
+def _cross_entropy_cotangent(x, lse, g, labels, *where, axes):
     """`(exp(x - lse) - one_hot(label)) * g`, the transpose of the tangent."""
-    del inner_dims
-    mask = _rowwise.kept(x, *where, causal=False)
-    weights = _rowwise.weights(x, lse, mask, axis=axis)
+    (axis,) = axes
+    mask = _softmax.kept(x, *where, causal=False)
     g = jnp.expand_dims(g, axis)
     label_g = jnp.where(_one_hot(x, labels, axis), g, 0)
-    return (_rowwise.select(mask, weights * g, 0) - label_g).astype(x.dtype)
+    weights = _softmax.weights(x, lse, mask, axes=axes)
+    return (_softmax.select(mask, weights * g, 0) - label_g).astype(x.dtype)
 
 
-def _loss_and_lse(*avals, **params):
-    return [_rowwise.per_row(*avals, **params)] * 2
-
-
-_cross_entropy_p = _rowwise.primitive(
-    "cross_entropy", _cross_entropy, _loss_and_lse, multiple_results=True
+_cross_entropy_p = _softmax.make_primitive("cross_entropy", _cross_entropy, multiple_results=True)
+_cross_entropy_tangent_p = _softmax.make_primitive_without_kernel(
+    "cross_entropy_tangent", _cross_entropy_tangent
 )
-_cross_entropy_tangent_p = _rowwise.primitive_without_kernel(
-    "cross_entropy_tangent", _cross_entropy_tangent, _rowwise.per_row
-)
-_cross_entropy_cotangent_p = _rowwise.primitive(
+_cross_entropy_cotangent_p = _softmax.make_primitive(
     "cross_entropy_cotangent",
     _cross_entropy_cotangent,
-    _rowwise.like_array,
     has_workspace=False,
-    aliases={0: 0},
+    aliases=((0, 0),),
 )
 
 
@@ -225,7 +231,7 @@ def _jvp(primals, tangents, *, algorithm, **params):
     params["algorithm"] = None
     return [loss, lse], [
         _cross_entropy_tangent_p.bind(x, lse, t, labels, *where, **params),
-        logsumexp_tangent_p.bind(x, lse, t, *where, **params, scale=1.0, causal=False),
+        _softmax.logsumexp_tangent_p.bind(x, lse, t, *where, **params, scale=1.0, causal=False),
     ]
 
 

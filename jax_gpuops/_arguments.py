@@ -1,0 +1,114 @@
+"""What public functions do with their arguments first."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+def as_array(name: str, x: Any) -> Any:
+    """Returns `x`, or the array that it holds, such as a Flax parameter's.
+
+    Args:
+      name: of the argument.
+      x: an array, a number, or an object with a `__jax_array__` method.
+
+    Raises:
+      TypeError: if it is anything else, as jnp functions do.
+    """
+    if not isinstance(x, jax.Array) and hasattr(x, "__jax_array__"):
+        x = x.__jax_array__()
+    if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
+        raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
+    return x
+
+
+def as_mask(where: Any) -> Any:
+    """Returns the argument `where` as `as_array` does, or None for None.
+
+    Raises:
+      TypeError: if it is no array.
+      ValueError: if it is not boolean, as in JAX.
+    """
+    if where is None:
+        return None
+    where = as_array("where", where)
+    if jnp.result_type(where) != np.bool_:
+        raise ValueError(
+            f"where must be None or a boolean array, got one of dtype {jnp.result_type(where)}"
+        )
+    return where
+
+
+def factor(name: str, value: Any, instead: str) -> float:
+    """Returns a static number as a float.
+
+    Args:
+      name: of the argument.
+      value: a Python or numpy number.
+      instead: what to do with an array.
+
+    Raises:
+      TypeError: if it is anything else, such as an array or a traced number.
+    """
+    if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
+        return float(value)
+    raise TypeError(
+        f"{name} must be a Python number, known when the program is traced, got "
+        f"{type(value).__name__}; to scale by an array, {instead}"
+    )
+
+
+def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
+    """Returns `axis` as a sorted tuple of non-negative axes; None is all of them.
+
+    Raises:
+      TypeError: if it is not made of integers.
+      ValueError: if an axis is out of range or appears twice.
+    """
+    if axis is None:
+        return tuple(range(ndim))
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    result = []
+    for each in axes:
+        try:
+            value = each.__index__()
+        except AttributeError:
+            raise TypeError(f"axis must be an int, a tuple of ints or None, got {axis!r}") from None
+        if not -ndim <= value < ndim:
+            raise ValueError(f"axis {value} is out of bounds for an array of dimension {ndim}")
+        result.append(value % ndim)
+    if len(set(result)) != len(result):
+        raise ValueError(f"axis names a dimension twice: {axis!r}")
+    return tuple(sorted(result))
+
+
+def with_rank(mask: jax.Array, ndim: int) -> jax.Array:
+    """Gives a mask of lower rank than `ndim` leading dims of size 1, as broadcasting does."""
+    return jax.lax.expand_dims(mask, range(ndim - mask.ndim))
+
+
+def jit(name: str, function: Callable[..., Any], *static: str, inline: bool = False) -> Any:
+    """`jax.jit` of a function under the name that traces, profiles and compile logs show.
+
+    Args:
+      name: of the op.
+      function: its implementation.
+      *static: the names of its static arguments.
+      inline: True to leave no trace of the call in the jaxpr of the caller.
+    """
+
+    @functools.wraps(function)
+    def named(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    named.__name__ = named.__qualname__ = name
+    if inline and hasattr(jax, "Inline"):  # where True, as of jax 0.11, means a later pass
+        return jax.jit(named, static_argnames=static, inline=jax.Inline.JAX_EARLY)
+    return jax.jit(named, static_argnames=static, inline=inline)

@@ -1,0 +1,503 @@
+"""sum, prod, max, min, mean, argmax and argmin."""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+
+from jax_gpuops import _arguments, _primitive, _rowwise
+from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+
+Axis = int | Sequence[int] | None
+
+_FLOATS = ("float16", "bfloat16", "float32", "float64")
+_INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+_DTYPES = (*_FLOATS, *_INTEGERS)
+
+
+def sum(
+    a: jax.typing.ArrayLike,
+    axis: Axis = None,
+    dtype: jax.typing.DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: jax.typing.ArrayLike | None = None,
+    where: jax.typing.ArrayLike | None = None,
+    promote_integers: bool = True,
+    *,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Sum over one or more axes; drop-in for `jnp.sum`.
+
+    The error of a sum of n floats is at most 2 log2(n) eps times the sum of their magnitudes,
+    however long the row. Integers wrap around. The same input gives the same bits, run after run.
+
+    Args:
+      a: an array of any shape. Our kernels take float16, bfloat16, float32, float64 and the
+        integers of 8 to 64 bits; 16-bit floats are summed in float32. XLA computes other dtypes.
+      axis: the axis or axes to reduce; None is all of them. Another axis than the last is read
+        where it lies, not transposed in memory.
+      dtype: the dtype of the result; None is that of `a`, or the default integer type of its
+        sign for narrower integers.
+      out: unused, as in JAX.
+      keepdims: True to keep the reduced axes with size 1.
+      initial: a scalar that the result starts from.
+      where: a boolean array that broadcasts to `a`: the elements to include.
+      promote_integers: False to leave the dtype of integers as it is where `dtype` is None.
+      implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
+        kernels on the host) or "xla".
+      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("reduce")`.
+
+    Returns:
+      An array of the shape of `a` without the reduced axes.
+
+    Raises:
+      TypeError: if an argument has a type that is not accepted, or a kernel was asked for and has
+        no version for the dtype.
+      ValueError: if `axis` is out of range, if `implementation` or `algorithm` is unknown, cannot
+        take the problem or cannot run on the platform.
+      NotImplementedError: if `out` is not None.
+    """
+    return _reduce(
+        "sum",
+        a,
+        axis,
+        implementation,
+        algorithm,
+        initial=initial,
+        where=where,
+        out=out,
+        keepdims=keepdims,
+        dtype=dtype,
+        promote_integers=promote_integers,
+    )
+
+
+def prod(
+    a: jax.typing.ArrayLike,
+    axis: Axis = None,
+    dtype: jax.typing.DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: jax.typing.ArrayLike | None = None,
+    where: jax.typing.ArrayLike | None = None,
+    promote_integers: bool = True,
+    *,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Product over one or more axes; drop-in for `jnp.prod`.
+
+    The arguments are those of `jnp.prod` and of `sum`, where their limits and errors stand.
+    """
+    return _reduce(
+        "prod",
+        a,
+        axis,
+        implementation,
+        algorithm,
+        initial=initial,
+        where=where,
+        out=out,
+        keepdims=keepdims,
+        dtype=dtype,
+        promote_integers=promote_integers,
+    )
+
+
+def max(
+    a: jax.typing.ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: jax.typing.ArrayLike | None = None,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Maximum over one or more axes; drop-in for `jnp.max`.
+
+    A NaN anywhere in a row is its maximum. The arguments are those of `jnp.max` and of `sum`, where
+    their limits and errors stand.
+    """
+    return _reduce(
+        "max",
+        a,
+        axis,
+        implementation,
+        algorithm,
+        initial=initial,
+        where=where,
+        out=out,
+        keepdims=keepdims,
+    )
+
+
+def min(
+    a: jax.typing.ArrayLike,
+    axis: Axis = None,
+    out: None = None,
+    keepdims: bool = False,
+    initial: jax.typing.ArrayLike | None = None,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Minimum over one or more axes; drop-in for `jnp.min`.
+
+    A NaN anywhere in a row is its minimum. The arguments are those of `jnp.min` and of `sum`, where
+    their limits and errors stand.
+    """
+    return _reduce(
+        "min",
+        a,
+        axis,
+        implementation,
+        algorithm,
+        initial=initial,
+        where=where,
+        out=out,
+        keepdims=keepdims,
+    )
+
+
+def mean(
+    a: jax.typing.ArrayLike,
+    axis: Axis = None,
+    dtype: jax.typing.DTypeLike | None = None,
+    out: None = None,
+    keepdims: bool = False,
+    *,
+    where: jax.typing.ArrayLike | None = None,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Mean over one or more axes: the sum over the number of elements; drop-in for `jnp.mean`.
+
+    The arguments are those of `jnp.mean` and of `sum`, where their limits and errors stand.
+    """
+    return _reduce(
+        "mean",
+        a,
+        axis,
+        implementation,
+        algorithm,
+        where=where,
+        out=out,
+        keepdims=keepdims,
+        dtype=dtype,
+    )
+
+
+def argmax(
+    a: jax.typing.ArrayLike,
+    axis: int | None = None,
+    out: None = None,
+    keepdims: bool | None = None,
+    *,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Index of the maximum along an axis, or in the flattened array; drop-in for `jnp.argmax`.
+
+    The first of equal maxima; the first NaN where there is one. The arguments are those of
+    `jnp.argmax` and of `sum`, where their limits and errors stand.
+    """
+    return _reduce("argmax", a, axis, implementation, algorithm, out=out, keepdims=keepdims)
+
+
+def argmin(
+    a: jax.typing.ArrayLike,
+    axis: int | None = None,
+    out: None = None,
+    keepdims: bool | None = None,
+    *,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Index of the minimum along an axis, or in the flattened array; drop-in for `jnp.argmin`.
+
+    The first of equal minima; the first NaN where there is one. The arguments are those of
+    `jnp.argmin` and of `sum`, where their limits and errors stand.
+    """
+    return _reduce("argmin", a, axis, implementation, algorithm, out=out, keepdims=keepdims)
+
+
+# From a call to a primitive
+
+
+def _reduce(
+    name, a, axis, implementation, algorithm, *, out=None, initial=None, where=None, **arguments
+) -> jax.Array:
+    a = _arguments.as_array("a", a)
+    operands = {
+        key: _arguments.as_array(key, value)
+        for key, value in (("initial", initial), ("where", where))
+        if value is not None
+    }
+    chosen = resolve("reduce", implementation, algorithm)
+    if out is not None:  # which upstream refuses
+        return _UPSTREAM[name](a, axis, out=out, **operands, **arguments)
+    return _JITTED[name](
+        a,
+        operands,
+        axis=_static_axis(axis),
+        arguments=tuple(arguments.items()),
+        implementation=chosen,
+        algorithm=algorithm,
+    )
+
+
+def _static_axis(axis: Any) -> Any:
+    """The axis as a hashable value; what is no integer is left for upstream to judge."""
+    if isinstance(axis, (list, tuple, np.ndarray)) and np.ndim(axis) == 1:
+        return tuple(_static_axis(each) for each in axis)
+    try:
+        return operator.index(axis)
+    except TypeError:
+        return axis
+
+
+def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
+    keywords = dict(arguments)
+    upstream = functools.partial(_UPSTREAM[name], axis=axis, **keywords)
+    # Upstream's abstract evaluation tells the result's type, and raises what upstream raises.
+    result = jax.eval_shape(upstream, a, **operands)
+
+    def kernel():
+        axes = _arguments.canonical_axes(axis, a.ndim)
+        reduction = "sum" if name == "mean" else name
+        finishes = name == "mean" or "initial" in operands
+        computation = _computation_dtype(name, result.dtype, keywords)
+        dtype = computation if finishes else result.dtype
+        element = _element_dtype(reduction, a.dtype, dtype)
+        if element.name not in _DTYPES:
+            raise NoKernelError(f"dtype {element} is not among {', '.join(_DTYPES)}", TypeError)
+        if _primitive.is_sharded_along(a, axes):
+            raise NoKernelError(
+                f"a is sharded along the reduced axes, {jax.typeof(a)}; use jax.shard_map"
+            )
+        where = operands.get("where")
+        masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
+        if where is not None and jnp.broadcast_shapes(where.shape, a.shape) != a.shape:
+            raise NoKernelError(f"where of shape {where.shape} does not broadcast to {a.shape}")
+        y = _primitive.bind(
+            _PRIMITIVES[reduction],
+            _primitive.shard_alike(a, *masks),
+            *masks,
+            axes=axes,
+            dtype=np.dtype(dtype),
+            implementation=implementation,
+            algorithm=algorithm,
+        )
+        if "initial" in operands:
+            y = _COMBINE[reduction](jnp.asarray(operands["initial"]).astype(dtype), y)
+        if name == "mean":
+            y = y / _count(a, axes, masks, dtype)
+        if keywords.get("keepdims"):
+            y = jnp.expand_dims(y, axes)
+        return y.astype(result.dtype)
+
+    def xla():
+        return upstream(a, **operands)
+
+    if a.size == 0 or a.ndim == 0 or axis == ():
+        return xla()
+    return dispatch(implementation, algorithm, kernel, xla)
+
+
+def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) -> np.dtype:
+    """The dtype in which jnp reduces: float32 for 16-bit floats, unless `dtype` names one."""
+    if name in ("sum", "prod", "mean") and keywords["dtype"] is None:
+        return _primitive.accumulator(result)
+    return result
+
+
+def _count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
+    """How many elements the mean is of, as an array that divides the sum."""
+    if not masks:
+        return jnp.asarray(math.prod(a.shape[axis] for axis in axes)).astype(dtype)
+    return jnp.sum(jnp.broadcast_to(masks[0], a.shape), axes, dtype=dtype)
+
+
+_UPSTREAM: dict[str, Callable[..., Any]] = {
+    "sum": jnp.sum,
+    "prod": jnp.prod,
+    "max": jnp.max,
+    "min": jnp.min,
+    "mean": jnp.mean,
+    "argmax": jnp.argmax,
+    "argmin": jnp.argmin,
+}
+_COMBINE = {"sum": jnp.add, "prod": jnp.multiply, "max": jnp.maximum, "min": jnp.minimum}
+_JITTED = {
+    name: _arguments.jit(
+        name,
+        functools.partial(_apply, name),
+        *("axis", "arguments", "implementation", "algorithm"),
+    )
+    for name in _UPSTREAM
+}
+
+
+# The primitives: an array and perhaps a mask to an element for each row, of `dtype`.
+
+
+def _element_dtype(function: str, dtype: np.dtype, result: np.dtype) -> np.dtype:
+    """The dtype that a kernel reads: that of the operand where it computes in the right one."""
+    if function not in ("sum", "prod"):
+        return dtype
+    is_widening = result == _primitive.accumulator(dtype)
+    are_integers = dtype.name in _INTEGERS and result.name in _INTEGERS
+    return dtype if is_widening or are_integers else result
+
+
+def _identity(function: str, dtype: np.dtype) -> np.ndarray:
+    """What a masked element is read as."""
+    if function in ("sum", "prod"):
+        return np.asarray(function == "prod", dtype)
+    if dtype.name in _FLOATS:
+        return np.asarray(-np.inf if function == "max" else np.inf, dtype)
+    limits = np.iinfo(dtype)
+    return np.asarray(limits.min if function == "max" else limits.max, dtype)
+
+
+def _masked(function: str, x: jax.Array, *where: jax.Array) -> jax.Array:
+    return jnp.where(where[0], x, _identity(function, x.dtype)) if where else x
+
+
+def _problem(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str, Any]:
+    rows = _rowwise.Rows(x.shape, axes)
+    element = _element_dtype(function, x.dtype, dtype)
+    return {
+        "function": function,
+        "dtype": element.name,
+        "result": dtype.name,
+        **rows.sizes(),
+        "masked": int(bool(where)),
+        "copied": int(not rows.adjacent or element != x.dtype),
+    }
+
+
+_UNKNOWN_COLUMNS = 2**40  # where exported shapes are symbolic: more than any GPU's memory holds
+
+
+def _workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
+    """Of a row by itself: a shard of the program has fewer of them than there are here."""
+    problem = problem | {"outer": 1, "inner": 1}
+    if not isinstance(problem["columns"], int):
+        if launch.algorithm not in (None, "multiple", "row", "column"):
+            raise ValueError(
+                f"algorithm={launch.algorithm!r} needs workspace that depends on the length of the "
+                f"rows, which is symbolic here: {problem['columns']}"
+            )
+        problem["columns"] = _UNKNOWN_COLUMNS
+    return launch.workspace_bytes("reduce", problem)
+
+
+def _call(function: str, launch: _primitive.Launch, x, *where, axes: _rowwise.Axes, dtype):
+    problem = _problem(function, x, *where, axes=axes, dtype=dtype)
+    x = _masked(function, x.astype(problem["dtype"]), *where)
+    (y,) = _rowwise.call(
+        launch,
+        f"jax_gpuops_{function}_v1",
+        [x],
+        axes=axes,
+        workspace_bytes=_workspace_bytes(launch, problem),
+    )
+    return y
+
+
+def _fold(function: str, x, *where, axes: _rowwise.Axes, dtype):
+    upstream = functools.partial(_UPSTREAM[function], where=where[0] if where else None)
+    if function in ("max", "min"):
+        return upstream(x, axes, initial=_identity(function, x.dtype) if where else None)
+    if x.dtype == dtype:
+        return upstream(x, axes, promote_integers=False)
+    return upstream(x, axes, dtype=dtype)
+
+
+def _choose(function: str, x, *, axes: _rowwise.Axes, dtype):
+    if len(axes) == 1:
+        return _UPSTREAM[function](x, axes[0]).astype(dtype)
+    return _UPSTREAM[function](_rowwise.Rows(x.shape, axes).apply(x), -1).astype(dtype)
+
+
+def _make(function: str, reference: Callable[..., jax.Array]) -> Primitive:
+    kernel = _primitive.Kernel(
+        name=f"gpuops_{function}",
+        op="reduce",
+        reference=functools.partial(reference, function),
+        problem=functools.partial(_problem, function),
+        call=functools.partial(_call, function),
+        partitionable=True,
+    )
+    jax.ffi.register_ffi_target_as_batch_partitionable(f"jax_gpuops_{function}_v1")
+    p = _primitive.primitive(kernel)
+    _rowwise.define_batching(p)
+    return p
+
+
+_PRIMITIVES = {name: _make(name, _fold) for name in ("sum", "prod", "max", "min")}
+_PRIMITIVES |= {name: _make(name, _choose) for name in ("argmax", "argmin")}
+
+
+# Derivatives: those that JAX gives the upstream functions.
+
+
+def _sum_tangent(x, y, t, *where, **params):
+    del x, y
+    return _PRIMITIVES["sum"].bind(t, *where, **params)
+
+
+def _sum_transpose(cotangent, x, *where, implementation, algorithm, **params):
+    del implementation, algorithm
+    others = [None] * len(where)
+    if type(cotangent) is ad.Zero:
+        return [ad.Zero(x.aval), *others]
+    transposed = jax.linear_transpose(lambda x: _fold("sum", x, *where, **params), x.aval)
+    return [*transposed(cotangent), *others]
+
+
+def _prod_tangent(x, y, t, *where, implementation, algorithm, **params):
+    del y, implementation, algorithm
+    return jax.jvp(lambda x: _fold("prod", x, *where, **params), (x,), (t,))[1]
+
+
+def _choice_tangent(function, x, y, t, *where, axes, **params):
+    """The mean of the tangents at the places where the row has its maximum (minimum)."""
+    del params
+    chosen = (_masked(function, x, *where) == jnp.expand_dims(y, axes)).astype(t.dtype)
+    return jnp.sum(_masked("sum", t, *where) * chosen, axes) / jnp.sum(chosen, axes)
+
+
+def _define_jvp(p: Primitive, tangent_rule) -> None:
+    def jvp(primals, tangents, **params):
+        (x, *where), (t, *_) = primals, tangents
+        y = p.bind(x, *where, **params)
+        if tangent_rule is None or type(t) is ad.Zero:
+            return y, ad.Zero(jax.typeof(y).to_tangent_aval())
+        return y, tangent_rule(x, y, t, *where, **params)
+
+    ad.primitive_jvps[p] = jvp
+
+
+_define_jvp(_PRIMITIVES["sum"], _sum_tangent)
+_define_jvp(_PRIMITIVES["prod"], _prod_tangent)
+_define_jvp(_PRIMITIVES["max"], functools.partial(_choice_tangent, "max"))
+_define_jvp(_PRIMITIVES["min"], functools.partial(_choice_tangent, "min"))
+_define_jvp(_PRIMITIVES["argmax"], None)
+_define_jvp(_PRIMITIVES["argmin"], None)
+ad.primitive_transposes[_PRIMITIVES["sum"]] = _sum_transpose

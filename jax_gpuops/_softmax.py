@@ -1,0 +1,478 @@
+"""softmax, log_softmax and logsumexp."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+
+from jax_gpuops import _arguments, _primitive, _rowwise
+from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+
+Axis = int | Sequence[int] | None
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+_UPSTREAM: dict[str, Callable[..., Any]] = {
+    "softmax": jax.nn.softmax,
+    "log_softmax": jax.nn.log_softmax,
+    "logsumexp": jax.nn.logsumexp,
+}
+
+
+def softmax(
+    x: jax.typing.ArrayLike,
+    axis: Axis = -1,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Softmax over one or more axes; drop-in for `jax.nn.softmax`.
+
+    Computes `exp(z - max(z)) / sum(exp(z - max(z)))` of `z = scale * x`. As in JAX, a row of only
+    -inf, or with +inf or NaN in it, is NaN; elements that are left out are ignored and give 0, and
+    so does a row that is left out as a whole.
+
+    Args:
+      x: an array of any shape. Our kernels take float16, bfloat16, float32 and float64; 16-bit
+        floats are computed in float32.
+      axis: the axis or axes to normalise over; None is all of them. Another axis than the last
+        is read where it lies, not transposed in memory.
+      where: a boolean array that broadcasts to `x`: the elements to include. Our kernels read it as
+        it is; only a program that XLA divides among devices expands it in memory, except along
+        `axis`.
+      scale: a Python number of any sign that multiplies `x` first. 16-bit floats are not rounded
+        after it.
+      causal: True to include only the elements (i, j) of the last two dims with j <= i, of those
+        that `where` includes. Kernels do not read the others.
+      implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
+        kernels on the host) or "xla".
+      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("softmax")`,
+        which tells what each cannot take. Derivatives choose their own.
+
+    Returns:
+      An array of the shape and dtype of `x`.
+
+    Raises:
+      TypeError: if an argument has a type that is not accepted, such as an array as `scale`, or a
+        kernel was asked for and has no version for the dtype.
+      ValueError: if `axis` is out of range, if `where` is not boolean, if `scale` is not finite, if
+        `causal` is True and `axis` is not the last of at least two, if `implementation` or
+        `algorithm` is unknown, cannot take the problem or cannot run on the platform.
+    """
+    return _call("softmax", "x", x, axis, where, scale, causal, implementation, algorithm)
+
+
+def log_softmax(
+    x: jax.typing.ArrayLike,
+    axis: Axis = -1,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Logarithm of softmax, without forming softmax; drop-in for `jax.nn.log_softmax`.
+
+    Computes `z - max(z) - log(sum(exp(z - max(z))))` of `z = scale * x`. Elements that are left out
+    are ignored and give -inf.
+
+    Args:
+      x: an array of any shape, dtypes as for `softmax`.
+      axis: the axis or axes to normalise over; None is all of them.
+      where: as for `softmax`.
+      scale: as for `softmax`.
+      causal: as for `softmax`.
+      implementation: as for `softmax`.
+      algorithm: as for `softmax`.
+
+    Returns:
+      An array of the shape and dtype of `x`.
+
+    Raises:
+      TypeError: as `softmax` does.
+      ValueError: as `softmax` does.
+    """
+    return _call("log_softmax", "x", x, axis, where, scale, causal, implementation, algorithm)
+
+
+def logsumexp(
+    a: jax.typing.ArrayLike,
+    axis: Axis = None,
+    b: jax.typing.ArrayLike | None = None,
+    keepdims: bool = False,
+    return_sign: bool = False,
+    where: jax.typing.ArrayLike | None = None,
+    *,
+    scale: float = 1.0,
+    causal: bool = False,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array | tuple[jax.Array, jax.Array]:
+    """Logarithm of the sum of exponentials of `scale * a`; drop-in for `jax.nn.logsumexp`.
+
+    A row that is left out as a whole gives -inf.
+
+    Args:
+      a: an array of any shape, dtypes as for `softmax`.
+      axis: the axis or axes to sum over; None is all of them.
+      b: factors of the exponentials. XLA computes this case: kernels do not take it.
+      keepdims: True to keep the reduced axes with size 1.
+      return_sign: True to return the sign of the sum too. XLA computes this case.
+      where: as for `softmax`.
+      scale: as for `softmax`.
+      causal: as for `softmax`.
+      implementation: as for `softmax`.
+      algorithm: as for `softmax`.
+
+    Returns:
+      The result in the dtype of `a`, or with `return_sign` the pair (result, sign).
+
+    Raises:
+      TypeError: as `softmax` does.
+      ValueError: as `softmax` does; also if a kernel was asked for, or `scale` or `causal` given,
+        together with `b` or `return_sign`.
+    """
+    a = _arguments.as_array("a", a)
+    axes = _arguments.canonical_axes(axis, jnp.ndim(a))
+    if b is not None or return_sign:
+        b = None if b is None else _arguments.as_array("b", b)
+        where = _arguments.as_mask(where)
+        if _factor("a", scale) != 1 or causal:
+            raise ValueError("scale and causal go with neither b nor return_sign")
+        return dispatch(
+            resolve("softmax", implementation, algorithm),
+            algorithm,
+            _refuse_factors_and_sign,
+            lambda: jax.nn.logsumexp(a, axes, b, keepdims, return_sign, where),
+        )
+    result = _call("logsumexp", "a", a, axis, where, scale, causal, implementation, algorithm)
+    return jnp.expand_dims(result, axes) if keepdims else result
+
+
+# From a call to a primitive
+
+
+def _refuse_factors_and_sign():
+    raise NoKernelError("logsumexp kernels take neither b nor return_sign")
+
+
+def _call(name, argument, x, axis, where, scale, causal, implementation, algorithm) -> jax.Array:
+    x = _arguments.as_array(argument, x)
+    axis = tuple(axis) if isinstance(axis, list) else axis
+    axes = _arguments.canonical_axes(axis, jnp.ndim(x))
+    where = _arguments.as_mask(where)
+    scale = _factor(argument, scale)
+    if not isinstance(causal, bool | np.bool_):
+        raise TypeError(f"causal must be True or False, got {causal!r:.60}")
+    if causal and (jnp.ndim(x) < 2 or axes != (jnp.ndim(x) - 1,)):
+        raise ValueError(
+            f"causal=True needs the last of at least two axes, got axis={axis!r} for {argument} of "
+            f"shape {jnp.shape(x)}"
+        )
+    return _JITTED[name](
+        x,
+        where,
+        axis=axis,
+        scale=scale,
+        causal=bool(causal),
+        implementation=resolve("softmax", implementation, algorithm),
+        algorithm=algorithm,
+    )
+
+
+def _factor(argument: str, scale: float) -> float:
+    scale = _arguments.factor("scale", scale, f"multiply {argument} by it")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale must be finite, got {scale}")
+    return scale
+
+
+def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
+    axes = _arguments.canonical_axes(axis, x.ndim)
+    masks = [] if where is None else [_arguments.with_rank(where, x.ndim)]
+
+    def xla():
+        return _reference(name, x, *masks, axes=axis, scale=scale, causal=causal)
+
+    def kernel():
+        check_dtype(x)
+        largest = float(jnp.finfo(_primitive.accumulator(x.dtype)).max) / 2
+        if abs(scale) > largest:  # kernels multiply it by log2(e)
+            raise NoKernelError(f"scale {scale} is beyond {largest:.3}")
+        if where is not None and jnp.broadcast_shapes(where.shape, x.shape) != x.shape:
+            raise NoKernelError(f"where of shape {where.shape} does not broadcast to {x.shape}")
+        if len(axes) > 1 and _primitive.is_sharded_along(x, axes):
+            raise NoKernelError(
+                f"x is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map"
+            )
+        # Kernels read -inf in place of elements that do not take part, and 0 * -inf is NaN.
+        is_zero = np.asarray(scale, _primitive.accumulator(x.dtype)) == 0
+        return _primitive.bind(
+            _PRIMITIVES[name],
+            _primitive.shard_alike(x * 0 if is_zero else x, *masks),
+            *masks,
+            axes=axes,
+            scale=1.0 if is_zero else scale,
+            causal=causal,
+            implementation=implementation,
+            algorithm=algorithm,
+        )
+
+    if x.size == 0 or not axes:
+        return xla()
+    return dispatch(implementation, algorithm, kernel, xla)
+
+
+_JITTED = {
+    name: _arguments.jit(
+        name,
+        functools.partial(_apply, name),
+        *("axis", "scale", "causal", "implementation", "algorithm"),
+    )
+    for name in _UPSTREAM
+}
+
+
+def check_dtype(x: jax.Array) -> None:
+    """Raises NoKernelError for a dtype that the kernels of softmax do not take."""
+    if x.dtype.name not in DTYPES:
+        raise NoKernelError(f"dtype {x.dtype} is not among {', '.join(DTYPES)}", TypeError)
+
+
+# What references are written with
+
+
+def kept(x: jax.Array, *where: jax.Array, causal: bool) -> jax.Array | None:
+    """The elements of `x` that count, as a boolean array that broadcasts to it, or None for all."""
+    masks = list(where)
+    if causal:
+        shape = (1,) * (x.ndim - 2) + x.shape[-2:]
+        query, key = (jax.lax.broadcasted_iota(np.int32, shape, x.ndim - d) for d in (2, 1))
+        masks.append(key <= query)
+    return functools.reduce(jnp.logical_and, masks) if masks else None
+
+
+def scaled(x: jax.Array, scale: float) -> jax.Array:
+    """`scale * x`, in the dtype that kernels compute in unless the scale is 1."""
+    return x if scale == 1 else wide(x) * scale
+
+
+def wide(x: jax.Array) -> jax.Array:
+    """`x` in the dtype that kernels compute in."""
+    return x.astype(_primitive.accumulator(x.dtype))
+
+
+def select(mask: jax.Array | None, x: jax.Array, otherwise: float) -> jax.Array:
+    """`x` where the mask is None or True."""
+    return x if mask is None else jnp.where(mask, x, otherwise)
+
+
+def weights(
+    x: jax.Array, lse: jax.Array, mask: jax.Array | None, *, axes: _rowwise.Axes, scale: float = 1.0
+) -> jax.Array:
+    """`exp(scale * x - lse)`, the softmax that belongs to a logsumexp, 0 where the mask is False.
+
+    It is NaN, as JAX's gradient of logsumexp, in a row whose elements are all -inf.
+    """
+    shifted = scaled(wide(x), scale) - jnp.expand_dims(lse, axes)
+    return jnp.exp(select(mask, shifted, -jnp.inf))
+
+
+# What is not known of exported shapes that are symbolic: few rows, longer than any memory holds.
+_UNKNOWN = {"outer": 1, "inner": 1, "columns": 2**40, "queries": 1}
+
+
+def make_primitive(
+    function: str,
+    reference: Callable[..., Any],
+    *,
+    name: str | None = None,
+    has_workspace: bool = True,
+    aliases: tuple[tuple[int, int], ...] = (),
+    multiple_results: bool = False,
+) -> Primitive:
+    """Makes the primitive of a kernel of ffi/softmax, with everything but its derivatives.
+
+    Args:
+      function: the kernels' name for it.
+      reference: as in `_primitive.Kernel`.
+      name: the primitive's, if not the function's.
+      has_workspace: True if the kernels take workspace.
+      aliases: as in `_primitive.Launch.custom_call`.
+      multiple_results: as in `_primitive.Kernel`.
+    """
+    target = f"jax_gpuops_{function}_v1"
+
+    def problem(x, *others, axes, scale=1.0, causal=False) -> dict[str, Any]:
+        rows = _rowwise.Rows(x.shape, axes)
+        return {
+            "function": function,
+            "dtype": x.dtype.name,
+            **rows.sizes(),
+            "masked": int(_rowwise.has_mask([x, *others])),
+            "queries": x.shape[-2] if causal else 0,
+            "scaled": int(scale != 1),
+            "copied": int(not rows.adjacent),
+        }
+
+    def call(launch, *operands, axes, scale=1.0, causal=False):
+        workspace_bytes = None
+        if has_workspace:
+            known = {
+                key: value if isinstance(value, int | str) else _UNKNOWN[key]
+                for key, value in problem(*operands, axes=axes, scale=scale, causal=causal).items()
+            }
+            workspace_bytes = launch.workspace_bytes("softmax", known)
+        results = _rowwise.call(
+            launch,
+            target,
+            operands,
+            axes=axes,
+            row_dims=2 if causal else 1,
+            workspace_bytes=workspace_bytes,
+            aliases=aliases,
+            scale=np.float64(scale),
+            causal=np.bool_(causal),
+        )
+        return results if multiple_results else results[0]
+
+    jax.ffi.register_ffi_target_as_batch_partitionable(target)
+    kernel = _primitive.Kernel(
+        name=f"gpuops_{name or function}",
+        op="softmax",
+        reference=reference,
+        problem=problem,
+        call=call,
+        partitionable=True,
+        multiple_results=multiple_results,
+    )
+    p = _primitive.primitive(kernel)
+    _rowwise.define_batching(p)
+    return p
+
+
+def make_primitive_without_kernel(function: str, reference: Callable[..., Any]) -> Primitive:
+    """Makes a primitive with the same operands and parameters that XLA always computes."""
+    p = _primitive.primitive_without_kernel(f"gpuops_{function}", reference)
+    _rowwise.define_batching(p)
+    return p
+
+
+# The primitives. y is the forward result, lse that of logsumexp; t is the operand's tangent.
+
+
+def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool) -> jax.Array:
+    mask = kept(x, *where, causal=causal)
+    y = _UPSTREAM[function](scaled(x, scale), axis=axes, where=mask)
+    is_narrow = _primitive.accumulator(x.dtype) != x.dtype
+    return y.astype(x.dtype) if is_narrow else y
+
+
+def _wide_logsumexp(x, *where, **params):
+    """In the dtype that kernels compute in: of a rounded result no gradient would be accurate."""
+    return _reference("logsumexp", wide(x), *where, **params)
+
+
+def _logsumexp(x, *where, **params):
+    return _wide_logsumexp(x, *where, **params).astype(x.dtype)
+
+
+def _softmax_tangent(y, t, *where, axes, scale, causal):
+    """`scale * y * (t - sum(y * t))`; the map is symmetric, so the cotangent's is the same."""
+    mask = kept(y, *where, causal=causal)
+    wide_y, wide_t = wide(y), wide(select(mask, t, 0))
+    total = jnp.sum(wide_y * wide_t, axes, keepdims=True)
+    return select(mask, scale * wide_y * (wide_t - total), 0).astype(y.dtype)
+
+
+def _log_softmax_tangent(y, t, *where, axes, scale, causal):
+    """`scale * (t - sum(exp(y) * t))`."""
+    mask = kept(y, *where, causal=causal)
+    wide_y, wide_t = wide(y), wide(select(mask, t, 0))
+    total = jnp.sum(jnp.exp(wide_y) * wide_t, axes, keepdims=True)
+    return select(mask, scale * (wide_t - total), 0).astype(y.dtype)
+
+
+def _log_softmax_cotangent(y, ct, *where, axes, scale, causal):
+    """`scale * (ct - exp(y) * sum(ct))`, the transpose of the tangent."""
+    mask = kept(y, *where, causal=causal)
+    wide_y, wide_ct = wide(y), wide(select(mask, ct, 0))
+    total = jnp.sum(wide_ct, axes, keepdims=True)
+    return select(mask, scale * (wide_ct - jnp.exp(wide_y) * total), 0).astype(y.dtype)
+
+
+def _logsumexp_tangent(x, lse, t, *where, axes, scale, causal):
+    """`scale * sum(exp(scale * x - lse) * t)`."""
+    mask = kept(x, *where, causal=causal)
+    terms = weights(x, lse, mask, axes=axes, scale=scale) * wide(select(mask, t, 0))
+    return scale * jnp.sum(terms, axes)
+
+
+def _logsumexp_cotangent(x, lse, g, *where, axes, scale, causal):
+    """`scale * exp(scale * x - lse) * g`, the transpose of the tangent."""
+    mask = kept(x, *where, causal=causal)
+    terms = weights(x, lse, mask, axes=axes, scale=scale) * jnp.expand_dims(g, axes)
+    return select(mask, scale * terms, 0).astype(x.dtype)
+
+
+_PRIMITIVES = {
+    "softmax": make_primitive("softmax", functools.partial(_reference, "softmax")),
+    "log_softmax": make_primitive("log_softmax", functools.partial(_reference, "log_softmax")),
+    "logsumexp": make_primitive("logsumexp", _logsumexp),
+}
+_wide_logsumexp_p = make_primitive("logsumexp", _wide_logsumexp, name="wide_logsumexp")
+_softmax_tangent_p = make_primitive("softmax_tangent", _softmax_tangent)
+_log_softmax_tangent_p = make_primitive_without_kernel("log_softmax_tangent", _log_softmax_tangent)
+_log_softmax_cotangent_p = make_primitive("log_softmax_cotangent", _log_softmax_cotangent)
+logsumexp_tangent_p = make_primitive_without_kernel("logsumexp_tangent", _logsumexp_tangent)
+_logsumexp_cotangent_p = make_primitive(
+    "logsumexp_cotangent", _logsumexp_cotangent, has_workspace=False
+)
+
+
+# Derivatives
+
+
+def _define_jvp(p: Primitive, tangent_p: Primitive, residuals: Callable[..., list[jax.Array]]):
+    def jvp(primals, tangents, *, algorithm, **params):
+        x, *where = primals
+        y = p.bind(*primals, algorithm=algorithm, **params)
+        t = ad.instantiate_zeros(tangents[0])
+        return y, tangent_p.bind(*residuals(x, y), t, *where, algorithm=None, **params)
+
+    ad.primitive_jvps[p] = jvp
+
+
+def _logsumexp_jvp(primals, tangents, *, algorithm, **params):
+    """From the wide result, which the tangent needs too."""
+    x, *where = primals
+    lse = _wide_logsumexp_p.bind(*primals, algorithm=algorithm, **params)
+    t = ad.instantiate_zeros(tangents[0])
+    dt = logsumexp_tangent_p.bind(x, lse, t, *where, algorithm=None, **params)
+    return lse.astype(x.dtype), dt.astype(x.dtype)
+
+
+_define_jvp(_PRIMITIVES["softmax"], _softmax_tangent_p, lambda x, y: [y])
+_define_jvp(_PRIMITIVES["log_softmax"], _log_softmax_tangent_p, lambda x, y: [y])
+_define_jvp(_wide_logsumexp_p, logsumexp_tangent_p, lambda x, y: [x, y])
+ad.primitive_jvps[_PRIMITIVES["logsumexp"]] = _logsumexp_jvp
+for _p, _transposed_p, _map, _linear in [
+    (_softmax_tangent_p, _softmax_tangent_p, _softmax_tangent, 1),
+    (_log_softmax_tangent_p, _log_softmax_cotangent_p, _log_softmax_tangent, 1),
+    (_log_softmax_cotangent_p, _log_softmax_tangent_p, _log_softmax_cotangent, 1),
+    (logsumexp_tangent_p, _logsumexp_cotangent_p, _logsumexp_tangent, 2),
+    (_logsumexp_cotangent_p, logsumexp_tangent_p, _logsumexp_cotangent, 2),
+]:
+    _rowwise.define_linear(_p, _transposed_p, _map, _linear)
