@@ -218,35 +218,39 @@ def _canonical(precision: Any) -> Any:
     return precision
 
 
-def _check_sharding(a, b, out_sharding=None) -> None:
-    """Raises NoKernelError if the operands or the result have a sharding in their type."""
-    if out_sharding is not None or any(map(_primitive.has_explicit_sharding, (a, b))):
+def _check_sharding(*operands, out_sharding=None) -> None:
+    """Raises NoKernelError if operands or result have a sharding of their own, in their type."""
+    if out_sharding is not None or any(map(_primitive.has_explicit_sharding, operands)):
         raise NoKernelError(
             "matmul kernels run within one device and have no rule for explicit sharding: call "
             "them inside jax.shard_map"
         )
 
 
-def _check(a, b, result_dtype, precision, implementation, algorithm) -> None:
-    """Raises NoKernelError if no kernel takes the operands of a dot_general.
-
-    Args:
-      a: the left operand.
-      b: the right operand.
-      result_dtype: the dtype of the result.
-      precision: in its canonical form.
-      implementation: as resolved.
-      algorithm: as the caller gave it.
-    """
+def _bind(
+    a,
+    b,
+    *c,
+    dimension_numbers,
+    precision,
+    preferred_element_type,
+    alpha=1.0,
+    beta=0.0,
+    implementation,
+    algorithm,
+) -> jax.Array:
+    """Binds the primitive, or raises NoKernelError if no kernel takes its operands."""
+    precision = _canonical(precision)
     if a.dtype != b.dtype or a.dtype.name not in _ALGORITHMS:
         raise NoKernelError(
             f"matmul kernels take two operands of one dtype among {', '.join(_ALGORITHMS)}, got "
             f"{a.dtype} and {b.dtype}",
             TypeError,
         )
-    if result_dtype not in (a.dtype, _primitive.accumulator(a.dtype)):
+    if preferred_element_type not in (a.dtype, _primitive.accumulator(a.dtype)):
         raise NoKernelError(
-            f"matmul kernels have no result of dtype {result_dtype} for operands of {a.dtype}",
+            f"matmul kernels have no result of dtype {preferred_element_type} for operands of "
+            f"{a.dtype}",
             TypeError,
         )
     own = _ALGORITHMS[a.dtype.name]
@@ -256,11 +260,28 @@ def _check(a, b, result_dtype, precision, implementation, algorithm) -> None:
         raise NoKernelError(
             f"matmul kernels multiply {a.dtype} by {own}, not by precision={precision}"
         )
-    # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
-    known = {"dtype": a.dtype.name, "result_dtype": result_dtype.name}
-    known["precision"] = _precision_name(precision)
-    if implementation is None and algorithm is None and not _measurements.may_hold("matmul", known):
-        raise NoKernelError("no measurement says that a kernel is level with XLA")
+    if implementation is None and algorithm is None:
+        # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
+        known = {
+            "dtype": a.dtype.name,
+            "result_dtype": preferred_element_type.name,
+            "precision": _precision_name(precision),
+        }
+        if not _measurements.may_hold("matmul", known):
+            raise NoKernelError("no measurement says that a kernel is level with XLA")
+    return _primitive.bind(
+        _gemm_p,
+        a,
+        b,
+        *c,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        alpha=alpha,
+        beta=beta,
+        implementation=implementation,
+        algorithm=algorithm,
+    )
 
 
 # From the public functions to the primitive. Under jit, so that the moves around it cost nothing.
@@ -288,19 +309,14 @@ def _dot_general(
         )
 
     def kernel():
-        _check_sharding(lhs, rhs, out_sharding)
+        _check_sharding(lhs, rhs, out_sharding=out_sharding)
         result = jax.eval_shape(xla)  # raises as JAX does
-        canonical = _canonical(precision)
-        _check(lhs, rhs, result.dtype, canonical, implementation, algorithm)
-        return _primitive.bind(
-            _gemm_p,
+        return _bind(
             lhs,
             rhs,
             dimension_numbers=dimension_numbers,
-            precision=canonical,
+            precision=precision,
             preferred_element_type=result.dtype,
-            alpha=1.0,
-            beta=0.0,
             implementation=implementation,
             algorithm=algorithm,
         )
@@ -319,7 +335,7 @@ def _matmul(a, b, *, precision, preferred_element_type, out_sharding, implementa
         )
 
     def kernel():
-        _check_sharding(a, b, out_sharding)
+        _check_sharding(a, b, out_sharding=out_sharding)
         result = jax.eval_shape(xla)  # raises as JAX does
         if preferred_element_type is not None and a.dtype != b.dtype:
             raise NoKernelError(
@@ -328,18 +344,12 @@ def _matmul(a, b, *, precision, preferred_element_type, out_sharding, implementa
                 TypeError,
             )
         dtype = jnp.result_type(a, b)
-        canonical = _canonical(precision)
-        operands = a.astype(dtype), b.astype(dtype)
-        _check(*operands, result.dtype, canonical, implementation, algorithm)
         product = _Broadcast.of(a.shape, b.shape)
-        y = _primitive.bind(
-            _gemm_p,
-            *product.squeeze(*operands),
+        y = _bind(
+            *product.squeeze(a.astype(dtype), b.astype(dtype)),
             dimension_numbers=product.dimension_numbers,
-            precision=canonical,
+            precision=precision,
             preferred_element_type=result.dtype,
-            alpha=1.0,
-            beta=0.0,
             implementation=implementation,
             algorithm=algorithm,
         )
@@ -376,11 +386,8 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
         return _product(a, b, *addends, **params)
 
     def kernel():
-        _check_sharding(a, b)
-        _check(a, b, result_dtype, params["precision"], implementation, algorithm)
-        return _primitive.bind(
-            _gemm_p, a, b, *addends, implementation=implementation, algorithm=algorithm, **params
-        )
+        _check_sharding(a, b, *addends)
+        return _bind(a, b, *addends, implementation=implementation, algorithm=algorithm, **params)
 
     if alpha == 0:
         y = beta * addends[0] if addends else jnp.zeros(y.shape, result_dtype)
@@ -624,9 +631,11 @@ def _outer_dims(
 
 def _precision_name(precision: Any) -> str:
     """A canonical precision as the problem has it: "HIGHEST", "DEFAULT,HIGH", "BF16_BF16_F32"."""
+    if precision is None:
+        return lax.Precision.DEFAULT.name
     if isinstance(precision, tuple):
         return ",".join(dict.fromkeys(each.name for each in precision))
-    return str(getattr(precision, "name", precision or lax.Precision.DEFAULT.name))
+    return getattr(precision, "name", str(precision))
 
 
 def _problem(a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta):

@@ -291,11 +291,9 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
             )
         where = operands.get("where")
         masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
-        if where is not None and jnp.broadcast_shapes(where.shape, a.shape) != a.shape:
-            raise NoKernelError(f"where of shape {where.shape} does not broadcast to {a.shape}")
-        y = _primitive.bind(
+        y = _rowwise.bind(
             _PRIMITIVES[reduction],
-            _primitive.shard_alike(a, *masks),
+            a,
             *masks,
             axes=axes,
             dtype=np.dtype(dtype),

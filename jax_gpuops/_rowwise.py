@@ -26,6 +26,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jax_gpuops import _primitive
+from jax_gpuops._implementation import NoKernelError
 
 Axes = tuple[int, ...]
 
@@ -92,6 +93,14 @@ class Rows:
         y = y.reshape(*self.leading_shape, *(self.shape[d] for d in self.axes))
         order = (*self.leading, *self.axes)
         return jnp.transpose(y, [order.index(d) for d in range(len(order))])
+
+
+def bind(p: Primitive, x: jax.Array, *masks: jax.Array, **params: Any) -> Any:
+    """Binds the primitive of a kernel to an array and perhaps a mask, as `_primitive.bind` does."""
+    for mask in masks:
+        if jnp.broadcast_shapes(mask.shape, x.shape) != x.shape:
+            raise NoKernelError(f"where of shape {mask.shape} does not broadcast to {x.shape}")
+    return _primitive.bind(p, _primitive.shard_alike(x, *masks), *masks, **params)
 
 
 def call(
@@ -166,9 +175,9 @@ def has_mask(operands: Sequence[Any]) -> bool:
 def _expanded(mask: jax.Array, rows: Rows, partitioned: bool) -> jax.Array:
     """Broadcasts a mask as far as a kernel needs.
 
-    Along the axes of the rows, that is if it differs along some of them. Where XLA partitions the
-    program, it gets all leading dims of the array, since the partitioner slices all operands alike;
-    so does the rare mask that kernels cannot index.
+    Along the axes of the rows it stays as it is, unless it differs along some of them only. It gets
+    the leading dims of the array where XLA partitions the program, since the partitioner slices all
+    operands alike, and where it is one of the rare masks that kernels cannot index.
     """
     shape = list(mask.shape)
     if any(shape[d] != 1 for d in rows.axes):

@@ -155,7 +155,7 @@ def logsumexp(
             resolve("softmax", implementation, algorithm),
             algorithm,
             _refuse_factors_and_sign,
-            lambda: jax.nn.logsumexp(a, axes, b, keepdims, return_sign, where),
+            lambda: jax.nn.logsumexp(a, axis, b, keepdims, return_sign, where),
         )
     result = _call("logsumexp", "a", a, axis, where, scale, causal, implementation, algorithm)
     return jnp.expand_dims(result, axes) if keepdims else result
@@ -211,17 +211,15 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
         largest = float(jnp.finfo(_primitive.accumulator(x.dtype)).max) / 2
         if abs(scale) > largest:  # kernels multiply it by log2(e)
             raise NoKernelError(f"scale {scale} is beyond {largest:.3}")
-        if where is not None and jnp.broadcast_shapes(where.shape, x.shape) != x.shape:
-            raise NoKernelError(f"where of shape {where.shape} does not broadcast to {x.shape}")
         if len(axes) > 1 and _primitive.is_sharded_along(x, axes):
             raise NoKernelError(
                 f"x is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map"
             )
         # Kernels read -inf in place of elements that do not take part, and 0 * -inf is NaN.
         is_zero = np.asarray(scale, _primitive.accumulator(x.dtype)) == 0
-        return _primitive.bind(
+        return _rowwise.bind(
             _PRIMITIVES[name],
-            _primitive.shard_alike(x * 0 if is_zero else x, *masks),
+            x * 0 if is_zero else x,
             *masks,
             axes=axes,
             scale=1.0 if is_zero else scale,

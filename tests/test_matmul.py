@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import jax_gpuops
+from jax_gpuops import _plan, _primitive
 
 LADDER = [a.name for a in jax_gpuops.algorithms("matmul") if a.name != "cublas"]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
@@ -406,6 +407,34 @@ def test_none_uses_the_precision_configured_where_it_was_called():
     with jax.default_matmul_precision("highest"):
         traced = jax.jit(lambda x: jax_gpuops.matmul(x, x)).trace(x)
     assert "precision = [HIGHEST, HIGHEST]" in traced.lower().as_text()
+
+
+@pytest.mark.parametrize(
+    ("precisions", "name"),
+    [
+        ((None, "default", lax.Precision.DEFAULT, ["default", "default"]), "DEFAULT"),
+        (("highest", "float32", lax.Precision.HIGHEST, ("highest", "highest")), "HIGHEST"),
+        (("high", "tensorfloat32"), "HIGH"),
+        ((("default", "high"), (lax.Precision.DEFAULT, lax.Precision.HIGH)), "DEFAULT,HIGH"),
+        (("F32_F32_F32", lax.DotAlgorithmPreset.F32_F32_F32), "F32_F32_F32"),
+    ],
+)
+def test_a_problem_names_its_precision_in_one_way(precisions, name, implementation):
+    """However the user said it: as an argument or in the configuration."""
+    x = jnp.ones((4, 4))
+
+    def problem(precision):
+        jaxpr = jax.make_jaxpr(
+            lambda x: jax_gpuops.matmul(x, x, precision=precision, implementation=implementation)
+        )(x)
+        ((primitive, avals, params),) = _plan._calls(jaxpr.jaxpr)
+        del params["implementation"], params["algorithm"]
+        return _primitive.KERNELS[primitive].problem(*avals, **params)
+
+    assert {problem(precision)["precision"] for precision in precisions} == {name}
+    if isinstance(precisions[0], str):
+        with jax.default_matmul_precision(precisions[0]):
+            assert problem(None)["precision"] == name
 
 
 # Contracts

@@ -252,9 +252,7 @@ def collectives_of(function, x):
     compiled = jax.jit(function).lower(x).compile()
     text = compiled.as_text()
     assert "jax_gpuops_" not in text
-    counts = {
-        name: text.count(f" {name}(") + text.count(f" {name}-start(") for name in COLLECTIVES
-    }
+    counts = {name: text.count(f" {name}(") + text.count(f" {name}-start(") for name in COLLECTIVES}
     return counts, compiled.output_shardings
 
 
