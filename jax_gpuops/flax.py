@@ -12,9 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jax_gpuops import _arguments
+from jax_gpuops import _arguments, _primitive
 from jax_gpuops._matmul import dot_general
-from jax_gpuops._primitive import accumulator
 from jax_gpuops._softmax import softmax
 
 
@@ -91,7 +90,7 @@ def attention_fn(
     grouped = query.reshape(*query.shape[:-2], key_heads, heads // key_heads, depth)
     rank = len(batch)
     batch_dims = tuple(range(rank))
-    score_dtype = accumulator(dtype)
+    score_dtype = _primitive.accumulator(dtype)
     scores = dot_general(
         grouped,
         key,
