@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -92,23 +91,3 @@ def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
 def with_rank(mask: jax.Array, ndim: int) -> jax.Array:
     """Gives a mask of lower rank than `ndim` leading dims of size 1, as broadcasting does."""
     return jax.lax.expand_dims(mask, range(ndim - mask.ndim))
-
-
-def jit(name: str, function: Callable[..., Any], *static: str, inline: bool = False) -> Any:
-    """`jax.jit` of a function under the name that traces, profiles and compile logs show.
-
-    Args:
-      name: of the op.
-      function: its implementation.
-      *static: the names of its static arguments.
-      inline: True to leave no trace of the call in the jaxpr of the caller.
-    """
-
-    @functools.wraps(function)
-    def named(*args, **kwargs):
-        return function(*args, **kwargs)
-
-    named.__name__ = named.__qualname__ = name
-    if inline and hasattr(jax, "Inline"):  # where True, as of jax 0.11, means a later pass
-        return jax.jit(named, static_argnames=static, inline=jax.Inline.JAX_EARLY)
-    return jax.jit(named, static_argnames=static, inline=inline)

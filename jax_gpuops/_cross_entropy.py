@@ -104,7 +104,7 @@ def _apply(logits, labels, where, *, axes, implementation, algorithm):
     return loss.astype(x.dtype)
 
 
-_jitted = _arguments.jit(
+_jitted = _primitive.jit(
     "softmax_cross_entropy_with_integer_labels", _apply, "axes", "implementation", "algorithm"
 )
 

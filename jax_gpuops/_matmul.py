@@ -399,11 +399,11 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
 _STATIC = ("implementation", "algorithm")
 _OPTIONS = ("precision", "preferred_element_type", "out_sharding", *_STATIC)
 _FACTORS = ("alpha", "beta", "transpose_a", "transpose_b")
-_jitted_dot_general = _arguments.jit(
+_jitted_dot_general = _primitive.jit(
     "dot_general", _dot_general, "dimension_numbers", *_OPTIONS, inline=True
 )
-_jitted_matmul = _arguments.jit("matmul", _matmul, *_OPTIONS, inline=True)
-_jitted_gemm = _arguments.jit("gemm", _gemm, *_FACTORS, *_STATIC, inline=True)
+_jitted_matmul = _primitive.jit("matmul", _matmul, *_OPTIONS, inline=True)
+_jitted_gemm = _primitive.jit("gemm", _gemm, *_FACTORS, *_STATIC, inline=True)
 
 
 @dataclasses.dataclass(frozen=True)

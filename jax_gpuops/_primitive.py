@@ -110,7 +110,27 @@ def result_avals(function: Callable[..., Any], *avals, **params) -> list[Any]:
     return list(jax.make_jaxpr(functools.partial(function, **params))(*avals).out_avals)
 
 
-# Binding
+# From a call to a bind
+
+
+def jit(name: str, function: Callable[..., Any], *static: str, inline: bool = False) -> Any:
+    """`jax.jit` of a function under the name that traces, profiles and compile logs show.
+
+    Args:
+      name: of the op.
+      function: its implementation.
+      *static: the names of its static arguments.
+      inline: True to leave no trace of the call in the jaxpr of the caller.
+    """
+
+    @functools.wraps(function)
+    def named(*args, **kwargs):
+        return function(*args, **kwargs)
+
+    named.__name__ = named.__qualname__ = name
+    if inline and hasattr(jax, "Inline"):  # where True, as of jax 0.11, means a later pass
+        return jax.jit(named, static_argnames=static, inline=jax.Inline.JAX_EARLY)
+    return jax.jit(named, static_argnames=static, inline=inline)
 
 
 def bind(

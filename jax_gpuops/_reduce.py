@@ -341,7 +341,7 @@ _UPSTREAM: dict[str, Callable[..., Any]] = {
 }
 _COMBINE = {"sum": jnp.add, "prod": jnp.multiply, "max": jnp.maximum, "min": jnp.minimum}
 _JITTED = {
-    name: _arguments.jit(
+    name: _primitive.jit(
         name,
         functools.partial(_apply, name),
         *("axis", "arguments", "implementation", "algorithm"),

@@ -234,7 +234,7 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
 
 
 _JITTED = {
-    name: _arguments.jit(
+    name: _primitive.jit(
         name,
         functools.partial(_apply, name),
         *("axis", "scale", "causal", "implementation", "algorithm"),

@@ -91,7 +91,7 @@ def _apply(a, *, permutation: Permutation, implementation, algorithm):
     return dispatch(implementation, algorithm, kernel, lambda: jnp.transpose(a, permutation))
 
 
-_jitted = _arguments.jit(
+_jitted = _primitive.jit(
     "transpose", _apply, "permutation", "implementation", "algorithm", inline=True
 )
 
