@@ -257,7 +257,7 @@ def collectives_of(function, x):
 
 
 @pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("axis", [None, (1, 2), (0, 2), (0, 1)], ids=str)
+@pytest.mark.parametrize("axis", [None, (1, 2), (0, 2)], ids=str)
 @pytest.mark.parametrize("transformation", ["none", "grad", "vmap", "vmap of grad", "shard_map"])
 def test_none_communicates_as_xla_does(name, axis, transformation, implementation, devices):
     """Over several axes, some of them sharded: nothing is merged or moved at trace time."""
