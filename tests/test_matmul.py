@@ -428,7 +428,7 @@ def test_a_problem_names_its_precision_in_one_way(precisions, name, implementati
             lambda x: jax_gpuops.matmul(x, x, precision=precision, implementation=implementation)
         )(x)
         ((primitive, avals, params),) = _plan._calls(jaxpr.jaxpr)
-        del params["implementation"], params["algorithm"]
+        params = {k: v for k, v in params.items() if k not in ("implementation", "algorithm")}
         return _primitive.KERNELS[primitive].problem(*avals, **params)
 
     assert {problem(precision)["precision"] for precision in precisions} == {name}
