@@ -274,7 +274,7 @@ def _add_case_arguments(command: argparse.ArgumentParser, op: ops.Op) -> None:
 
 def _family(text: str) -> str:
     if text not in ops.FAMILIES:
-        raise argparse.ArgumentTypeError(f"{text!r} is none of {', '.join(ops.FAMILIES)}")
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(ops.FAMILIES)}")
     return text
 
 
@@ -290,7 +290,7 @@ def _pattern(text: str) -> re.Pattern[str]:
     try:
         return re.compile(text)
     except re.error as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no regular expression: {error}") from None
+        raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
 def _axes(text: str) -> Any:

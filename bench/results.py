@@ -148,11 +148,11 @@ class Run:
         """Reads what `save` wrote.
 
         Raises:
-          ValueError: if the file is none of ours.
+          ValueError: if the file was not written by `save`.
         """
         content = json.loads(path.read_text())
         if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
-            raise ValueError(f"{path} is no result of this benchmark (schema {SCHEMA})")
+            raise ValueError(f"{path} is not a result of this benchmark (schema {SCHEMA})")
         results = content.pop("results")
         for each in results:
             problem = each["problem"]

@@ -119,7 +119,7 @@ nb::dict build_info() {
 #ifndef JAX_GPUOPS_INTERPRET
 nb::tuple driver_version() {
   int version = 0;  // stays 0 where no driver is installed
-  check_cuda(cudaDriverGetVersion(&version), "asking for the driver's version");
+  check_cuda(cudaDriverGetVersion(&version), "reading the version of the driver");
   return nb::make_tuple(version / 1000, version % 1000 / 10);
 }
 #endif

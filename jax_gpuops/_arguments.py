@@ -32,7 +32,7 @@ def as_mask(where: Any) -> Any:
     """Returns the argument `where` as `as_array` does, or None for None.
 
     Raises:
-      TypeError: if it is no array.
+      TypeError: if it is not an array.
       ValueError: if it is not boolean, as in JAX.
     """
     if where is None:

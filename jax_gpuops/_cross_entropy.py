@@ -27,22 +27,21 @@ def softmax_cross_entropy_with_integer_labels(
     """Cross entropy of softmax(logits) for the labelled classes; optax's function of this name.
 
     Computes `logsumexp(logits) - logits[label]` for each row of logits. As in optax, a label from
-    -classes to -1 counts from the end, any other outside the classes gives NaN, the label's logit
-    counts even where `where` leaves it out, and a row that it leaves out as a whole gives 0.
+    -classes to -1 counts from the end, and any other label outside the classes gives NaN. The logit
+    of the label is used even if `where` excludes it. A fully masked row gives 0.
 
-    The forward pass reads the logits once and keeps one float per row, which it computes in float32
-    for 16-bit logits. The backward pass reads them once more and writes their gradient in their own
-    memory. That costs nothing if they are an intermediate of the program that nobody else reads
-    later, or a donated argument; XLA copies them first where they must stay, as an argument of the
-    program that is not donated must.
+    The forward pass reads the logits once and keeps one float per row, in float32 for 16-bit
+    logits. The backward pass reads them once more and may write their gradient to the same memory.
+    XLA does so if the logits are an intermediate result that no later operation reads, or a donated
+    argument. Otherwise it copies them first, as for an argument that is not donated.
 
     Args:
       logits: an array of any shape, dtypes as for `softmax`.
       labels: integers, of the shape of the logits without `axis`, or one that broadcasts with it.
-      axis: the axis of the classes. Of a tuple of axes, a label is an index into their elements in
-        that order; other axes than the last ones are then moved there first.
-      where: a boolean array, of a rank either that of `logits` or less by the axes: the elements or
-        the rows to include.
+      axis: the axis of the classes. With a tuple of axes, a label is an index into these axes,
+        flattened in the given order; the logits are then transposed unless the axes are the last.
+      where: a boolean array that has the rank of `logits` (elements to include), or that rank
+        without `axis` (rows to include).
       implementation: as for `softmax`.
       algorithm: as for `softmax`.
 
@@ -50,8 +49,8 @@ def softmax_cross_entropy_with_integer_labels(
       An array of the dtype of `logits`, of their shape without `axis`.
 
     Raises:
-      TypeError: as `softmax` does; also if `logits` are no floats or `labels` no integers.
-      ValueError: as `softmax` does; also if the shapes do not go together.
+      TypeError: as `softmax` does; also if `logits` are not floats or `labels` are not integers.
+      ValueError: as `softmax` does; also if the shapes do not match.
     """
     logits = _arguments.as_array("logits", logits)
     labels = _arguments.as_array("labels", labels)
@@ -74,7 +73,7 @@ def softmax_cross_entropy_with_integer_labels(
 
 
 def _ordered_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
-    _arguments.canonical_axes(axis, ndim)  # raises what are no axes
+    _arguments.canonical_axes(axis, ndim)  # raises for invalid axes
     axes = axis if isinstance(axis, Sequence) else [axis]
     return tuple(operator.index(a) % ndim for a in axes)
 
@@ -115,8 +114,8 @@ def _as_rows(logits, labels, where, axes):
         where = jnp.expand_dims(where, axes)
     if where is not None and where.ndim != logits.ndim:
         raise ValueError(
-            f"where must have the rank of logits, {logits.ndim}, or {len(axes)} less, got shape "
-            f"{where.shape}"
+            f"where must have the rank of logits, {logits.ndim}, or that rank without axis, "
+            f"{logits.ndim - len(axes)}, got shape {where.shape}"
         )
     masks = [] if where is None else [where]
     if len(axes) == 1:

@@ -37,7 +37,7 @@ def use(implementation: str | None) -> Iterator[None]:
       implementation: None, "cuda", "interpret" or "xla", as the ops take it.
 
     Raises:
-      ValueError: if `implementation` is none of these.
+      ValueError: if `implementation` is not one of these.
     """
     _check(implementation)
     with _default(implementation):

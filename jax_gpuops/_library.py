@@ -1,7 +1,7 @@
 """The compiled modules: loads them, checks their version, registers their FFI targets.
 
-Importing this touches no GPU and never fails: what could not be loaded is remembered, and an
-operation that needs it says so.
+Importing this does not access a GPU and never fails. If a module could not be loaded, an operation
+that needs it raises an error that says why.
 """
 
 from __future__ import annotations
@@ -80,8 +80,8 @@ class Algorithm:
     Attributes:
       name: what `algorithm=` takes.
       summary: the idea, in a sentence.
-      source: where it comes from.
-      limits: what it cannot take, or "none".
+      source: the publication or project that it comes from.
+      limits: the problems that it does not support, or "none".
     """
 
     name: str
@@ -128,7 +128,7 @@ def planned(
 def gpu_problem() -> str | None:
     """Returns why this machine's GPU cannot run our kernels, with the fix, or None if it can.
 
-    Without a GPU there is nothing to object to: a program may be exported for one elsewhere.
+    It is also None without a GPU, since a program may be exported for a GPU of another machine.
     """
     if (why := missing("cuda")) is not None:
         return why

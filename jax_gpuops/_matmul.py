@@ -44,18 +44,18 @@ def matmul(
 ) -> jax.Array:
     """Matrix product of two arrays; drop-in for `jax.numpy.matmul`.
 
-    Leading dims are a batch and broadcast; a matrix that a batch shares is not copied for it.
+    Leading dims are batch dims and broadcast. A matrix that a whole batch shares is not copied.
 
     Args:
-      a: an array of shape (..., m, k) or (k,). Our kernels take float16, bfloat16, float32 and
-        float64; they multiply and add 16-bit floats in float32, and float32 in true float32,
-        whatever the `precision`.
+      a: an array of shape (..., m, k) or (k,). The kernels support float16, bfloat16, float32 and
+        float64. They multiply and add 16-bit floats in float32, and float32 in float32 (not TF32),
+        for every `precision`.
       b: an array of shape (..., k, n) or (k,).
-      precision: how exact XLA's product is, as in JAX. Our kernels take any `jax.lax.Precision`,
-        but no algorithm preset other than what they do.
-      preferred_element_type: the dtype of the result. Our kernels take that of a and b, and
+      precision: the precision of XLA's product, as in JAX. The kernels accept any
+        `jax.lax.Precision`, and only the `jax.lax.DotAlgorithmPreset` that they implement.
+      preferred_element_type: the dtype of the result. The kernels support that of a and b, and
         float32 for 16-bit floats.
-      out_sharding: as in JAX; for XLA only.
+      out_sharding: as in JAX; the kernels do not support it.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
@@ -64,10 +64,11 @@ def matmul(
       An array of shape (..., m, n), without m or n where an operand is a vector.
 
     Raises:
-      TypeError: if shapes do not match or an argument has a type that is not accepted, or a kernel
-        was asked for and has no version for the dtypes.
-      ValueError: if `implementation` or `algorithm` is unknown, cannot take the problem or cannot
-        run on the platform, or if a kernel was asked for and the arrays are explicitly sharded.
+      TypeError: if shapes do not match or an argument has a type that is not accepted, or if a
+        kernel was requested that does not support the dtypes.
+      ValueError: if `implementation` or `algorithm` is unknown, does not support the problem or
+        cannot run on the platform, or if a kernel was requested and the arrays are explicitly
+        sharded.
     """
     return _jitted_matmul(
         _arguments.as_array("a", a),
@@ -93,8 +94,8 @@ def dot_general(
 ) -> jax.Array:
     """General product of two arrays; drop-in for `jax.lax.dot_general`.
 
-    Flax layers take it: `nnx.Linear(..., dot_general=jax_gpuops.dot_general)`. Our kernels multiply
-    batches of matrices; operands that are not such batches as they lie in memory are transposed.
+    Flax layers accept it: `nnx.Linear(..., dot_general=jax_gpuops.dot_general)`. The kernels
+    multiply batches of matrices; operands whose layout in memory is no such batch are transposed.
 
     Args:
       lhs: an array, dtypes as for `matmul`.
@@ -102,7 +103,7 @@ def dot_general(
       dimension_numbers: ((contracted dims of lhs, of rhs), (batch dims of lhs, of rhs)).
       precision: as for `matmul`.
       preferred_element_type: as for `matmul`.
-      out_sharding: as in JAX; for XLA only.
+      out_sharding: as for `matmul`.
       implementation: as for `matmul`.
       algorithm: as for `matmul`.
 
@@ -139,9 +140,9 @@ def gemm(
 ) -> jax.Array:
     """BLAS's gemm: `alpha * op(a) @ op(b) + beta * c`, rounded once.
 
-    As in BLAS, a factor of 0 means that what it multiplies is not read: NaN in `c` do not pass a
-    `beta` of 0, nor those in `a` and `b` an `alpha` of 0. float32 is multiplied in true float32,
-    by XLA too.
+    As in BLAS, an operand whose factor is 0 is not read: NaN in `c` has no effect if `beta` is 0,
+    nor has NaN in `a` or `b` if `alpha` is 0. float32 is multiplied in float32 (not TF32), also by
+    XLA.
 
     Args:
       a: an array of shape (..., m, k), or (..., k, m) with `transpose_a`; dtypes as for `matmul`.

@@ -1,8 +1,8 @@
 """Which implementation is the fastest, from measurements that are part of the package.
 
-`measurements.json` holds, for each kind of GPU, the classes of problems for which our kernel was
-measured to be at least level with XLA. `None` as implementation runs ours for these and XLA's own
-lowering for all others, so code that uses jax_gpuops is never slower than code that does not.
+`measurements.json` lists, for each kind of GPU, the classes of problems for which a kernel was
+measured to be at least as fast as XLA. `implementation=None` runs the kernel for these and XLA's
+lowering for all others.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
     for entry in table().get(kind, []):
         if contains(entry, problem):
             return "cuda", f"measured on {kind}: at least {entry['ratio']:.2f} x the speed of XLA"
-    return "xla", f"no measurement on {kind} says that ours is level with XLA for this problem"
+    return "xla", f"no measurement on {kind} shows a kernel to be as fast as XLA for this problem"
 
 
 def may_hold(op: str, known: dict[str, Any]) -> bool:

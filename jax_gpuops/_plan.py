@@ -38,8 +38,8 @@ def plan(
 ) -> Plan:
     """Says what a call of an op would run on one device, without running it.
 
-    Kernels are planned for an H200: other GPUs may run another algorithm, and have none that needs
-    compute capability 9.0 if they lack it.
+    The plan is made for an H200. Another GPU may run another algorithm; one that needs compute
+    capability 9.0 runs nowhere else.
 
     >>> jax_gpuops.plan("softmax", (8192, 4096), "float32", implementation="interpret")
     Plan(implementation='interpret', algorithm='block', reason=...)
@@ -77,7 +77,9 @@ def plan(
         platform = "cuda" if platform == "gpu" else platform
         return _plan_call(_primitive.KERNELS[p], avals, platform, **params)
     return Plan(
-        "xla", None, "XLA is asked for, no kernel takes these arguments, or none is known as faster"
+        "xla",
+        None,
+        "XLA is requested, no kernel supports these arguments, or none is known to be faster",
     )
 
 

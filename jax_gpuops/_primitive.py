@@ -262,12 +262,12 @@ def choose(
     reason = "named by the caller"
     if implementation is None and algorithm is not None:
         implementation = "interpret" if platform == "cpu" else "cuda"
-        reason = f"algorithm {algorithm!r} is ours"
+        reason = f"algorithm {algorithm!r} is a kernel of jax_gpuops"
     if implementation == "xla":
         return "xla", reason
     if implementation is None:
         if platform != "cuda":
-            return "xla", f"jax_gpuops has no faster kernel for platform {platform}"
+            return "xla", f"jax_gpuops has no default kernel for platform {platform}"
         if partitioned:  # our call would collect sharded rows on one device, and XLA does not
             return "xla", "the program spans several devices, and the operands may be sharded"
         problem_of_gpu = _library.gpu_problem()
@@ -279,8 +279,8 @@ def choose(
     if platform != needed:
         raise ValueError(
             f'{kernel.name}: implementation="{implementation}" runs on platform {needed}, but the '
-            f"computation is lowered for {platform or 'another one'}; implementation=None lets the "
-            "platform decide"
+            f"computation is lowered for {platform or 'another one'}; with implementation=None the "
+            "platform decides"
         )
     if partitioned and not kernel.partitionable:
         raise ValueError(

@@ -43,17 +43,17 @@ def sum(
     however long the row. Integers wrap around. The same input gives the same bits, run after run.
 
     Args:
-      a: an array of any shape. Our kernels take float16, bfloat16, float32, float64 and the
+      a: an array of any shape. The kernels support float16, bfloat16, float32, float64 and
         integers of 8 to 64 bits; 16-bit floats are summed in float32. XLA computes other dtypes.
-      axis: the axis or axes to reduce; None is all of them. Another axis than the last is read
-        where it lies, not transposed in memory.
-      dtype: the dtype of the result; None is that of `a`, or the default integer type of its
-        sign for narrower integers.
+      axis: the axis or axes to reduce; None means all axes. An axis other than the last is read in
+        place, without a transpose in memory.
+      dtype: the dtype of the result; None means that of `a`, or for narrower integers the default
+        integer dtype of the same signedness.
       out: unused, as in JAX.
       keepdims: True to keep the reduced axes with size 1.
-      initial: a scalar that the result starts from.
+      initial: a scalar, the start value of the reduction.
       where: a boolean array that broadcasts to `a`: the elements to include.
-      promote_integers: False to leave the dtype of integers as it is where `dtype` is None.
+      promote_integers: False to keep the dtype of integers if `dtype` is None.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("reduce")`.
@@ -62,10 +62,10 @@ def sum(
       An array of the shape of `a` without the reduced axes.
 
     Raises:
-      TypeError: if an argument has a type that is not accepted, or a kernel was asked for and has
-        no version for the dtype.
-      ValueError: if `axis` is out of range, if `implementation` or `algorithm` is unknown, cannot
-        take the problem or cannot run on the platform.
+      TypeError: if an argument has a type that is not accepted, or if a kernel was requested that
+        does not support the dtype.
+      ValueError: if `axis` is out of range, if `implementation` or `algorithm` is unknown, does not
+        support the problem or cannot run on the platform.
       NotImplementedError: if `out` is not None.
     """
     return _reduce(
@@ -98,7 +98,7 @@ def prod(
 ) -> jax.Array:
     """Product over one or more axes; drop-in for `jnp.prod`.
 
-    The arguments are those of `jnp.prod` and of `sum`, where their limits and errors stand.
+    The arguments are those of `jnp.prod`; limits and errors are those of `sum`.
     """
     return _reduce(
         "prod",
@@ -128,8 +128,8 @@ def max(
 ) -> jax.Array:
     """Maximum over one or more axes; drop-in for `jnp.max`.
 
-    A NaN anywhere in a row is its maximum. The arguments are those of `jnp.max` and of `sum`, where
-    their limits and errors stand.
+    A NaN anywhere in a row is its maximum. The arguments are those of `jnp.max`; limits and
+    errors are those of `sum`.
     """
     return _reduce(
         "max",
@@ -157,8 +157,8 @@ def min(
 ) -> jax.Array:
     """Minimum over one or more axes; drop-in for `jnp.min`.
 
-    A NaN anywhere in a row is its minimum. The arguments are those of `jnp.min` and of `sum`, where
-    their limits and errors stand.
+    A NaN anywhere in a row is its minimum. The arguments are those of `jnp.min`; limits and
+    errors are those of `sum`.
     """
     return _reduce(
         "min",
@@ -186,7 +186,7 @@ def mean(
 ) -> jax.Array:
     """Mean over one or more axes: the sum over the number of elements; drop-in for `jnp.mean`.
 
-    The arguments are those of `jnp.mean` and of `sum`, where their limits and errors stand.
+    The arguments are those of `jnp.mean`; limits and errors are those of `sum`.
     """
     return _reduce(
         "mean",
@@ -212,8 +212,8 @@ def argmax(
 ) -> jax.Array:
     """Index of the maximum along an axis, or in the flattened array; drop-in for `jnp.argmax`.
 
-    The first of equal maxima; the first NaN where there is one. The arguments are those of
-    `jnp.argmax` and of `sum`, where their limits and errors stand.
+    Of equal maxima it is the first; if there is a NaN, it is the first NaN. The arguments are those
+    of `jnp.argmax`; limits and errors are those of `sum`.
     """
     return _reduce("argmax", a, axis, implementation, algorithm, out=out, keepdims=keepdims)
 
@@ -229,8 +229,8 @@ def argmin(
 ) -> jax.Array:
     """Index of the minimum along an axis, or in the flattened array; drop-in for `jnp.argmin`.
 
-    The first of equal minima; the first NaN where there is one. The arguments are those of
-    `jnp.argmin` and of `sum`, where their limits and errors stand.
+    Of equal minima it is the first; if there is a NaN, it is the first NaN. The arguments are those
+    of `jnp.argmin`; limits and errors are those of `sum`.
     """
     return _reduce("argmin", a, axis, implementation, algorithm, out=out, keepdims=keepdims)
 
@@ -261,7 +261,7 @@ def _reduce(
 
 
 def _static_axis(axis: Any) -> Any:
-    """The axis as a hashable value; what is no integer is left for upstream to judge."""
+    """The axis as a hashable value; upstream checks anything that is not an integer."""
     if isinstance(axis, (list, tuple, np.ndarray)) and np.ndim(axis) == 1:
         return tuple(_static_axis(each) for each in axis)
     try:

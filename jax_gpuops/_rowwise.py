@@ -194,10 +194,12 @@ _MOST_MASK_PARTS = 4
 
 
 def _mask_parts(own: Sequence[int], rows: Rows) -> int:
-    """How many groups of neighbouring dims the mask has and lacks in turns, as kernels index it.
+    """The number of runs of adjacent dims in which the mask is full or broadcast, in alternation.
+
+    The kernels index a mask by these runs.
 
     Args:
-      own: the leading dims of the mask. No group lies on both sides of the rows in memory.
+      own: the leading dims of the mask. No run lies on both sides of the rows in memory.
       rows: those of the array.
     """
     outer_dims = len(own) - rows.inner_dims

@@ -39,36 +39,36 @@ def softmax(
 ) -> jax.Array:
     """Softmax over one or more axes; drop-in for `jax.nn.softmax`.
 
-    Computes `exp(z - max(z)) / sum(exp(z - max(z)))` of `z = scale * x`. As in JAX, a row of only
-    -inf, or with +inf or NaN in it, is NaN; elements that are left out are ignored and give 0, and
-    so does a row that is left out as a whole.
+    Computes `exp(z - max(z)) / sum(exp(z - max(z)))` of `z = scale * x`. As in JAX, a row of -inf
+    alone, or one that contains +inf or NaN, gives NaN. Masked elements are ignored and give 0; a
+    fully masked row gives 0.
 
     Args:
-      x: an array of any shape. Our kernels take float16, bfloat16, float32 and float64; 16-bit
+      x: an array of any shape. The kernels support float16, bfloat16, float32 and float64; 16-bit
         floats are computed in float32.
-      axis: the axis or axes to normalise over; None is all of them. Another axis than the last
-        is read where it lies, not transposed in memory.
-      where: a boolean array that broadcasts to `x`: the elements to include. Our kernels read it as
-        it is; only a program that XLA divides among devices expands it in memory, except along
-        `axis`.
-      scale: a Python number of any sign that multiplies `x` first. 16-bit floats are not rounded
-        after it.
-      causal: True to include only the elements (i, j) of the last two dims with j <= i, of those
-        that `where` includes. Kernels do not read the others.
+      axis: the axis or axes to normalise over; None means all axes. An axis other than the last is
+        read in place, without a transpose in memory.
+      where: a boolean array that broadcasts to `x`: the elements to include. The kernels read it
+        without expanding it in memory. In a program that XLA partitions across devices it is
+        expanded to the shape of `x`, except along `axis`.
+      scale: a Python number of any sign that multiplies `x` first. The product of 16-bit floats is
+        not rounded to 16 bits.
+      causal: True to include only the elements (i, j) of the last two dims with j <= i that `where`
+        includes. The kernels do not read the others.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("softmax")`,
-        which tells what each cannot take. Derivatives choose their own.
+        which lists the limits of each. Derivatives choose their own algorithm.
 
     Returns:
       An array of the shape and dtype of `x`.
 
     Raises:
-      TypeError: if an argument has a type that is not accepted, such as an array as `scale`, or a
-        kernel was asked for and has no version for the dtype.
+      TypeError: if an argument has a type that is not accepted, such as an array for `scale`, or if
+        a kernel was requested that does not support the dtype.
       ValueError: if `axis` is out of range, if `where` is not boolean, if `scale` is not finite, if
         `causal` is True and `axis` is not the last of at least two, if `implementation` or
-        `algorithm` is unknown, cannot take the problem or cannot run on the platform.
+        `algorithm` is unknown, does not support the problem or cannot run on the platform.
     """
     return _call("softmax", "x", x, axis, where, scale, causal, implementation, algorithm)
 
@@ -85,12 +85,12 @@ def log_softmax(
 ) -> jax.Array:
     """Logarithm of softmax, without forming softmax; drop-in for `jax.nn.log_softmax`.
 
-    Computes `z - max(z) - log(sum(exp(z - max(z))))` of `z = scale * x`. Elements that are left out
-    are ignored and give -inf.
+    Computes `z - max(z) - log(sum(exp(z - max(z))))` of `z = scale * x`. Masked elements are
+    ignored and give -inf.
 
     Args:
       x: an array of any shape, dtypes as for `softmax`.
-      axis: the axis or axes to normalise over; None is all of them.
+      axis: the axis or axes to normalise over; None means all axes.
       where: as for `softmax`.
       scale: as for `softmax`.
       causal: as for `softmax`.
@@ -122,14 +122,14 @@ def logsumexp(
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
     """Logarithm of the sum of exponentials of `scale * a`; drop-in for `jax.nn.logsumexp`.
 
-    A row that is left out as a whole gives -inf.
+    A fully masked row gives -inf.
 
     Args:
       a: an array of any shape, dtypes as for `softmax`.
-      axis: the axis or axes to sum over; None is all of them.
-      b: factors of the exponentials. XLA computes this case: kernels do not take it.
+      axis: the axis or axes to sum over; None means all axes.
+      b: factors of the exponentials. The kernels do not support it; XLA computes this case.
       keepdims: True to keep the reduced axes with size 1.
-      return_sign: True to return the sign of the sum too. XLA computes this case.
+      return_sign: True to return the sign of the sum too. XLA computes this case, too.
       where: as for `softmax`.
       scale: as for `softmax`.
       causal: as for `softmax`.
@@ -141,8 +141,8 @@ def logsumexp(
 
     Raises:
       TypeError: as `softmax` does.
-      ValueError: as `softmax` does; also if a kernel was asked for, or `scale` or `causal` given,
-        together with `b` or `return_sign`.
+      ValueError: as `softmax` does; also if a kernel is requested, or `scale` or `causal` is
+        given, together with `b` or `return_sign`.
     """
     a = _arguments.as_array("a", a)
     axes = _arguments.canonical_axes(axis, jnp.ndim(a))
@@ -150,7 +150,7 @@ def logsumexp(
         b = None if b is None else _arguments.as_array("b", b)
         where = _arguments.as_mask(where)
         if _factor("a", scale) != 1 or causal:
-            raise ValueError("scale and causal go with neither b nor return_sign")
+            raise ValueError("scale and causal cannot be combined with b or return_sign")
         return dispatch(
             resolve("softmax", implementation, algorithm),
             algorithm,
@@ -165,7 +165,7 @@ def logsumexp(
 
 
 def _refuse_factors_and_sign():
-    raise NoKernelError("logsumexp kernels take neither b nor return_sign")
+    raise NoKernelError("logsumexp kernels do not support b or return_sign")
 
 
 def _call(name, argument, x, axis, where, scale, causal, implementation, algorithm) -> jax.Array:
@@ -210,7 +210,7 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
         check_dtype(x)
         largest = float(jnp.finfo(_primitive.accumulator(x.dtype)).max) / 2
         if abs(scale) > largest:  # kernels multiply it by log2(e)
-            raise NoKernelError(f"scale {scale} is beyond {largest:.3}")
+            raise NoKernelError(f"abs(scale) must be at most {largest:.3}, got scale {scale}")
         if len(axes) > 1 and _primitive.is_sharded_along(x, axes):
             raise NoKernelError(
                 f"x is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map"
@@ -288,7 +288,7 @@ def weights(
     return jnp.exp(select(mask, shifted, -jnp.inf))
 
 
-# What is not known of exported shapes that are symbolic: few rows, longer than any memory holds.
+# Stands in for symbolic sizes of exported programs: few rows, longer than any memory holds.
 _UNKNOWN = {"outer": 1, "inner": 1, "columns": 2**40, "queries": 1}
 
 

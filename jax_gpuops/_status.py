@@ -1,4 +1,4 @@
-"""`python -m jax_gpuops`: what is built, what JAX sees, what will run, and how to mend the rest."""
+"""`python -m jax_gpuops`: what is built, what JAX sees, what will run, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FIXES = {
 def status() -> str:
     """Returns a report: versions, compiled modules, devices, and what each op will run.
 
-    Each thing that is missing is followed by the one command that mends it.
+    Each missing component is followed by the command that installs it.
     """
     sections = [_versions(), _modules(), _devices(), _operations()]
     return "\n\n".join("\n".join(section) for section in sections)
@@ -71,7 +71,7 @@ def _operations() -> list[str]:
         if objection is None:
             classes = _measurements.table().get(kind or "", [])
             count = sum(each["op"] == op for each in classes)
-            default = f'ours for {count} measured classes of problems (see "plan"), else XLA'
+            default = f'a kernel for {count} measured classes of problems (see "plan"), else XLA'
         lines.append(f"  {op:<10}  None: {default}")
     if objection is None:
         lines.append('  "cuda": our kernels')

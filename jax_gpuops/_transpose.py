@@ -29,21 +29,21 @@ def transpose(
     """Permutes the dimensions of an array; drop-in for `jax.numpy.transpose`.
 
     Args:
-      a: an array of any shape. Our kernels take every dtype of 1, 2, 4, 8 or 16 bytes: booleans,
+      a: an array of any shape. The kernels support every dtype of 1, 2, 4, 8 or 16 bytes: booleans,
         integers, floats down to 8 bits, complex numbers.
       axes: the dimensions of `a` in the order of the result; negative ones count from the end. None
         reverses them.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
-        kernels on the host) or "xla". A kernel copies even where nothing moves, since the result is
-        an array of its own.
+        kernels on the host) or "xla". A kernel copies the array even if the permutation moves
+        nothing, since the result is a new array.
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("transpose")`.
 
     Returns:
       An array of the dtype of `a` whose dimension i is dimension `axes[i]` of `a`.
 
     Raises:
-      TypeError: if an argument has a type that is not accepted, or a kernel was asked for and
-        the elements are smaller than a byte, such as int4, or no numbers.
+      TypeError: if an argument has a type that is not accepted, or if a kernel was requested and
+        the elements are smaller than a byte, such as int4, or not numeric.
       ValueError: if `axes` is not a permutation of the dimensions, if `implementation` or
         `algorithm` is unknown or cannot run on the platform.
     """
@@ -97,7 +97,7 @@ _jitted = _primitive.jit(
 
 
 def _element_bits(dtype) -> int:
-    """The size of an element in an array on a device; 0 for dtypes that are no numbers."""
+    """The size of an element in an array on a device; 0 for dtypes that are not numeric."""
     if jnp.issubdtype(dtype, jax.dtypes.extended) or dtype == jax.dtypes.float0:
         return 0
     if jnp.issubdtype(dtype, jnp.integer):
@@ -145,7 +145,7 @@ def _batch(operands, axes, *, permutation: Permutation, **params):
 
 
 def _transpose_rule(cotangent, _, *, permutation: Permutation, **params):
-    """The cotangent goes the way back."""
+    """The cotangent is permuted by the inverse."""
     inverse = tuple(int(axis) for axis in np.argsort(permutation))
     return [_transpose_p.bind(cotangent, permutation=inverse, **params)]
 

@@ -1,7 +1,7 @@
-"""Flax layers on our operations. Flax itself is optional: without it, this module still imports.
+"""Flax layers on our operations. Flax is optional: this module can be imported without it.
 
-Linear layers take `dot_general=jax_gpuops.dot_general`; attention layers take `attention_fn` from
-here. Flax has no way to pass `implementation=` on: set it with `jax_gpuops.use`.
+Linear layers accept `dot_general=jax_gpuops.dot_general`; attention layers accept `attention_fn` of
+this module. Flax does not pass `implementation=` on: set it with `jax_gpuops.use`.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ def attention_fn(
     """Dot-product attention; drop-in for `flax.nnx.dot_product_attention` and that of `flax.linen`.
 
     Pass it as `attention_fn=` to `nnx.MultiHeadAttention` or `nn.MultiHeadDotProductAttention`.
-    The products run by `jax_gpuops.dot_general`, the normalization by `jax_gpuops.softmax`; scores
-    are float32 for 16-bit operands. As in Flax, a query that may attend to nothing attends to
-    everything alike.
+    The products are `jax_gpuops.dot_general`, the normalization is `jax_gpuops.softmax`. The scores
+    of 16-bit operands are float32. As in Flax, a fully masked query attends to all keys with equal
+    weights.
 
     Args:
       query: an array of shape (..., query length, heads, depth).
       key: an array of shape (..., key length, key heads, depth); `heads` is a multiple of
         `key heads`, and each key head serves that many neighbouring query heads.
       value: an array of shape (..., key length, key heads, value depth).
-      bias: None, or what is added to the scores; broadcasts to (..., heads, query length, key
-        length).
+      bias: None, or an array that is added to the scores; broadcasts to (..., heads, query length,
+        key length).
       mask: None, or a boolean array that broadcasts to the same: True where attention is allowed.
       broadcast_dropout: True to drop the same positions in all batches and heads.
       dropout_rng: the key for dropout; needed if there is dropout.
@@ -54,15 +54,15 @@ def attention_fn(
       deterministic: True for no dropout.
       dtype: the dtype of the computation; None for that to which the operands promote.
       precision: as in JAX.
-      module: None, or the Flax module that is to sow the weights as intermediates.
+      module: None, or the Flax module into which the weights are sown as intermediates.
       is_causal: True to let query i attend to keys 0 to i only.
 
     Returns:
       An array of shape (..., query length, heads, value depth).
 
     Raises:
-      TypeError: if an operand is no array.
-      ValueError: if shapes do not match, or dropout has no key or an impossible rate.
+      TypeError: if an operand is not an array.
+      ValueError: if shapes do not match, or dropout has no key or an invalid rate.
     """
     operands = {"query": query, "key": key, "value": value}
     operands = {name: _arguments.as_array(name, x) for name, x in operands.items()}

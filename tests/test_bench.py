@@ -571,7 +571,7 @@ def test_json_round_trip(tmp_path):
 def test_json_of_something_else_is_rejected(tmp_path):
     path = tmp_path / "other.json"
     path.write_text('{"schema": 0}')
-    with pytest.raises(ValueError, match="no result of this benchmark"):
+    with pytest.raises(ValueError, match="not a result of this benchmark"):
         Run.load(path)
 
 

@@ -499,7 +499,7 @@ def test_plan_takes_shapes_of_labels_and_masks(implementation):
             ("float32", "int32"),
             {"where": np.ones((2, 3, 4), bool)},
             ValueError,
-            r"where must have the rank of logits, 2, or 1 less, got shape \(2, 3, 4\)",
+            r"the rank of logits, 2, or that rank without axis, 1, got shape \(2, 3, 4\)",
         ),
         (
             ("float32", "int32"),

@@ -123,7 +123,7 @@ int resident_blocks(const Queue& queue, void (*kernel)(Parameters...), int threa
   return std::max(1, std::min<int>(queue.device->threads_per_multiprocessor / threads,
                                    static_cast<int>(by_shared)));
 #else
-  // The query takes microseconds and its answer never changes, so each is asked once.
+  // The query takes microseconds and its result never changes, so it is cached.
   using Key = std::tuple<int, const void*, int, std::size_t>;
   static std::mutex mutex;
   static auto& answers = *new std::map<Key, int>;
@@ -135,7 +135,7 @@ int resident_blocks(const Queue& queue, void (*kernel)(Parameters...), int threa
   int blocks = 0;
   load_kernel(queue, kernel);
   check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
-             "asking for a kernel's occupancy");
+             "querying the occupancy of a kernel");
   return answers[key] = std::max(1, blocks);
 #endif
 }

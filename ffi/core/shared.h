@@ -23,7 +23,8 @@ inline constexpr int kSharedAlignment = 128;
 template <class T>
 __device__ inline T* shared_array() {
   static_assert(alignof(T) <= kSharedAlignment, "shared memory begins at a multiple of 128 bytes");
-  static_assert(std::is_trivially_copyable_v<T>, "nobody constructs or destroys what lies there");
+  static_assert(std::is_trivially_copyable_v<T>,
+                "shared memory is neither constructed nor destroyed");
 #ifdef JAX_GPUOPS_INTERPRET
   return static_cast<T*>(simt::shared_memory());
 #else

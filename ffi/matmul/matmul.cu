@@ -98,7 +98,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
                           double_buffered_kernel<T, kDeep, kWide>,
                           double_buffered_kernel<T, kAny, kAny>);
     case Algorithm::kCublas:
-      throw std::logic_error("cublas is no kernel of ours");
+      throw std::logic_error("cublas is a library call, not a kernel");
   }
 }
 

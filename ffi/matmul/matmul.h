@@ -32,7 +32,7 @@ struct Problem {
 struct Buffers {
   const void* a;
   const void* b;
-  const void* c;  // null: there is none, and beta does not count
+  const void* c;  // null: there is no c, and beta is ignored
   void* result;
   double alpha;
   double beta;
@@ -54,13 +54,13 @@ inline constexpr std::string_view kSgemmNotes =
     "Notes on sgemm: naive, coalesced and shared-memory kernels, August 2024";
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {
-    {"naive", "A thread per element; the lanes of a warp walk different rows of a.", kGemmLadder,
+    {"naive", "A thread per element; the lanes of a warp read different rows of a.", kGemmLadder,
      "none"},
-    {"coalesced", "A thread per element; the lanes of a warp read neighbours in b.", kSgemmNotes,
-     "none"},
+    {"coalesced", "A thread per element; the lanes of a warp read adjacent elements of b.",
+     kSgemmNotes, "none"},
     {"shared", "Tiles of 32 x 32 in shared memory: each element is read 32 times less often.",
      kSgemmNotes, "none"},
-    {"block_tiled", "A 128 x 128 tile a block, 8 x 8 elements a thread, kept in registers.",
+    {"block_tiled", "A 128 x 128 tile per block, 8 x 8 elements per thread, in registers.",
      kGemmLadder, "none"},
     {"bank_conflict_free",
      "block_tiled with a transposed in shared memory, and quarters that the lanes read without "

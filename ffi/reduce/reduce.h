@@ -46,14 +46,14 @@ enum class Algorithm {
 inline constexpr std::string_view kHarris =
     "Mark Harris, Optimizing Parallel Reduction in CUDA, NVIDIA, 2007";
 inline constexpr std::string_view kContiguousValues =
-    "no argmax or argmin; rows whose elements are neighbours in memory";
-inline constexpr std::string_view kContiguous = "rows whose elements are neighbours in memory";
+    "no argmax or argmin; rows that are contiguous in memory";
+inline constexpr std::string_view kContiguous = "rows that are contiguous in memory";
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {
-    {"naive", "A tree in shared memory; the threads that go on are told by a modulo: divergent.",
+    {"naive", "A tree in shared memory; a modulo selects the active threads, so warps diverge.",
      kHarris, kContiguousValues},
-    {"stride", "The same tree by neighbouring threads at a strided index: bank conflicts.", kHarris,
-     kContiguousValues},
+    {"stride", "The same tree with adjacent active threads and a strided index: bank conflicts.",
+     kHarris, kContiguousValues},
     {"sequential", "The tree adds the upper half to the lower: no divergence, no conflicts.",
      kHarris, kContiguousValues},
     {"first_add", "sequential, with the tree's first level done while loading.", kHarris,
@@ -85,7 +85,7 @@ struct Workspace {
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
 // Bytes of workspace for each row: an upper bound that depends neither on the number of rows nor
-// on where they lie, because a shard of the problem must get by with its share.
+// on where they lie, because a shard of the problem has only its share.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
 // Runs the plan: x has outer * columns * inner elements, y has rows().

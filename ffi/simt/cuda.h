@@ -37,7 +37,7 @@ struct Segment {
 
 inline Segment segment(int width) {
   if (width <= 0 || width > kWarpSize || (width & (width - 1)) != 0) {
-    fail("a shuffle has width " + std::to_string(width) + ", which is no power of 2 up to 32");
+    fail("a shuffle has width " + std::to_string(width) + ", which is not a power of 2 up to 32");
   }
   const int own = lane();
   return {own, own & -width, own | (width - 1)};

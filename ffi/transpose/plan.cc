@@ -115,7 +115,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
   if (movement.words() == 0) return {Algorithm::kCopy, "there is nothing to move"};
   const std::string words = std::to_string(movement.word_bytes) + "-byte words";
   if (movement.has_long_runs()) {
-    return {Algorithm::kCopy, "runs of neighbours stay, and move in " + words};
+    return {Algorithm::kCopy, "contiguous runs are kept, and move in " + words};
   }
   const auto [row, column, run] = turned_dims(movement);
   const std::string matrices =

@@ -27,16 +27,18 @@ inline constexpr std::string_view kReductionAndTranspose =
     "Notes on CUDA matrix reduction and transpose: naive and shared-memory kernels";
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {
-    {"naive", "A thread an element: reads are coalesced, writes as scattered as they fall.",
+    {"naive", "A thread per element: reads are coalesced, writes are scattered.",
      kReductionAndTranspose, "none"},
-    {"tiled", "A block turns a tile in shared memory, padded so that columns hit all banks.",
-     kReductionAndTranspose, "none; what moves in long runs is not turned: as copy"},
-    {"swizzled", "Threads turn small blocks in registers; shared memory moves only 16-byte chunks.",
+    {"tiled", "A block transposes a tile in shared memory, padded so that columns use all banks.",
+     kReductionAndTranspose,
+     "none; permutations that keep long contiguous runs are copied as by copy"},
+    {"swizzled",
+     "Threads transpose small blocks in registers and access shared memory in 16-byte chunks.",
      "Notes on transpose kernels for Hopper: vector accesses and an XOR swizzle",
-     "none; what moves in long runs is not turned: as copy, in short ones: as tiled"},
-    {"copy", "Runs of neighbours that stay neighbours move in words of up to 16 bytes.",
+     "none; permutations that keep long contiguous runs are as copy, short ones as tiled"},
+    {"copy", "Runs of elements that stay contiguous move in words of up to 16 bytes.",
      "The vectorised copy of CUDA practice",
-     "none; where the minor dimension moves, a word is one element: as naive"},
+     "none; if the minor dimension moves, a word is one element, as in naive"},
 };
 
 struct Plan {
@@ -45,7 +47,7 @@ struct Plan {
 };
 
 // The algorithm called `algorithm`, or the best one for the problem if it is empty. Throws
-// std::invalid_argument if there is no such algorithm or the problem is none.
+// std::invalid_argument if there is no such algorithm or the problem is not valid.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
 // Runs the plan: x and y have as many elements as the problem's shape says, at least one. They may

@@ -12,7 +12,7 @@
 //     |  tile   |      |  results     |     ...
 //
 // a lies in shared memory as in global memory, [row][k]: the lanes of a warp read rows 64 elements
-// apart, from few banks. The next step mends that.
+// apart, from few banks. The next step avoids that.
 #pragma once
 
 #include "matmul/tile.cuh"
