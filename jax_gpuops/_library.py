@@ -81,7 +81,7 @@ class Algorithm:
       name: what `algorithm=` takes.
       summary: the idea, in a sentence.
       source: the publication or project that it comes from.
-      limits: the problems that it does not support, or "none".
+      limits: the restrictions on its problems, or "none".
     """
 
     name: str
@@ -95,7 +95,7 @@ def algorithms(op: str) -> tuple[Algorithm, ...]:
     """Lists the algorithms of an op family, in ladder order.
 
     Args:
-      op: "softmax", ...: one of the op families.
+      op: an op family: "softmax", "reduce", "transpose" or "matmul".
 
     Returns:
       The algorithms that `algorithm=` can name; those of the ladders first.

@@ -38,8 +38,8 @@ def plan(
 ) -> Plan:
     """Says what a call of an op would run on one device, without running it.
 
-    The plan is made for an H200. Another GPU may run another algorithm; one that needs compute
-    capability 9.0 runs nowhere else.
+    For a GPU the plan is made for an H200. Another GPU may run another algorithm; those that need
+    compute capability 9.0 run on no other.
 
     >>> jax_gpuops.plan("softmax", (8192, 4096), "float32", implementation="interpret")
     Plan(implementation='interpret', algorithm='block', reason=...)
@@ -61,7 +61,7 @@ def plan(
 
     Raises:
       TypeError: as the op itself would.
-      ValueError: as the op itself would, or if there is no such op, shape or platform.
+      ValueError: as the op itself would, or if the op, shape or platform is not valid.
     """
     ops = _ops()
     if op not in ops:

@@ -241,7 +241,7 @@ def test_columns_that_blocks_hold_in_strips(name, dtype, implementation):
     for x in xs:
         x[0, :, 3], x[0, : x.shape[1] // 2, 4] = -np.inf, -np.inf
         x[1, 77, 5], x[1, -1, 199] = np.inf, np.nan
-        # So large that a row of 16-bit elements is done again.
+        # So large that a row of 16-bit elements is computed a second time.
         if dtype != "float16":
             x[0, :, 6] *= np.asarray(1e9, x.dtype)
     assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="column")
