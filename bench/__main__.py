@@ -10,10 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from bench import cases, documents, ops, peers, report, run
 from bench.problem import Problem, Shape, Variant
+from bench.programs import command as programs
+from bench.programs import report as programs_report
 from bench.results import Run, environment
 from jax_gpuops import _library
 
@@ -30,6 +31,8 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
   python -m bench matmul --shape 4096x4096x4096 --precision highest      M x K x N
   python -m bench ladder                              every optimisation step, on the shapes of
   python -m bench ladder softmax transpose            the documents that the steps come from
+  python -m bench programs                            whole programs: attention, LM heads, norms,
+  python -m bench programs attention lm_head          ...; plain JAX, None and our kernels
   python -m bench --json run.json --plot figures      keep the numbers; draw them
   python -m bench plot run.json --out figures         draw kept numbers again
 
@@ -63,10 +66,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problems = _problems(options, gpu)
     except ValueError as error:
         parser.error(str(error))
-    command = options.command if options.command in ("main", "ladder") else "case"
+    command = options.command if options.command in ("main", "ladder", "programs") else "case"
     done = Run(command, environment(options.commit))
-    _solve(done, problems, options, gpu)
-    report.console().print(report.verdict(done, timed=gpu))
+    if command == "programs":
+        programs.solve(done, problems, options, gpu)
+        verdict = programs_report.verdict(done, timed=gpu)
+    else:
+        _solve(done, problems, options, gpu)
+        verdict = report.verdict(done, timed=gpu)
+    report.console().print(verdict)
     if options.json is not None:
         done.save(options.json)
     if options.plot is not None:
@@ -86,14 +94,16 @@ def _problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
         if options.algorithm:
             raise ValueError("a ladder runs every step of it; leave out --algorithm")
         problems = cases.ladder(options.family or ops.FAMILIES, gpu=gpu, quick=options.quick)
+    elif options.command == "programs":
+        problems = programs.problems(options, gpu)
     else:
         given = {k: getattr(options, k) for k in ops.OPS[options.command].options if k in options}
         problems = [ops.make(options.command, options.shape, options.dtype, **given)]
     problems = [each for each in problems if options.only.search(str(each))]
     if not problems:
         raise ValueError(f"no problem matches --only {options.only.pattern!r}")
-    for each in problems:
-        if unknown := set(options.algorithm or ()) - set(known := run.algorithms(each)):
+    for each in problems if options.algorithm else ():
+        if unknown := set(options.algorithm) - set(known := run.algorithms(each)):
             raise ValueError(
                 f"{each.op} has no algorithm {', '.join(sorted(unknown))}; it has "
                 f"{', '.join(known)}"
@@ -118,8 +128,7 @@ def _solve(done: Run, problems: Sequence[Problem], options: argparse.Namespace, 
     runner = run.Runner(timed=gpu, seconds=0.05 if options.quick else 0.2)
     console = report.console()
     console.print(report.environment_text(done), style="bold")
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
+    with report.progress(console) as progress:
         task = progress.add_task("", total=len(problems))
         for family in ops.FAMILIES:
             results = []
@@ -191,6 +200,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FAMILY",
         help=f"{', '.join(ops.FAMILIES)}; all of them if none is named",
     )
+    program = add("programs", programs.SUMMARY)
+    _add_common_arguments(program)
+    programs.add_arguments(program)
     plot = add("plot", "draw figures from a JSON file that --json wrote")
     plot.add_argument("file", type=pathlib.Path, metavar="FILE")
     plot.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), metavar="DIR")

@@ -31,7 +31,7 @@ class Call:
     """A function and what to call it with.
 
     Attributes:
-      function: made by `jax.jit`; the profiler cannot see into others.
+      function: made by `jax.jit`, or compiled; the profiler cannot see into others.
       arguments: arrays, and pytrees of arrays.
     """
 
@@ -121,11 +121,14 @@ def _kernel_runs(call: Call, iterations: int) -> list[list[tuple[str, float]]]:
     """Returns (name, microseconds) of every kernel, for each iteration; empty if none was seen."""
     from jax.experimental.mosaic.gpu import profiler  # needs a jaxlib with GPU support
 
-    if not isinstance(call.function, jax.stages.Wrapped):
+    if not isinstance(call.function, jax.stages.Wrapped | jax.stages.Compiled):
         return []
     iterations = max(1, min(iterations, _KEPT_BYTES // _result_bytes(call)))
     run = profiler.measure(call.function, aggregate=False, iterations=iterations)
-    _, timings = run(*call.arguments)
+    try:
+        _, timings = run(*call.arguments)
+    except RuntimeError:  # the iterations did not launch the same kernels
+        return []
     if timings is None:
         return []
     runs = [timings] if iterations == 1 else timings
@@ -143,5 +146,8 @@ def _loop(call: Call, repeats: int) -> float:
 
 
 def _result_bytes(call: Call) -> int:
-    results = jax.tree.leaves(jax.eval_shape(call.function, *call.arguments))
+    if isinstance(call.function, jax.stages.Compiled):
+        results = jax.tree.leaves(call.function.out_info)
+    else:
+        results = jax.tree.leaves(jax.eval_shape(call.function, *call.arguments))
     return max(1, sum(each.size * each.dtype.itemsize for each in results))

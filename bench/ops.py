@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import jax
@@ -82,6 +83,20 @@ class Operand:
     shape: Shape
     dtype: str
     draw: Callable[[jax.Array, Shape, np.dtype], jax.Array] = normal
+
+
+def draw(operands: Sequence[Operand], seed: str) -> list[jax.Array]:
+    """Draws operands on the device, the same ones for the same seed."""
+
+    @jax.jit
+    def all_of(key):
+        keys = jax.random.split(key, len(operands))
+        return [
+            each.draw(k, each.shape, jnp.dtype(each.dtype))
+            for k, each in zip(keys, operands, strict=True)
+        ]
+
+    return all_of(jax.random.key(zlib.crc32(seed.encode()), impl="rbg"))
 
 
 def one_array(problem: Problem) -> list[Operand]:

@@ -15,7 +15,7 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 
 from bench import documents, ops, report
-from bench.results import Result, Run
+from bench.results import ProgramResult, Result, Run
 
 # Okabe and Ito's colours, which people with colour vision deficiencies can tell apart, but wine for
 # their yellow, which is faint on white. Markers tell the lines apart without any colour.
@@ -33,20 +33,14 @@ def draw(run: Run, folder: pathlib.Path) -> list[pathlib.Path]:
       folder: where the PNG files go; made if missing.
 
     Returns:
-      The files: for each line of sizes a figure, and for each family one of all that is on none.
+      The files: for each line of sizes a figure, and for each family one of all that is on none;
+      of whole programs one.
     """
     timed = [each for each in run.results if each.timed]
-    figures: dict[str, Figure] = {}
-    for family, group in _grouped(timed, lambda each: each.family):
-        lines = [each for each in group if each.problem.series is not None]
-        for (op, series), points in _grouped(
-            lines, lambda each: (each.problem.op, each.problem.series)
-        ):
-            name = f"{run.command}_{op}" + ("" if series == "ladder" else "_sizes")
-            figures[name] = _draw_lines(op, series, points)
-        if rest := [each for each in group if each.problem.series is None and each.ours]:
-            name = f"{run.command}_{family}"
-            figures[name] = _draw_bars(rest) if run.command == "ladder" else _draw_dots(rest)
+    if run.command == "programs":
+        figures = {"programs": _draw_programs(timed)} if timed else {}
+    else:
+        figures = _draw_ops(run.command, timed)
     folder.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, figure in figures.items():
@@ -54,6 +48,22 @@ def draw(run: Run, folder: pathlib.Path) -> list[pathlib.Path]:
         paths.append(folder / f"{name}.png")
         figure.savefig(paths[-1], dpi=150)
     return paths
+
+
+def _draw_ops(command: str, timed: Sequence[Result]) -> dict[str, Figure]:
+    """Returns figures by name."""
+    figures: dict[str, Figure] = {}
+    for family, group in _grouped(timed, lambda each: each.family):
+        lines = [each for each in group if each.problem.series is not None]
+        for (op, series), points in _grouped(
+            lines, lambda each: (each.problem.op, each.problem.series)
+        ):
+            name = f"{command}_{op}" + ("" if series == "ladder" else "_sizes")
+            figures[name] = _draw_lines(op, series, points)
+        if rest := [each for each in group if each.problem.series is None and each.ours]:
+            name = f"{command}_{family}"
+            figures[name] = _draw_bars(rest) if command == "ladder" else _draw_dots(rest)
+    return figures
 
 
 def _draw_lines(op: str, series: str, results: Sequence[Result]) -> Figure:
@@ -111,6 +121,30 @@ def _draw_dots(results: Sequence[Result]) -> Figure:
     axes.set_xlabel("rate, as a part of the ceiling")
     axes.grid(alpha=0.3)
     _put_legend(figure, axes)
+    return figure
+
+
+def _draw_programs(results: Sequence[ProgramResult]) -> Figure:
+    """Every program is a line with a dot for each of our ways: speed, and temporary memory."""
+    title = "whole programs, relative to plain JAX"
+    figure = _figure(14, 1.9 + 0.24 * len(results), title)
+    speed, memory = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
+    ways = dict.fromkeys(way.name for each in results for way in each.ways[1:])
+    for name, color, marker in zip(ways, ("black", _COLORS[0]), "xo", strict=True):
+        found = [(i, r, w) for i, r in enumerate(results) for w in r.ways if w.name == name]
+        for axes, ratio in ((speed, ProgramResult.ratio), (memory, ProgramResult.memory_ratio)):
+            xs = [ratio(r, w) or math.nan for _, r, w in found]
+            rows = [i for i, _, _ in found]
+            axes.scatter(xs, rows, color=color, marker=marker, label=name, zorder=3)
+    for axes, text in ((speed, "times as fast"), (memory, "temporary memory")):
+        axes.axvline(1, **_CEILING_STYLE, label="plain JAX")
+        axes.set_xscale("log")
+        _label_plainly(axes.xaxis)
+        axes.set_xlabel(text)
+        axes.grid(alpha=0.3)
+    speed.set_yticks(range(len(results)), [str(each) for each in results], fontsize=8)
+    speed.invert_yaxis()
+    _put_legend(figure, speed)
     return figure
 
 

@@ -19,12 +19,14 @@ class Floor:
         2 us, 5 % are below the resolution of the clock.
       mean_ratio: the least geometric mean of the speeds relative to XLA, over all problems of a
         run that have this very floor.
+      memory: the most temporary memory of a whole program, relative to plain JAX.
     """
 
     ceiling: float | None = None
     ratio: float | None = None
     slack_us: float = 0.0
     mean_ratio: float | None = None
+    memory: float | None = None
 
     def __str__(self) -> str:
         """Returns what a single result must reach, such as "95%, 0.99x"."""
@@ -34,21 +36,24 @@ class Floor:
         if self.ratio is not None:
             slack = f" or +{self.slack_us:g} us" if self.slack_us else ""
             parts.append(f"{self.ratio:.2f}x{slack}")
+        if self.memory is not None:
+            parts.append(f"{self.memory:.2f}x memory")
         return ", ".join(parts)
 
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """An op on arrays of some shape and dtype.
+    """An op or a whole program, on arrays of some shape and dtype.
 
     Attributes:
-      op: the name of an op of `bench.ops`.
-      shape: the operand's shape; for matrix products (..., M, K, N).
+      op: the name of an op of `bench.ops`, or of a program of `bench.programs`.
+      shape: the operand's shape; for matrix products (..., M, K, N); for programs as each says.
       dtype: the dtype of the operands.
       options: the op's options, such as axis; None for one that is left to the op.
       series: the figure's line that this problem is a point of, if it is.
       size: where on that line.
       floor: how fast our kernel must be, if that is settled.
+      model: the published model that has a program of this shape.
     """
 
     op: str
@@ -58,6 +63,7 @@ class Problem:
     series: str | None = None
     size: int | None = None
     floor: Floor | None = None
+    model: str | None = None
 
     def shape_text(self) -> str:
         """Returns the shape as `--shape` takes it."""
@@ -77,7 +83,9 @@ class Problem:
 
     def __str__(self) -> str:
         """Returns the problem on one line."""
-        return " ".join(filter(None, [self.op, self.shape_text(), self.dtype, self.options_text()]))
+        model = None if self.model is None else f"({self.model})"
+        parts = [self.op, self.shape_text(), self.dtype, self.options_text(), model]
+        return " ".join(filter(None, parts))
 
 
 @dataclasses.dataclass(frozen=True)

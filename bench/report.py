@@ -7,11 +7,13 @@ from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from bench import documents, ops
-from bench.results import FAILED, REFUSED, WRONG, Result, Run
+from bench.problem import Problem
+from bench.results import FAILED, REFUSED, WRONG, Result, Run, Way
 
 _WIDTH = 240  # at most, of tables that go to a file or a pipe
 
@@ -63,6 +65,17 @@ def environment_text(run: Run) -> str:
     return f"{e['device']}{driver}; {versions}, commit {commit}{changes}; {e['date'][:10]}"
 
 
+def new_table(title: str) -> Table:
+    """Returns a table without columns."""
+    return Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+
+
+def progress(console: Console) -> Progress:
+    """Returns the bar that tells how far a run is."""
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+
+
 def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Table:
     """Returns the table of one family.
 
@@ -73,7 +86,7 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
     """
     first = results[0].problem
     title = f"{first.op} ladder, {first.dtype}" if ladder else results[0].family
-    result = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
+    result = new_table(title)
     problem_columns = ["shape"] if ladder else ["op", "shape", "dtype", "options"]
     for name in [*problem_columns, "algorithm"]:
         result.add_column(name, no_wrap=True)
@@ -97,17 +110,17 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
         same = each.problem == previous
         if previous is not None and ladder and not same:
             result.add_section()
-        cells = ["" if same else _problem_cell(each, name) for name in problem_columns]
+        cells = ["" if same else problem_cell(each.problem, name) for name in problem_columns]
         previous = each.problem
         cells.append(_algorithm_cell(each))
         if timed:
             cells += _speed_cells(each)
         cells += [_error_cell(each, each.error), _error_cell(each, each.xla_error)]
         if timed and ladder:
-            cells += [_number(each.speedup, "{:.1f}x"), _number(each.claimed_speedup, "{:.1f}x")]
+            cells += [number(each.speedup, "{:.1f}x"), number(each.claimed_speedup, "{:.1f}x")]
         if floors:
             cells.append("" if each.meets_floor is None else str(each.problem.floor))
-        result.add_row(*cells, _note(each), style="bold red" if _is_bad(each) else None)
+        result.add_row(*cells, _note(each), style="bold red" if is_bad(each) else None)
     return result
 
 
@@ -152,21 +165,36 @@ def ladder_text(family: str) -> str:
 
 def verdict(run: Run, *, timed: bool) -> Text:
     """Returns the last word on a run."""
-    ran = [each for each in run.results if each.status != REFUSED]
-    bad = [each for each in ran if _is_bad(each)]
+    outcomes = [(f"{each.problem} by {each.algorithm}", each) for each in run.results]
+    return last_word(outcomes, floors_text(run.results), LEGEND, timed=timed)
+
+
+def last_word(
+    outcomes: Sequence[tuple[str, Result | Way]], floors: Sequence[str], legend: str, *, timed: bool
+) -> Text:
+    """Returns what is wrong, which floors are missed, and how to read the tables.
+
+    Args:
+      outcomes: all of a run, each with what it is called.
+      floors: lines on the floors.
+      legend: of the tables.
+      timed: False if no speed was measured.
+    """
+    ran = [(name, each) for name, each in outcomes if each.status != REFUSED]
+    bad = [(name, each) for name, each in ran if is_bad(each)]
     text = Text()
     if bad:
         text.append(f"{len(bad)} of {len(ran)} results are wrong or failed:\n", style="bold red")
-        for each in bad:
-            text.append(f"  {each.problem} by {each.algorithm}: {each.status}, {each.message}\n")
+        for name, each in bad:
+            text.append(f"  {name}: {each.status}, {each.message}\n")
     elif not ran:
         text.append("Nothing ran.\n", style="bold red")
     else:
         text.append(f"All {len(ran)} results are right.\n", style="green")
-    for line in floors_text(run.results):
+    for line in floors:
         text.append(line + "\n")
     if timed:
-        text.append(LEGEND, style="dim")
+        text.append(legend, style="dim")
     else:
         text.append(
             "No speed was measured: there is no GPU here. The kernels ran on the host through "
@@ -175,13 +203,15 @@ def verdict(run: Run, *, timed: bool) -> Text:
     return text
 
 
-def _is_bad(result: Result) -> bool:
-    return result.status in (WRONG, FAILED)
+def is_bad(outcome: Result | Way) -> bool:
+    """True if a result is wrong, or did not come about."""
+    return outcome.status in (WRONG, FAILED)
 
 
-def _problem_cell(result: Result, column: str) -> str:
-    problem = result.problem
+def problem_cell(problem: Problem, column: str) -> str:
+    """Returns what a table shows of a problem in one of its columns."""
     return {
+        "model": problem.model or "",
         "op": problem.op,
         "shape": problem.shape_text(),
         "dtype": _DTYPE_NAMES.get(problem.dtype, problem.dtype),
@@ -199,13 +229,13 @@ def _speed_cells(result: Result) -> list[str]:
     if not result.timed:
         return [""] * 7
     return [
-        _number(result.kernels, "{}"),
-        _number(result.kernel_us, "{:.2f}"),
-        _number(result.loop_us, "{:.2f}"),
-        _number(result.xla_time_us, "{:.2f}"),
-        _number(result.rate, "{:.1f}" if result.operations else "{:.0f}"),
-        _number(result.rate / result.ceiling if result.ceiling else None, "{:.0%}"),
-        _number(result.ratio, "{:.2f}"),
+        number(result.kernels, "{}"),
+        number(result.kernel_us, "{:.2f}"),
+        number(result.loop_us, "{:.2f}"),
+        number(result.xla_time_us, "{:.2f}"),
+        number(result.rate, "{:.1f}" if result.operations else "{:.0f}"),
+        number(result.rate / result.ceiling if result.ceiling else None, "{:.0%}"),
+        number(result.ratio, "{:.2f}"),
     ]
 
 
@@ -226,5 +256,6 @@ def _note(result: Result) -> str:
     return ", ".join(notes)
 
 
-def _number(value, form: str) -> str:
+def number(value: float | None, form: str) -> str:
+    """Returns a number in a format; nothing for None."""
     return "" if value is None else form.format(value)

@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import importlib.metadata
 import json
+import math
 import pathlib
 import platform
 import subprocess
@@ -116,25 +117,139 @@ class Result:
             longest = max(longest, self.xla_time_us + floor.slack_us)
         return self.time_us <= longest
 
+    @property
+    def outcomes(self) -> list[Result]:
+        """What has a status of its own."""
+        return [self]
+
+    @staticmethod
+    def from_dict(content: dict[str, Any]) -> Result:
+        """Returns a result from what `dataclasses.asdict` made of it."""
+        return Result(**{**content, "problem": _problem(content["problem"])})
+
+
+@dataclasses.dataclass
+class Way:
+    """One way to run a whole program: with plain JAX, or with ours.
+
+    Attributes:
+      name: "plain JAX", "None" or the implementation that is named.
+      floor: what it must reach, relative to plain JAX.
+      status: RIGHT; WRONG, if an error exceeds its bound; REFUSED, if the kernels do not take the
+        program; FAILED, if it raised, or if there is nothing to judge it by.
+      message: why, unless it is right.
+      calls: how often each kernel of ours is called in the compiled program, by name.
+      error: the largest error of a result, relative to it in the Frobenius norm, against float64;
+        None if not finite.
+      excess: the largest error over its bound; at most 1 if the results are right.
+      temporary_bytes: the memory that XLA allocates for the program beside operands and results.
+      kernel_us: time in kernels; None if not timed or not seen.
+      loop_us: time per call in a long loop.
+      time_us: the one of both that counts.
+      kernels: how many kernels a call launches, XLA's among them.
+    """
+
+    name: str
+    floor: Floor | None = None
+    status: str = RIGHT
+    message: str = ""
+    calls: dict[str, int] = dataclasses.field(default_factory=dict)
+    error: float | None = None
+    excess: float | None = None
+    temporary_bytes: int | None = None
+    kernel_us: float | None = None
+    loop_us: float | None = None
+    time_us: float | None = None
+    kernels: int | None = None
+
+    @property
+    def timed(self) -> bool:
+        """True if the numbers may be shown as a speed: measured, and of a right result."""
+        return self.status == RIGHT and self.time_us is not None
+
+
+@dataclasses.dataclass
+class ProgramResult:
+    """A whole program, run in several ways on the same operands.
+
+    Attributes:
+      problem: the program and its shape.
+      gradient: True if the gradient was computed too, False for the forward pass alone.
+      ways: plain JAX first.
+      warm: True if the operands fit the L2 cache.
+    """
+
+    problem: Problem
+    gradient: bool
+    ways: list[Way]
+    warm: bool = False
+
+    def __str__(self) -> str:
+        """Returns the program on one line."""
+        return f"{self.problem} {self.phase}"
+
+    @property
+    def phase(self) -> str:
+        """What was run."""
+        return "gradient" if self.gradient else "forward"
+
+    @property
+    def timed(self) -> bool:
+        """True if there is a speed to show."""
+        return any(each.timed for each in self.ways)
+
+    @property
+    def outcomes(self) -> list[Way]:
+        """What has a status of its own."""
+        return self.ways
+
+    def ratio(self, way: Way) -> float | None:
+        """Returns the speed relative to plain JAX."""
+        plain = self.ways[0]
+        return plain.time_us / way.time_us if plain.timed and way.timed else None
+
+    def memory_ratio(self, way: Way) -> float | None:
+        """Returns the temporary memory relative to plain JAX; None if plain JAX needs none."""
+        plain = self.ways[0].temporary_bytes
+        return way.temporary_bytes / plain if plain and way.temporary_bytes is not None else None
+
+    def meets_floor(self, way: Way) -> bool | None:
+        """Returns whether a way is as good as it must be; None without a floor or a speed."""
+        ratio, memory_ratio = self.ratio(way), self.memory_ratio(way)
+        if way.floor is None or ratio is None:
+            return None
+        if way.floor.ratio is not None and ratio < way.floor.ratio:
+            return False
+        if way.floor.memory is None:
+            return True
+        return memory_ratio is not None and memory_ratio <= way.floor.memory
+
+    @staticmethod
+    def from_dict(content: dict[str, Any]) -> ProgramResult:
+        """Returns a result from what `dataclasses.asdict` made of it."""
+        ways = [Way(**{**each, "floor": _floor(each["floor"])}) for each in content["ways"]]
+        return ProgramResult(**{**content, "problem": _problem(content["problem"]), "ways": ways})
+
 
 @dataclasses.dataclass
 class Run:
     """All results of one command.
 
     Attributes:
-      command: "main", "case" or "ladder".
+      command: "main", "case", "ladder" or "programs".
       environment: versions, device, commit, date and command line.
-      results: in the order they were found.
+      results: in the order they were found: `ProgramResult` for "programs", else `Result`.
     """
 
     command: str
     environment: dict[str, Any]
-    results: list[Result] = dataclasses.field(default_factory=list)
+    results: list[Any] = dataclasses.field(default_factory=list)
 
     @property
     def succeeded(self) -> bool:
         """False if a result is wrong, a call failed, or nothing ran."""
-        ran = [each for each in self.results if each.status != REFUSED]
+        outcomes = [outcome for each in self.results for outcome in each.outcomes]
+        ran = [each for each in outcomes if each.status != REFUSED]
         return bool(ran) and all(each.status == RIGHT for each in ran)
 
     def save(self, path: pathlib.Path) -> None:
@@ -153,20 +268,36 @@ class Run:
         content = json.loads(path.read_text())
         if not isinstance(content, dict) or content.pop("schema", None) != SCHEMA:
             raise ValueError(f"{path} is not a result of this benchmark (schema {SCHEMA})")
-        results = content.pop("results")
-        for each in results:
-            problem = each["problem"]
-            problem["shape"] = tuple(problem["shape"])
-            problem["options"] = {k: _tuples(v) for k, v in problem["options"].items()}
-            if (floor := problem.get("floor")) is not None:
-                problem["floor"] = Floor(**floor)
-            each["problem"] = Problem(**problem)
-        return Run(**content, results=[Result(**each) for each in results])
+        kind = ProgramResult if content["command"] == "programs" else Result
+        results = [kind.from_dict(each) for each in content.pop("results")]
+        return Run(**content, results=results)
+
+
+def _problem(content: dict[str, Any]) -> Problem:
+    options = {k: _tuples(v) for k, v in content["options"].items()}
+    floor = _floor(content.get("floor"))
+    return Problem(
+        **{**content, "shape": tuple(content["shape"]), "options": options, "floor": floor}
+    )
+
+
+def _floor(content: dict[str, Any] | None) -> Floor | None:
+    return None if content is None else Floor(**content)
 
 
 def _tuples(value: Any) -> Any:
     """JSON has no tuples; axes are some."""
     return tuple(value) if isinstance(value, list) else value
+
+
+def finite(number: float) -> float | None:
+    """Returns None for what JSON does not have: NaN and infinity."""
+    return number if math.isfinite(number) else None
+
+
+def first_line(error: Exception) -> str:
+    """Returns what an error says, without its details."""
+    return (str(error) or type(error).__name__).partition("\n")[0]
 
 
 def environment(commit: str | None = None) -> dict[str, Any]:

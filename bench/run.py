@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import math
-import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -17,7 +15,7 @@ from jax.extend.core import Primitive
 import jax_gpuops
 from bench import documents, measure, ops, peers
 from bench.problem import Problem, Variant
-from bench.results import FAILED, REFUSED, RIGHT, WRONG, XLA, Result
+from bench.results import FAILED, REFUSED, RIGHT, WRONG, XLA, Result, finite, first_line
 from jax_gpuops import _plan, _primitive
 
 _CEILING_ELEMENTS = 2**29
@@ -76,7 +74,7 @@ class Runner:
             except Exception as failure:  # what is left of a long run is worth having
                 for each in taken:
                     if each.status == RIGHT:
-                        each.status, each.message = FAILED, _first_line(failure)
+                        each.status, each.message = FAILED, first_line(failure)
         return results
 
     def _solve(self, problem: Problem, results: Sequence[Result]) -> None:
@@ -93,10 +91,10 @@ class Runner:
             except Exception as failure:  # the others may work
                 # A peer need not be installed, nor take every problem.
                 result.status = REFUSED if result.peer else FAILED
-                result.message = _first_line(failure)
+                result.message = first_line(failure)
                 continue
-            result.error, result.excess = _finite(error), _finite(excess)
-            result.xla_error = _finite(xla_error)
+            result.error, result.excess = finite(error), finite(excess)
+            result.xla_error = finite(xla_error)
             result.bytes, result.operations = _work(problem, operands, upstream)
             result.warm = sum(each.nbytes for each in operands) < ops.ON_CHIP_BYTES
             if excess <= _allowed_excess(result):
@@ -231,7 +229,7 @@ def _start(problem: Problem, variant: Variant) -> Result:
                 raise ValueError(f"what is timed of it runs {planned}")
             result.algorithm = planned
         except (TypeError, ValueError) as error:
-            result.status, result.message = REFUSED, _first_line(error)
+            result.status, result.message = REFUSED, first_line(error)
     return result
 
 
@@ -267,12 +265,7 @@ def _call_of(result: Result, operands) -> measure.Call:
 
 def _operands(problem: Problem) -> list[jax.Array]:
     """Draws the operands, the same ones for the same problem, on the device."""
-    operands = ops.OPS[problem.op].operands(problem)
-    key = jax.random.key(zlib.crc32(str(problem).encode()), impl="rbg")
-    return [
-        jax.jit(functools.partial(each.draw, shape=each.shape, dtype=jnp.dtype(each.dtype)))(k)
-        for k, each in zip(jax.random.split(key, len(operands)), operands, strict=True)
-    ]
+    return ops.draw(ops.OPS[problem.op].operands(problem), str(problem))
 
 
 def _judge(problem: Problem, operands) -> Callable[[Any], tuple[float, float]]:
@@ -354,12 +347,3 @@ def _matmul_rate(problem: Problem, measure_calls) -> float:
         call = _call(problem, ops.OPS[problem.op].upstream, _operands(problem))
         (timing,) = measure_calls([call])
     return ops.floating_point_operations(problem) / measure.times_us([timing])[0] / 1e6
-
-
-def _finite(number: float) -> float | None:
-    """JSON has neither NaN nor infinity."""
-    return number if math.isfinite(number) else None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).partition("\n")[0]

@@ -1,0 +1,1 @@
+"""Whole programs, with plain JAX and with jax_gpuops: `python -m bench programs`."""

@@ -1,0 +1,113 @@
+"""Which shapes the programs run: those of published models, and what must be reached there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from bench.problem import Floor, Problem, Shape
+from bench.programs import texts
+
+_DEFAULT = Floor(ratio=0.98)
+"""Whoever only swaps the import loses nothing."""
+
+
+def problems(names: Sequence[str] = (), *, gpu: bool, quick: bool = False) -> list[Problem]:
+    """Returns the problems of programs, grouped by program.
+
+    Args:
+      names: of which programs; none for all.
+      gpu: True for the shapes of published models, False for sizes that a host runs in no time.
+      quick: True for only the first problem of each program.
+    """
+    found = [each for each in (_gpu() if gpu else _host()) if each.op in (names or texts.PROGRAMS)]
+    if quick:
+        first: dict[str, Problem] = {}
+        for each in found:
+            first.setdefault(each.op, each)
+        found = list(first.values())
+    return found
+
+
+def floor(problem: Problem, *, gradient: bool, named: bool) -> Floor | None:
+    """Returns what a way to run a program must reach, relative to plain JAX.
+
+    Args:
+      problem: a problem of a program.
+      gradient: True for the gradient, False for the forward pass alone.
+      named: True if kernels were asked for, False if only the import was swapped.
+    """
+    memory = 0.35 if problem.op == "lm_head" and gradient else None
+    if not named:
+        return Floor(ratio=_DEFAULT.ratio, memory=memory)
+    ratio = 1.8 if gradient and problem == _CAUSAL else None
+    return None if ratio is None and memory is None else Floor(ratio=ratio, memory=memory)
+
+
+def _problem(
+    op: str, model: str | None, shape: Shape, dtype: str = "bfloat16", **options: Any
+) -> Problem:
+    return Problem(op, shape, dtype, options, model=model)
+
+
+_CAUSAL = _problem("attention", "Pythia 1.4B", (4, 2048, 16, 128), mask="causal")
+
+
+def _gpu() -> Iterator[Problem]:
+    p = _problem
+    yield _CAUSAL
+    yield p("attention", "Pythia 1.4B", _CAUSAL.shape, mask="causal", by_hand=True)
+    yield p("attention", "Pythia 1.4B", _CAUSAL.shape, mask="causal", scores="float32")
+    yield p("attention", "Pythia 1.4B", _CAUSAL.shape, "float32", mask="causal")
+    yield p("attention", "GPT", (32, 512, 12, 64), mask="causal")
+    yield p("attention", "Llama 2 7B", (2, 4096, 32, 128), mask="causal")
+    yield p("attention", "MusicGen medium", (4, 1500, 24, 64), mask="causal")
+    yield p("attention", "CLIP ViT-B/32, text", (256, 77, 8, 64), mask="causal")
+    yield p("attention", "BERT large", (32, 512, 16, 64), mask="padded")
+    yield p("attention", "nomic-bert-2048", (8, 2048, 12, 64), mask="padded")
+    yield p("attention", "Whisper large, encoder", (4, 1500, 20, 64), mask="padded")
+    yield p("attention", "ViT-B/16", (64, 197, 12, 64), "float32", mask="padded")
+
+    yield p("lm_head", "Llama 2 7B", (8192, 4096, 32000))
+    yield p("lm_head", "GPT-2 medium", (8192, 1024, 50257))
+    yield p("lm_head", "Llama 3 8B", (4096, 4096, 128256))
+    yield p("lm_head", "Gemma 3 1B", (4096, 1152, 262144))
+    yield p("lm_head", "Llama 3.2 1B", (4096, 2048, 128256), logits="float32")
+
+    yield p("router", "Mixtral 8x7B", (8192, 4096, 8), top_k=2)
+    yield p("router", "Qwen3 30B-A3B", (8192, 2048, 128), top_k=8)
+
+    yield p("classifier", "ResNet-50, head", (256, 7, 7, 2048), layers=(1000,))
+    yield p("classifier", "LeNet-300-100", (8192, 784), "float32", layers=(300, 100, 10))
+
+    yield p("layer_norm", "BERT large", (32, 512, 1024))
+    yield p("layer_norm", "GPT-2 XL", (8, 1024, 1600), "float32")
+    yield p("batch_norm", "ResNet-50, stage 1", (256, 56, 56, 64))
+    yield p("batch_norm", "ResNet-50, stage 3", (64, 14, 14, 1024), "float32")
+
+    yield p("sampling", "Llama 3 8B", (64, 128256), top_k=50, temperature=0.75)
+    yield p("sampling", "GPT-2", (256, 50257), "float32", top_k=40, temperature=0.75)
+
+    yield p("images", "ResNet-50, input", (256, 224, 224, 3), to="NCHW")
+    yield p("images", "ResNet-50, input", (256, 3, 224, 224), "float32", to="NHWC")
+    yield p("heads", "Llama 2 7B", (2, 4096, 32, 128))
+    yield p("heads", "BERT large", (32, 512, 16, 64), "float32")
+
+
+def _host() -> Iterator[Problem]:
+    """Small, odd sizes."""
+
+    def p(op, shape, dtype="bfloat16", **options):
+        return _problem(op, None, shape, dtype, **options)
+
+    yield p("attention", (2, 33, 2, 8), mask="causal", scores="float32")
+    yield p("attention", (2, 40, 2, 8), "float32", mask="padded")
+    yield p("lm_head", (24, 16, 131))
+    yield p("router", (40, 16, 8), top_k=2)
+    yield p("classifier", (9, 3, 3, 16), "float32", layers=(12, 7))
+    yield p("layer_norm", (2, 9, 70), "float32")
+    yield p("batch_norm", (3, 5, 5, 6))
+    yield p("sampling", (6, 300), top_k=5, temperature=0.75)
+    yield p("images", (2, 9, 11, 3), to="NCHW")
+    yield p("images", (2, 3, 9, 11), "float32", to="NHWC")
+    yield p("heads", (2, 9, 3, 8))

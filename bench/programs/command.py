@@ -1,0 +1,67 @@
+"""The command `python -m bench programs`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+
+from bench import report as shared
+from bench.problem import Problem
+from bench.programs import cases, report, run, texts
+from bench.results import Run
+
+SUMMARY = "whole programs, with plain JAX and with ours"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what only this command takes."""
+    parser.add_argument(
+        "program",
+        nargs="*",
+        type=_program,
+        metavar="NAME",
+        help=f"{', '.join(texts.PROGRAMS)}; all of them if none is named",
+    )
+
+
+def problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
+    """Returns what to run, before `--only`.
+
+    Raises:
+      ValueError: if an option was given that whole programs do not have.
+    """
+    if options.algorithm:
+        raise ValueError("a program runs the kernels that are planned; leave out --algorithm")
+    if options.peers:
+        raise ValueError("there are no programs of peers; leave out --peers")
+    return cases.problems(options.program, gpu=gpu, quick=options.quick)
+
+
+def solve(done: Run, chosen: Sequence[Problem], options: argparse.Namespace, gpu: bool) -> None:
+    """Runs problems, with a progress bar, and prints each program's table when it is full."""
+    runner = run.Runner(timed=gpu, seconds=0.05 if options.quick else 0.1)
+    console = shared.console()
+    console.print(shared.environment_text(done), style="bold")
+    with shared.progress(console) as progress:
+        task = progress.add_task("", total=len(chosen))
+        for name in texts.PROGRAMS:
+            results = []
+            for problem in chosen:
+                if problem.op == name:
+                    progress.update(task, description=str(problem))
+                    results += runner.run(problem)
+                    progress.advance(task)
+            if results:
+                done.results += results
+                progress.console.print(report.table(results, timed=gpu))
+                for line in report.refusals(results):
+                    progress.console.print(line, style="dim", highlight=False)
+                progress.console.print()
+    if gpu:
+        console.print(report.summary(done.results))
+
+
+def _program(text: str) -> str:
+    if text not in texts.PROGRAMS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(texts.PROGRAMS)}")
+    return text
