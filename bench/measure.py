@@ -107,7 +107,7 @@ def measure(calls: Sequence[Call], *, rounds: int = 3, seconds: float = 0.2) -> 
         for i, (call, estimate) in enumerate(zip(calls, estimates, strict=True)):
             runs = _kernel_runs(call, max(1, min(_MAX_CHUNK, int(per_turn / estimate))))
             kernel_times[i] += [sum(us for _, us in run) for run in runs]
-            kernels[i] = max((len(run) for run in runs), default=0)
+            kernels[i] = max([kernels[i], *map(len, runs)])
         for i, (call, estimate) in enumerate(zip(calls, estimates, strict=True)):
             repeats = max(2, min(1000, int(per_turn / estimate)))
             loop_times[i].append(1e6 * _loop(call, repeats))

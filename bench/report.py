@@ -65,7 +65,7 @@ def environment_text(run: Run) -> str:
     return f"{e['device']}{driver}; {versions}, commit {commit}{changes}; {e['date'][:10]}"
 
 
-def new_table(title: str) -> Table:
+def new_table(title: str | None = None) -> Table:
     """Returns a table without columns."""
     return Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1, 0, 0))
 

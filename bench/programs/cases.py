@@ -37,7 +37,8 @@ def floor(problem: Problem, *, gradient: bool, named: bool) -> Floor | None:
       gradient: True for the gradient, False for the forward pass alone.
       named: True if kernels were asked for, False if only the import was swapped.
     """
-    memory = 0.35 if problem.op == "lm_head" and gradient else None
+    has_narrow_logits = problem.op == "lm_head" and "logits" not in problem.options
+    memory = 0.35 if has_narrow_logits and gradient else None
     if not named:
         return Floor(ratio=_DEFAULT.ratio, memory=memory)
     ratio = 1.8 if gradient and problem == _CAUSAL else None

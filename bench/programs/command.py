@@ -53,6 +53,7 @@ def solve(done: Run, chosen: Sequence[Problem], options: argparse.Namespace, gpu
                     progress.advance(task)
             if results:
                 done.results += results
+                progress.console.print(report.heading(name))
                 progress.console.print(report.table(results, timed=gpu))
                 for line in report.refusals(results):
                     progress.console.print(line, style="dim", highlight=False)

@@ -37,6 +37,12 @@ error      of the result that is worst, in the Frobenius norm, against the progr
 floor      what must be reached, relative to plain JAX: speed, temporary memory"""
 
 
+def heading(name: str) -> Text:
+    """Returns what to print above the table of a program."""
+    program = texts.PROGRAMS[name]
+    return Text(f"{name}: {program.summary}; shape {program.shape}", "italic")
+
+
 def table(results: Sequence[ProgramResult], *, timed: bool) -> Table:
     """Returns the table of one program.
 
@@ -44,9 +50,7 @@ def table(results: Sequence[ProgramResult], *, timed: bool) -> Table:
       results: those of the program.
       timed: True for the columns on speed and memory.
     """
-    name = results[0].problem.op
-    program = texts.PROGRAMS[name]
-    result = new_table(f"{name}: {program.summary}; shape {program.shape}")
+    result = new_table()
     problem_columns = ["model", "shape", "dtype", "options"]
     if not any(each.problem.model for each in results):
         del problem_columns[0]
