@@ -14,7 +14,7 @@ from test_transforms import OPS, name_of, public_ops
 import jax_gpuops
 
 
-@pytest.mark.parametrize("name", [*public_ops(), "plan", "use", "algorithms", "status"])
+@pytest.mark.parametrize("name", [*public_ops(), "plan", "explain", "use", "algorithms", "status"])
 def test_public_functions_are_of_the_package(name):
     function = getattr(jax_gpuops, name)
     assert (function.__module__, function.__qualname__) == ("jax_gpuops", name)
@@ -50,6 +50,28 @@ def test_custom_calls_are_named_after_their_op(op, implementation):
     assert lines
     for line in lines:
         assert f"gpuops_{PRIMITIVES.get(op.name, op.name)}" in line.split(" = ")[0]
+
+
+KERNELS_OF_GRADIENTS = {
+    "softmax": {"softmax", "softmax_tangent"},
+    "log_softmax": {"log_softmax", "log_softmax_cotangent"},
+    "logsumexp": {"wide_logsumexp", "logsumexp_cotangent"},
+    "softmax_cross_entropy_with_integer_labels": {"cross_entropy", "cross_entropy_cotangent"},
+}
+
+
+@pytest.mark.parametrize("op", [op for op in OPS if op.differentiable], ids=name_of)
+def test_custom_calls_of_gradients_have_names_of_their_own(op, implementation):
+    def gradient(*xs):
+        return jax.grad(lambda *xs: (op(*xs, implementation=implementation) ** 2).sum())(*xs)
+
+    text = jax.jit(gradient).lower(*op.operands()).compile().as_text()
+    lines = [line for line in text.splitlines() if 'custom_call_target="jax_gpuops_' in line]
+    names = {re.search(r"%gpuops_([a-z_]+)", line.split(" = ")[0])[1] for line in lines}
+    assert names == KERNELS_OF_GRADIENTS.get(op.name, {PRIMITIVES.get(op.name, op.name)})
+    for line in lines:
+        scope = re.search('op_name="([^"]*)"', line)[1]
+        assert scope.split("/")[-1] == re.search(r"%(gpuops_[a-z_]+)", line)[1]
 
 
 @pytest.mark.parametrize("op", OPS, ids=name_of)
