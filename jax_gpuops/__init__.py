@@ -12,7 +12,8 @@ from jax_gpuops._library import algorithms as algorithms
 from jax_gpuops._matmul import dot_general as dot_general
 from jax_gpuops._matmul import gemm as gemm
 from jax_gpuops._matmul import matmul as matmul
-from jax_gpuops._plan import Plan as Plan
+from jax_gpuops._plan import Explanation as Explanation
+from jax_gpuops._plan import explain as explain
 from jax_gpuops._plan import plan as plan
 from jax_gpuops._reduce import argmax as argmax
 from jax_gpuops._reduce import argmin as argmin
@@ -21,6 +22,8 @@ from jax_gpuops._reduce import mean as mean
 from jax_gpuops._reduce import min as min
 from jax_gpuops._reduce import prod as prod
 from jax_gpuops._reduce import sum as sum
+from jax_gpuops._report import Call as Call
+from jax_gpuops._report import Plan as Plan
 from jax_gpuops._softmax import log_softmax as log_softmax
 from jax_gpuops._softmax import logsumexp as logsumexp
 from jax_gpuops._softmax import softmax as softmax

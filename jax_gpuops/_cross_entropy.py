@@ -13,6 +13,9 @@ from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _rowwise, _softmax
 from jax_gpuops._implementation import dispatch, resolve
+from jax_gpuops._report import left_to_xla
+
+_NAME = "softmax_cross_entropy_with_integer_labels"
 
 
 def softmax_cross_entropy_with_integer_labels(
@@ -97,15 +100,16 @@ def _apply(logits, labels, where, *, axes, implementation, algorithm):
             **params,
         )
 
-    loss, _ = xla() if x.size == 0 else dispatch(implementation, algorithm, kernel, xla)
+    if x.size == 0:
+        loss, _ = left_to_xla(_NAME, operands, "the logits have no elements", xla)
+    else:
+        loss, _ = dispatch(_NAME, operands, implementation, algorithm, kernel, xla)
     for mask in masks:
         loss = jnp.where(jnp.any(mask, axis), loss, 0)
     return loss.astype(x.dtype)
 
 
-_jitted = _primitive.jit(
-    "softmax_cross_entropy_with_integer_labels", _apply, "axes", "implementation", "algorithm"
-)
+_jitted = _primitive.jit(_NAME, _apply, "axes", "implementation", "algorithm")
 
 
 def _as_rows(logits, labels, where, axes):

@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from typing import TypeVar
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import jax
+import numpy as np
 
-from jax_gpuops import _library
+from jax_gpuops import _library, _report
 
 IMPLEMENTATIONS = ("cuda", "interpret", "xla")
+
+
+@dataclasses.dataclass(frozen=True)
+class Preferred:
+    """A kernel wherever one takes the call, else XLA: what `use(name, strict=False)` asks for.
+
+    Primitives have it as their parameter. What it means is decided when they are lowered, since
+    only then the platform and the number of devices are known.
+
+    Attributes:
+      name: "cuda" or "interpret".
+    """
+
+    name: str
+
+
+Implementation = str | Preferred | None
 
 _default = jax.make_user_context(None)
 
@@ -26,25 +45,39 @@ def _check(implementation: object) -> None:
 
 
 @contextlib.contextmanager
-def use(implementation: str | None) -> Iterator[None]:
+def use(implementation: str | None, *, strict: bool = True) -> Iterator[None]:
     """Sets the default of `implementation=` for the ops called inside the `with` block.
 
     For code that cannot pass the argument, such as a Flax model. The default is part of JAX's
     compilation cache keys, so a jitted function is traced again under another default. New threads
     do not inherit it.
 
+    `use("cuda", strict=False)` switches a whole model on: each call, those of derivatives included,
+    runs a kernel if one takes it, measured or not, and XLA otherwise, without an error. XLA runs
+    calls with arguments or dtypes that no kernel supports, calls in programs for another platform,
+    and in a program over several devices those whose kernel runs within one. A call that names an
+    `algorithm` never runs XLA instead. `explain` shows what each call runs.
+
     Args:
       implementation: None, "cuda", "interpret" or "xla", as the ops take it.
+      strict: False to run XLA where the named kernels do not take a call; True for an error. None
+        and "xla" take every call, so it makes no difference to them.
 
     Raises:
+      TypeError: if `strict` is not a bool.
       ValueError: if `implementation` is not one of these.
     """
     _check(implementation)
-    with _default(implementation):
+    if not isinstance(strict, bool | np.bool_):
+        raise TypeError(f"strict must be True or False, got {strict!r:.60}")
+    default: Implementation = implementation
+    if implementation in ("cuda", "interpret") and not strict:
+        default = Preferred(implementation)
+    with _default(default):
         yield
 
 
-def resolve(family: str, implementation: str | None, algorithm: str | None) -> str | None:
+def resolve(family: str, implementation: str | None, algorithm: str | None) -> Implementation:
     """Returns the implementation that a call to an op of `family` asks for, given its arguments.
 
     Raises:
@@ -65,9 +98,19 @@ def resolve(family: str, implementation: str | None, algorithm: str | None) -> s
         known = [each.name for each in _library.algorithms(family)]
         if algorithm not in known:
             raise ValueError(f"algorithm {algorithm!r} is unknown; known are {', '.join(known)}")
-    if chosen in ("cuda", "interpret"):
-        _library.module(chosen)  # raises if it is not installed
+    if (name := named(chosen, algorithm)) in ("cuda", "interpret"):
+        _library.module(name)  # raises if it is not installed
     return chosen
+
+
+def named(implementation: Implementation, algorithm: str | None) -> str | None:
+    """Returns the implementation that a call must run, or None if there is a choice.
+
+    A named algorithm makes a preference a must.
+    """
+    if isinstance(implementation, Preferred):
+        return None if algorithm is None else implementation.name
+    return implementation
 
 
 class NoKernelError(Exception):
@@ -75,15 +118,19 @@ class NoKernelError(Exception):
 
     Attributes:
       error: what it becomes for a user who asked for a kernel, TypeError or ValueError.
+      second_best: as in `Plan`, for a call that a kernel could take.
     """
 
-    def __init__(self, why: str, error: type[Exception] = ValueError):
+    def __init__(self, why: str, error: type[Exception] = ValueError, second_best: str = "none"):
         super().__init__(why)
         self.error = error
+        self.second_best = second_best
 
 
 def dispatch(
-    implementation: str | None,
+    op: str,
+    operands: Sequence[Any],
+    implementation: Implementation,
     algorithm: str | None,
     kernel: Callable[[], _T],
     xla: Callable[[], _T],
@@ -91,6 +138,8 @@ def dispatch(
     """Returns what `kernel` computes, or what `xla` does where that is asked for or no kernel fits.
 
     Args:
+      op: the name of the public function.
+      operands: of the call.
       implementation: as `resolve` returns it.
       algorithm: as the caller gave it.
       kernel: binds the primitive of a kernel, or raises `NoKernelError`.
@@ -100,17 +149,15 @@ def dispatch(
       TypeError: if no kernel takes the call, but one was asked for.
       ValueError: likewise.
     """
-    if implementation == "xla":
-        return xla()
+    name = named(implementation, algorithm)
+    if name == "xla":
+        return _report.left_to_xla(op, operands, "named by the caller", xla, "not considered")
     try:
         return kernel()
-    except NoKernelError as why:
-        if implementation is not None:
-            raise why.error(
-                f'{why}; implementation="{implementation}" cannot run this, "xla" can'
-            ) from None
-        if algorithm is not None:
-            raise why.error(
-                f"{why}; algorithm={algorithm!r} cannot run this, XLA can: leave it out"
-            ) from None
-    return xla()
+    except NoKernelError as error:
+        why = error
+    if name is not None:
+        raise why.error(f'{why}; implementation="{name}" cannot run this, "xla" can')
+    if algorithm is not None:
+        raise why.error(f"{why}; algorithm={algorithm!r} cannot run this, XLA can: leave it out")
+    return _report.left_to_xla(op, operands, str(why), xla, why.second_best)

@@ -26,7 +26,10 @@ def _load(implementation: str) -> types.ModuleType | str:
     try:
         module = importlib.import_module(f"{_PACKAGE}._{implementation}")
     except ImportError as error:
-        return f"{_PACKAGE}._{implementation} cannot be imported ({error})"
+        return (
+            f"{_PACKAGE}._{implementation} cannot be imported ({error}); `python -m jax_gpuops` "
+            "shows how to install it"
+        )
     built = module.build_info()["version"]
     if built != __version__:
         return (

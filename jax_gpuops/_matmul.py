@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching
 
 from jax_gpuops import _arguments, _measurements, _primitive
 from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._report import left_to_xla
 
 DimensionNumbers = tuple[
     tuple[Sequence[int], Sequence[int]],  # contracted dims of lhs and rhs
@@ -269,7 +270,9 @@ def _bind(
             "precision": _precision_name(precision),
         }
         if not _measurements.may_hold("matmul", known):
-            raise NoKernelError("no measurement says that a kernel is level with XLA")
+            raise NoKernelError(
+                "no measurement says that a kernel is level with XLA", second_best="a kernel"
+            )
     return _primitive.bind(
         _gemm_p,
         a,
@@ -322,7 +325,7 @@ def _dot_general(
             algorithm=algorithm,
         )
 
-    return dispatch(implementation, algorithm, kernel, xla)
+    return dispatch("dot_general", [lhs, rhs], implementation, algorithm, kernel, xla)
 
 
 def _matmul(a, b, *, precision, preferred_element_type, out_sharding, implementation, algorithm):
@@ -356,7 +359,7 @@ def _matmul(a, b, *, precision, preferred_element_type, out_sharding, implementa
         )
         return lax.transpose(y, product.order)
 
-    return dispatch(implementation, algorithm, kernel, xla)
+    return dispatch("matmul", [a, b], implementation, algorithm, kernel, xla)
 
 
 def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation, algorithm):
@@ -390,11 +393,15 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
         _check_sharding(a, b, *addends)
         return _bind(a, b, *addends, implementation=implementation, algorithm=algorithm, **params)
 
+    def without_product():
+        return beta * addends[0] if addends else jnp.zeros(y.shape, result_dtype)
+
+    operands = [a, b, *addends]
     if alpha == 0:
-        y = beta * addends[0] if addends else jnp.zeros(y.shape, result_dtype)
+        result = left_to_xla("gemm", operands, "alpha is 0", without_product)
     else:
-        y = dispatch(implementation, algorithm, kernel, xla)
-    return lax.transpose(y, product.order)
+        result = dispatch("gemm", operands, implementation, algorithm, kernel, xla)
+    return lax.transpose(result, product.order)
 
 
 _STATIC = ("implementation", "algorithm")

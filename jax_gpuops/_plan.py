@@ -1,31 +1,23 @@
-"""`plan`: what an op would run, and why."""
+"""`plan` and `explain`: what ops would run, and why."""
 
 from __future__ import annotations
 
+import collections
 import dataclasses
+import functools
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
+from jax.interpreters import partial_eval
 
-from jax_gpuops import _library, _primitive
-
-
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """What an op would run for a call.
-
-    Attributes:
-      implementation: "cuda", "interpret" or "xla".
-      algorithm: the kernel's algorithm, or None if XLA runs the op.
-      reason: why, in a sentence or two.
-    """
-
-    implementation: str
-    algorithm: str | None
-    reason: str
+from jax_gpuops import _primitive, _report
+from jax_gpuops._implementation import named
+from jax_gpuops._report import Call, Plan
 
 
 def plan(
@@ -66,25 +58,106 @@ def plan(
     ops = _ops()
     if op not in ops:
         raise ValueError(f"op must be one of {', '.join(ops)}, got {op!r}")
-    if platform is not None and platform not in _PLATFORMS:
-        raise ValueError(f"platform must be one of {', '.join(_PLATFORMS)}, got {platform!r}")
+    _check_platform(platform)
     operands = [jax.ShapeDtypeStruct(each, dtype) for each in _shapes(shape)]
     structs = {k: x for k, x in arguments.items() if isinstance(x, jax.ShapeDtypeStruct)}
     static = {k: x for k, x in arguments.items() if k not in structs}
-    jaxpr = jax.make_jaxpr(lambda xs, ys: ops[op](*xs, **ys, **static))(operands, structs)
-    for p, avals, params in _calls(jaxpr.jaxpr):
-        platform = platform or _OWN_PLATFORMS.get(params["implementation"], jax.default_backend())
-        platform = "cuda" if platform == "gpu" else platform
-        return _plan_call(_primitive.KERNELS[p], avals, platform, **params)
-    return Plan(
-        "xla",
-        None,
-        "XLA is requested, no kernel supports these arguments, or none is known to be faster",
+    jaxpr = _trace(functools.partial(ops[op], **static), operands, structs)
+    eqn, partitioned = next(_calls_of(jaxpr, False))
+    return _call(eqn, platform, partitioned).plan
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Explanation:
+    """What each call of an op in a function would run. Its text is a table.
+
+    Attributes:
+      calls: the calls, in the order of the program. Those that are alike are one, with a count.
+    """
+
+    calls: tuple[Call, ...]
+
+    def __str__(self) -> str:
+        if not self.calls:
+            return "no op of jax_gpuops is called"
+        rows = [("calls", "op", "operands", "runs", "why")]
+        for each in self.calls:
+            runs = _report.runs(each.plan.implementation, each.plan.algorithm)
+            why = f"{each.plan.reason} | second best: {each.plan.second_best}"
+            rows.append((str(each.count), each.op, " ".join(each.operands), runs, why))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(
+                [
+                    row[0].rjust(widths[0]),
+                    *(cell.ljust(width) for cell, width in zip(row[1:4], widths[1:4], strict=True)),
+                    row[4],
+                ]
+            )
+            for row in rows
+        )
+
+    __repr__ = __str__
+
+
+def explain(
+    f: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any
+) -> Explanation:
+    """Says what each call of an op in a function would run, and why, without running it.
+
+    The function is traced as `jax.jit` does. The calls are found wherever JAX has them: inside
+    `jit`, `vmap`, `scan`, `cond`, `checkpoint`, `shard_map`, layers of Flax, and derivatives. Calls
+    whose results nothing uses are left out, as XLA leaves them out.
+
+    >>> x = jax.ShapeDtypeStruct((8, 128), "float32")
+    >>> print(jax_gpuops.explain(jax.grad(lambda x: jax_gpuops.softmax(x).max()), x))
+    calls  op  ...
+
+    A call that XLA takes when it is traced, since no kernel supports it, is one line with the
+    operands as the function sees them; its derivatives are JAX's and have no lines. So are the
+    derivatives that consist of JAX's operations, such as that of `max`. For a GPU the algorithms
+    are those of an H200, as with `plan`.
+
+    The program spans several devices if an argument, a sharding in the function or the mesh of
+    `jax.set_mesh` does. Of what XLA's partitioner does later nothing is known.
+
+    Args:
+      f: a function that JAX can trace.
+      *args: its arguments. `jax.ShapeDtypeStruct` stands for an array, perhaps with a sharding.
+        Values other than arrays are passed on as they are.
+      platform: as in `plan`; "cuda" on a machine without a GPU tells what a GPU would run.
+      **kwargs: its keyword arguments.
+
+    Returns:
+      The explanation. Print it.
+
+    Raises:
+      ValueError: if the platform is not valid.
+      Exception: whatever `f` raises when it is traced. An error of the lowering, such as that of a
+        kernel for another platform, is a line of the table.
+    """
+    _check_platform(platform)
+    jaxpr = _trace(f, args, kwargs)
+    spans_devices = max(_device_counts(jaxpr, (args, kwargs))) > 1
+    counts: collections.Counter[Call] = collections.Counter()
+    for eqn, partitioned in _calls_of(jaxpr, spans_devices):
+        try:
+            call = _call(eqn, platform, partitioned)
+        except ValueError as error:
+            failure = Plan("error", None, str(error), "none")
+            call = _report.call_of(eqn.primitive.name, [v.aval for v in eqn.invars], failure)
+        counts[call] += 1
+    return Explanation(
+        tuple(dataclasses.replace(call, count=count) for call, count in counts.items())
     )
 
 
-_OWN_PLATFORMS = {"interpret": "cpu", "cuda": "cuda"}
 _PLATFORMS = ("cpu", "cuda", "gpu", "rocm", "tpu")
+
+
+def _check_platform(platform: str | None) -> None:
+    if platform is not None and platform not in _PLATFORMS:
+        raise ValueError(f"platform must be one of {', '.join(_PLATFORMS)}, got {platform!r}")
 
 
 def _shapes(shape: Any) -> list[tuple[int, ...]]:
@@ -114,22 +187,105 @@ def _ops() -> dict[str, Callable[..., Any]]:
     }
 
 
-def _plan_call(kernel, avals, platform, *, implementation, algorithm, **params) -> Plan:
-    problem = kernel.problem(*avals, **params)
-    chosen, reason = _primitive.choose(
-        kernel, platform, implementation, algorithm, lambda: problem, partitioned=False
-    )
-    if chosen == "xla":
-        return Plan("xla", None, reason)
-    ours = _library.planned(chosen, kernel.op, problem, algorithm)
-    return Plan(chosen, ours["algorithm"], f"{reason}; {ours['reason']}")
+def _trace(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Traces a function, with marks of the calls that XLA takes already, to a jaxpr."""
+    leaves, tree = jax.tree.flatten((args, kwargs))
+    kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
+
+    def call(*arrays):
+        filled = list(leaves)
+        for i, x in zip(places, arrays, strict=True):
+            filled[i] = x
+        args, kwargs = jax.tree.unflatten(tree, filled)
+        return f(*args, **kwargs)
+
+    with _report.explaining(True):
+        jaxpr = jax.make_jaxpr(call)(*(leaves[i] for i in places)).jaxpr
+    used, _ = partial_eval.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars))
+    return used
+
+
+# Jaxprs
+
+
+def _call(eqn, platform: str | None, partitioned: bool) -> Call:
+    """What is known of a call in a jaxpr. A mark of `_report` says it itself."""
+    if eqn.primitive is _report.MARK_P:
+        return eqn.params["call"]
+    avals = [v.aval for v in eqn.invars]
+    if eqn.primitive in _primitive.WITHOUT_KERNEL:
+        return _report.call_of(eqn.primitive.name, avals, _primitive.NO_KERNEL)
+    kernel = _primitive.KERNELS[eqn.primitive]
+    plan = _plan_call(kernel, avals, platform, partitioned=partitioned, **eqn.params)
+    return _report.call_of(kernel.name, avals, plan)
+
+
+def _plan_call(
+    kernel, avals, platform, *, implementation, algorithm, partitioned=False, **params
+) -> Plan:
+    if platform is None:
+        name = named(implementation, algorithm)
+        platform = _primitive.PLATFORM_OF.get(name or "", jax.default_backend())
+    platform = "cuda" if platform == "gpu" else platform
+    site = _primitive.Site(kernel, platform, avals, params, partitioned)
+    return _primitive.plan_call(site, implementation, algorithm)
+
+
+def _calls_of(jaxpr, partitioned: bool) -> Iterator[tuple[Any, bool]]:
+    """Yields the calls of our ops in a jaxpr, each with whether XLA partitions it."""
+    ours = (*_primitive.KERNELS, *_primitive.WITHOUT_KERNEL)
+    for eqn, is_partitioned in _equations(jaxpr, partitioned):
+        if eqn.primitive is _report.MARK_P or (
+            # What is "xla" in the jaxpr already has been left to XLA by a call with a mark.
+            eqn.primitive in ours and eqn.params["implementation"] != "xla"
+        ):
+            yield eqn, is_partitioned
 
 
 def _calls(jaxpr) -> Iterator[tuple[Any, list, dict]]:
-    """Yields the calls of our primitives in a jaxpr and the jaxprs inside it."""
-    for equation in jaxpr.eqns:
-        if equation.primitive in _primitive.KERNELS:
-            yield equation.primitive, [v.aval for v in equation.invars], equation.params
-        for inner in equation.params.values():
-            if hasattr(inner, "jaxpr"):
-                yield from _calls(inner.jaxpr)
+    """Yields the calls of our kernels' primitives in a jaxpr and the jaxprs inside it."""
+    for eqn, _ in _equations(jaxpr, False):
+        if eqn.primitive in _primitive.KERNELS:
+            yield eqn.primitive, [v.aval for v in eqn.invars], eqn.params
+
+
+def _equations(jaxpr, partitioned: bool, manual: frozenset = frozenset()) -> Iterator[tuple]:
+    """Yields the equations of a jaxpr and of the jaxprs inside it.
+
+    Args:
+      jaxpr: the jaxpr.
+      partitioned: True if XLA partitions its program over several devices.
+      manual: the mesh axes over which it is partitioned already.
+
+    Yields:
+      Each equation, and whether XLA partitions it.
+    """
+    for eqn in jaxpr.eqns:
+        yield eqn, partitioned
+        inside = partitioned, manual
+        if "newly_manual_axes" in eqn.params:  # those of shard_map
+            mesh, axes = eqn.params["mesh"], manual | eqn.params["newly_manual_axes"]
+            others = (mesh.shape[name] for name in mesh.axis_names if name not in axes)
+            inside = math.prod(others) > 1, axes
+        for value in _flat(eqn.params):
+            if hasattr(value, "eqns"):
+                yield from _equations(value, *inside)
+
+
+def _flat(params: dict[str, Any]) -> Iterator[Any]:
+    """The parameters of an equation, and the elements of those that are tuples."""
+    for value in params.values():
+        yield from value if isinstance(value, tuple | list) else [value]
+
+
+def _device_counts(jaxpr, arguments: Any) -> Iterator[int]:
+    """Yields how many devices each argument, sharding and mesh of a program names."""
+    yield max(1, jax.sharding.get_abstract_mesh().size)
+    params = [value for eqn, _ in _equations(jaxpr, False) for value in _flat(eqn.params)]
+    shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)]
+    for each in (*params, *shardings):
+        if isinstance(each, jax.sharding.Sharding):
+            yield each.num_devices
+        elif isinstance(each, jax.sharding.Mesh | jax.sharding.AbstractMesh):
+            yield each.size

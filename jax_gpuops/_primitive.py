@@ -8,11 +8,12 @@ also tells the types of the results: shapes, dtypes and shardings follow JAX's o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import math
 import string
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -23,8 +24,8 @@ from jax.interpreters import mlir, xla
 from jax.interpreters.mlir import ir
 from jax.sharding import AxisType
 
-from jax_gpuops import _library, _measurements
-from jax_gpuops._implementation import NoKernelError
+from jax_gpuops import _library, _measurements, _report
+from jax_gpuops._implementation import Implementation, NoKernelError, Preferred, named
 
 Layout = tuple[int, ...]  # dimensions from minor to major, as XLA writes layouts
 
@@ -58,6 +59,9 @@ class Kernel:
 KERNELS: dict[Primitive, Kernel] = {}
 """The kernel behind each primitive that `primitive` has made."""
 
+WITHOUT_KERNEL: set[Primitive] = set()
+"""The primitives that `primitive_without_kernel` has made."""
+
 
 def primitive(kernel: Kernel) -> Primitive:
     """Makes the primitive of a kernel, with everything but its derivatives and batching."""
@@ -85,11 +89,18 @@ def primitive_without_kernel(name: str, reference: Callable[..., jax.Array]) -> 
     p = _new(name, reference)
 
     def lower(ctx, *operands, implementation, algorithm, **params):
+        if implementation != "xla" and _report.is_logging():
+            _log(ctx, name, NO_KERNEL)
         rule = mlir.lower_fun(functools.partial(reference, **params), multiple_results=False)
         return rule(ctx, *operands)
 
     mlir.register_lowering(p, lower)
+    WITHOUT_KERNEL.add(p)
     return p
+
+
+NO_KERNEL = _report.Plan("xla", None, "no kernel computes this derivative", "none")
+"""What runs a primitive without kernel."""
 
 
 def _new(name: str, reference: Callable[..., Any], multiple_results: bool = False) -> Primitive:
@@ -136,7 +147,7 @@ def jit(name: str, function: Callable[..., Any], *static: str, inline: bool = Fa
 def bind(
     p: Primitive,
     *operands: jax.Array,
-    implementation: str | None,
+    implementation: Implementation,
     algorithm: str | None,
     **params: Any,
 ) -> Any:
@@ -147,29 +158,38 @@ def bind(
       ValueError: if the algorithm cannot take the problem, or if the compiled module of the named
         implementation is missing.
     """
-    for x in operands:
-        if jax.typeof(x).sharding.spec.unreduced:
-            raise NoKernelError(f"an operand is unreduced, {jax.typeof(x)}")
+    _check_reduced(map(jax.typeof, operands))
     operands = tuple(vary_alike(*operands))
-    if implementation is not None or algorithm is not None:
-        _check_problem(KERNELS[p], implementation, algorithm, *map(jax.typeof, operands), **params)
+    name = named(implementation, algorithm)
+    if name is not None or algorithm is not None:
+        if name is None:
+            name = "cuda" if _library.missing("cuda") is None else "interpret"
+        _check_problem(KERNELS[p], name, algorithm, *map(jax.typeof, operands), **params)
     return p.bind(*operands, implementation=implementation, algorithm=algorithm, **params)
 
 
 _MOST_ELEMENTS = 2**60  # kernels count elements, and their bytes, in 64 bits
 
 
+def _check_reduced(avals: Iterable[Any]) -> None:
+    for aval in avals:
+        if aval.sharding.spec.unreduced:
+            raise NoKernelError(f"an operand is unreduced, {aval}")
+
+
 def _check_problem(kernel, implementation, algorithm, *avals, **params) -> None:
     if not all(_has_constant_shape(aval) for aval in avals):
         return  # the shape is known only once an exported program runs; the handler checks then
-    if implementation is None:
-        implementation = "cuda" if _library.missing("cuda") is None else "interpret"
+    _check_sizes(kernel, *avals, **params)
+    _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
+
+
+def _check_sizes(kernel, *avals, **params) -> None:
     for aval in (*avals, *result_avals(kernel.reference, *avals, **params)):
         if math.prod(aval.shape) > _MOST_ELEMENTS:
             raise NoKernelError(
                 f"{kernel.name}: an array of shape {aval.shape} has too many elements"
             )
-    _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
 
 
 def _has_constant_shape(aval) -> bool:
@@ -234,24 +254,80 @@ def shard_alike(x: jax.Array, *others: jax.Array) -> jax.Array:
 # Lowering
 
 
-def choose(
-    kernel: Kernel,
-    platform: str | None,
-    implementation: str | None,
-    algorithm: str | None,
-    problem: Callable[[], dict[str, Any]],
-    *,
-    partitioned: bool,
-) -> tuple[str, str]:
-    """Decides what runs on a platform.
+PLATFORM_OF = {"cuda": "cuda", "interpret": "cpu"}  # implementation -> where it runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Site:
+    """A call of a kernel's primitive, in a program that is lowered for a platform.
+
+    Attributes:
+      kernel: the kernel.
+      platform: "cpu", "cuda" or another name.
+      avals: the types of the operands.
+      params: the parameters but `implementation` and `algorithm`.
+      partitioned: True if XLA will partition the program over several devices.
+    """
+
+    kernel: Kernel
+    platform: str
+    avals: Sequence[Any]
+    params: dict[str, Any]
+    partitioned: bool
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        return self.kernel.problem(*self.avals, **self.params)
+
+    @property
+    def is_empty(self) -> bool:
+        return any(size == 0 for aval in self.avals for size in aval.shape)
+
+    @property
+    def has_constant_shapes(self) -> bool:
+        return all(map(_has_constant_shape, self.avals))
+
+    def check(self, implementation: str) -> None:
+        """Raises NoKernelError if an implementation has no kernel for the call."""
+        _check_reduced(self.avals)
+        if self.has_constant_shapes:
+            _check_sizes(self.kernel, *map(_without_sharding, self.avals), **self.params)
+        try:
+            self.algorithm(implementation, None)
+        except ValueError as error:
+            raise NoKernelError(str(error)) from None
+
+    def refusal(self, implementation: str) -> tuple[str, str] | None:
+        """Why an implementation cannot run in the program, and what to do; None if it can."""
+        needed = PLATFORM_OF[implementation]
+        preference = _preference(implementation)
+        if self.platform != needed:
+            return (
+                f"runs on platform {needed}, but the computation is lowered for {self.platform}",
+                f"with implementation=None the platform decides, and so it does with {preference}",
+            )
+        if self.partitioned and not self.kernel.partitionable:
+            return (
+                "runs on one device, but the program spans several",
+                f"call it inside jax.shard_map, or use implementation=None or {preference}",
+            )
+        return None
+
+    def algorithm(self, implementation: str, algorithm: str | None) -> tuple[str | None, str]:
+        """The algorithm that runs, and why; None if that is decided when the program runs."""
+        if not self.has_constant_shapes:
+            return algorithm, "sizes are symbolic, so the algorithm is chosen at run time"
+        ours = _library.planned(implementation, self.kernel.op, self.problem, algorithm)
+        return ours["algorithm"], ours["reason"]
+
+
+def choose(site: Site, implementation: Implementation, algorithm: str | None) -> tuple[str, str]:
+    """Decides what runs.
 
     Args:
-      kernel: the op.
-      platform: "cpu", "cuda", or None for any other.
+      site: the call.
       implementation: as resolved; None for the fastest.
       algorithm: as the caller gave it; naming one means ours.
-      problem: gives the problem, for the table of measurements.
-      partitioned: True if XLA will partition the program over several devices.
 
     Returns:
       "cuda", "interpret" or "xla", and why.
@@ -259,60 +335,111 @@ def choose(
     Raises:
       ValueError: if a kernel was asked for and cannot run there.
     """
-    reason = "named by the caller"
-    if implementation is None and algorithm is not None:
-        implementation = "interpret" if platform == "cpu" else "cuda"
+    name, reason = named(implementation, algorithm), "named by the caller"
+    if name is None and algorithm is not None:
+        name = "interpret" if site.platform == "cpu" else "cuda"
         reason = f"algorithm {algorithm!r} is a kernel of jax_gpuops"
-    if implementation == "xla":
+    if name == "xla":
         return "xla", reason
-    if implementation is None:
-        if platform != "cuda":
-            return "xla", f"jax_gpuops has no default kernel for platform {platform}"
-        if partitioned:  # our call would collect sharded rows on one device, and XLA does not
-            return "xla", "the program spans several devices, and the operands may be sharded"
-        problem_of_gpu = _library.gpu_problem()
-        if problem_of_gpu is not None:
-            _library.warn_once(problem_of_gpu)
-            return "xla", problem_of_gpu
-        return _measurements.best({"op": kernel.op, **problem()})
-    needed = {"cuda": "cuda", "interpret": "cpu"}[implementation]
-    if platform != needed:
-        raise ValueError(
-            f'{kernel.name}: implementation="{implementation}" runs on platform {needed}, but the '
-            f"computation is lowered for {platform or 'another one'}; with implementation=None the "
-            "platform decides"
-        )
-    if partitioned and not kernel.partitionable:
-        raise ValueError(
-            f'{kernel.name}: implementation="{implementation}" runs on one device, but the program '
-            "spans several; call it inside jax.shard_map, or use implementation=None"
-        )
-    _library.module(implementation)  # raises if it is not installed
-    if implementation == "cuda" and (problem_of_gpu := _library.gpu_problem()) is not None:
-        raise ValueError(f'{kernel.name}: implementation="cuda": {problem_of_gpu}')
-    return implementation, reason
+    if name is not None:
+        if (refusal := site.refusal(name)) is not None:
+            why, remedy = refusal
+            raise ValueError(f'{site.kernel.name}: implementation="{name}" {why}; {remedy}')
+        _library.module(name)  # raises if it is not installed
+        if name == "cuda" and (problem_of_gpu := _library.gpu_problem()) is not None:
+            raise ValueError(f'{site.kernel.name}: implementation="cuda": {problem_of_gpu}')
+        chosen = name
+    elif isinstance(implementation, Preferred):
+        chosen, reason = _prefer(site, implementation.name)
+    else:
+        chosen, reason = _fastest(site)
+    if chosen != "xla" and site.is_empty:
+        return "xla", "an operand has no elements"
+    return chosen, reason
+
+
+def _prefer(site: Site, name: str) -> tuple[str, str]:
+    """Decides for `use(name, strict=False)`: as for the name, but XLA in place of an error."""
+    if (refusal := site.refusal(name)) is not None:
+        return "xla", f'implementation="{name}" {refusal[0]}'
+    why = _library.gpu_problem() if name == "cuda" else _library.missing(name)
+    if why is not None:
+        _library.warn_once(why)
+        return "xla", why
+    try:
+        site.check(name)
+    except NoKernelError as error:
+        return "xla", str(error)
+    return name, f"{_preference(name)} prefers it"
+
+
+def _preference(name: str) -> str:
+    return f'jax_gpuops.use("{name}", strict=False)'
+
+
+def _fastest(site: Site) -> tuple[str, str]:
+    """Decides for `None`, by what was measured."""
+    if site.platform != "cuda":
+        return "xla", f"jax_gpuops has no default kernel for platform {site.platform}"
+    if site.partitioned:  # our call would collect sharded rows on one device, and XLA does not
+        return "xla", "the program spans several devices, and the operands may be sharded"
+    if (why := _library.gpu_problem()) is not None:
+        _library.warn_once(why)
+        return "xla", why
+    return _measurements.best({"op": site.kernel.op, **site.problem})
+
+
+def plan_call(site: Site, implementation: Implementation, algorithm: str | None) -> _report.Plan:
+    """Says what `choose` decides, by which algorithm, and what else could run.
+
+    Args and errors are those of `choose`; an algorithm that cannot take the problem is a ValueError
+    too.
+    """
+    chosen, reason = choose(site, implementation, algorithm)
+    if chosen != "xla":
+        name, why = site.algorithm(chosen, algorithm)
+        second_best = "xla"
+        if chosen == "cuda" and (implementation is not None or algorithm is not None):
+            second_best += " (None runs {}: {})".format(*_fastest(site))
+        return _report.Plan(chosen, name, f"{reason}; {why}", second_best)
+    return _report.Plan("xla", None, reason, _kernel_instead(site))
+
+
+def _kernel_instead(site: Site) -> str:
+    """What XLA runs in place of, as in "cuda: warp", or "none" if no kernel can run the call."""
+    for name in PLATFORM_OF:
+        if site.refusal(name) is None and _library.missing(name) is None and not site.is_empty:
+            with contextlib.suppress(NoKernelError):
+                site.check(name)
+                return _report.runs(name, site.algorithm(name, None)[0])
+    return "none"
 
 
 def _lower(kernel, custom_call_p, platform, ctx, *operands, implementation, algorithm, **params):
     """Lowers to our custom call, with what `kernel.call` does around it, or to the reference."""
-    partitioned = _spans_devices(ctx)
-    chosen, _ = choose(
-        kernel,
-        platform,
-        implementation,
-        algorithm,
-        lambda: kernel.problem(*ctx.avals_in, **params),
-        partitioned=partitioned,
-    )
+    platform = platform or _platforms(ctx)
+    site = Site(kernel, platform, ctx.avals_in, params, _spans_devices(ctx))
+    chosen, _ = choose(site, implementation, algorithm)
+    if implementation != "xla" and _report.is_logging():  # else it was logged when traced
+        _log(ctx, kernel.name, plan_call(site, implementation, algorithm))
     function = kernel.reference
-    if chosen != "xla" and all(size != 0 for aval in ctx.avals_in for size in aval.shape):
-        launch = Launch(custom_call_p, chosen, algorithm, partitioned, tuple(ctx.avals_out))
+    if chosen != "xla":
+        launch = Launch(custom_call_p, chosen, algorithm, site.partitioned, tuple(ctx.avals_out))
         function = functools.partial(kernel.call, launch)
         ctx = ctx.replace(avals_in=list(map(_without_sharding, ctx.avals_in)))
     rule = mlir.lower_fun(
         functools.partial(function, **params), multiple_results=kernel.multiple_results
     )
     return rule(ctx, *operands)
+
+
+def _platforms(ctx) -> str:
+    """The platforms that code is lowered for: several if one rule serves them."""
+    return "/".join(ctx.platforms or ctx.module_context.platforms)
+
+
+def _log(ctx, name: str, plan: _report.Plan) -> None:
+    _report.log(_report.call_of(name, ctx.avals_in, plan), _platforms(ctx))
 
 
 def _spans_devices(ctx) -> bool:

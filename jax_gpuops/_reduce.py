@@ -16,6 +16,7 @@ from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _rowwise
 from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._report import left_to_xla
 
 Axis = int | Sequence[int] | None
 
@@ -311,9 +312,10 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
     def xla():
         return upstream(a, **operands)
 
+    described = [a, *operands.values()]
     if a.size == 0 or a.ndim == 0 or axis == ():
-        return xla()
-    return dispatch(implementation, algorithm, kernel, xla)
+        return left_to_xla(name, described, "there is nothing to reduce", xla)
+    return dispatch(name, described, implementation, algorithm, kernel, xla)
 
 
 def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) -> np.dtype:

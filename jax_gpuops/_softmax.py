@@ -15,6 +15,7 @@ from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _rowwise
 from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._report import left_to_xla
 
 Axis = int | Sequence[int] | None
 
@@ -152,6 +153,8 @@ def logsumexp(
         if _factor("a", scale) != 1 or causal:
             raise ValueError("scale and causal cannot be combined with b or return_sign")
         return dispatch(
+            "logsumexp",
+            [a],
             resolve("softmax", implementation, algorithm),
             algorithm,
             _refuse_factors_and_sign,
@@ -228,9 +231,10 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
             algorithm=algorithm,
         )
 
+    operands = [x, *masks]
     if x.size == 0 or not axes:
-        return xla()
-    return dispatch(implementation, algorithm, kernel, xla)
+        return left_to_xla(name, operands, "there is nothing to normalize", xla)
+    return dispatch(name, operands, implementation, algorithm, kernel, xla)
 
 
 _JITTED = {

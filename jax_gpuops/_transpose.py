@@ -88,7 +88,10 @@ def _apply(a, *, permutation: Permutation, implementation, algorithm):
             algorithm=algorithm,
         )
 
-    return dispatch(implementation, algorithm, kernel, lambda: jnp.transpose(a, permutation))
+    def xla():
+        return jnp.transpose(a, permutation)
+
+    return dispatch("transpose", [a], implementation, algorithm, kernel, xla)
 
 
 _jitted = _primitive.jit(

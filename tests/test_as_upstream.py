@@ -254,7 +254,8 @@ def test_labels_shard_their_logits():
 
 @pytest.mark.parametrize("name", UNARY)
 @pytest.mark.parametrize("kind", ["reduced", "unreduced"])
-def test_reduced_and_unreduced_arrays(name, kind):
+@pytest.mark.parametrize("preferred", [False, True])
+def test_reduced_and_unreduced_arrays(name, kind, preferred, implementation):
     mesh = explicit_mesh()
 
     def of_kind(function, ops):
@@ -271,7 +272,8 @@ def test_reduced_and_unreduced_arrays(name, kind):
 
         return call
 
-    with jax.set_mesh(mesh):
+    default = jax_gpuops.use(implementation if preferred else None, strict=False)
+    with default, jax.set_mesh(mesh):
         x = jax.device_put(X, NamedSharding(mesh, P("d", None)))
         actual, expected = (outcome(of_kind(UNARY[name], ops), x) for ops in (OURS, UPSTREAM))
         assert actual == expected

@@ -4,13 +4,12 @@ import functools
 import subprocess
 import sys
 
-import helpers
 import jax
 import jax.numpy as jnp
 import pytest
 
 import jax_gpuops
-from jax_gpuops import _library, _measurements, _primitive
+from jax_gpuops import _library, _measurements, _plan, _primitive
 
 FAMILIES = ("softmax", "reduce", "transpose", "matmul")
 
@@ -134,11 +133,13 @@ def test_none_leaves_programs_over_several_devices_to_xla(monkeypatch):
     """Its rows may be sharded, which XLA reduces in place, and our call collects."""
     monkeypatch.setattr(_library, "gpu_problem", lambda: None)
     monkeypatch.setattr(_measurements, "best", lambda problem: ("cuda", "measured"))
-    for name in ("softmax", "cross_entropy", "sum"):
-        kernel = _primitive.KERNELS[helpers.primitive(name)]
+    x = jnp.ones((2, 3))
+    for op in (jax_gpuops.softmax, jax_gpuops.logsumexp, jax_gpuops.sum):
+        ((p, avals, params),) = _plan._calls(jax.make_jaxpr(op)(x).jaxpr)
+        params = {k: v for k, v in params.items() if k not in ("implementation", "algorithm")}
         for partitioned, expected in ((False, "cuda"), (True, "xla")):
-            chosen, _ = _primitive.choose(kernel, "cuda", None, None, dict, partitioned=partitioned)
-            assert chosen == expected
+            site = _primitive.Site(_primitive.KERNELS[p], "cuda", avals, params, partitioned)
+            assert _primitive.choose(site, None, None)[0] == expected
 
 
 def test_measured_classes_decide_for_none(monkeypatch):

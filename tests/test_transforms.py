@@ -5,6 +5,7 @@ import dataclasses
 import functools
 import inspect
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 from jax.test_util import check_grads
 
 import jax_gpuops
+from jax_gpuops import _library
 
 
 @dataclasses.dataclass(frozen=True)
@@ -421,12 +423,200 @@ def test_threads_do_not_inherit_use(implementation):
     assert with_none == lower()
 
 
-def test_use_checks_its_argument():
+def test_use_checks_its_arguments():
     with (
         pytest.raises(ValueError, match="'cuda', 'interpret', 'xla', got 'gpu'"),
         jax_gpuops.use("gpu"),
     ):
         pass
+    with (
+        pytest.raises(TypeError, match="strict must be True or False, got 'no'"),
+        jax_gpuops.use("cuda", strict="no"),
+    ):
+        pass
+
+
+# A preference: use(name, strict=False)
+
+
+@every_op
+def test_a_preference_runs_the_kernel_forward_and_backward(op, implementation):
+    def gradient(*xs):
+        return jax.grad(lambda *xs: (op(*xs) ** 2).sum())(*xs)
+
+    function = gradient if op.differentiable else lambda *xs: op(*xs)
+    operands = op.operands()
+    with jax_gpuops.use(implementation):
+        named = jax.jit(function).lower(*operands).as_text()
+    with jax_gpuops.use(implementation, strict=False):
+        preferred = jax.jit(function).lower(*operands).as_text()
+    assert preferred == named
+    assert "jax_gpuops_" in named
+
+
+@every_op
+@pytest.mark.parametrize("name", ["cuda", "interpret"])
+def test_a_preference_is_xla_on_platforms_without_the_kernels(op, name):
+    """Without a warning: what is missing there cannot be installed."""
+    with jax_gpuops.use(name, strict=False):
+        exported = jax.export.export(
+            jax.jit(lambda *xs: op(*xs)), platforms=["tpu", "rocm"], disabled_checks=[]
+        )(*op.operands())
+    assert "jax_gpuops_" not in exported.mlir_module()
+
+
+CUDA = pytest.mark.skipif(
+    _library.missing("cuda") is not None, reason="the module for CUDA is not built"
+)
+
+
+@CUDA
+@every_op
+def test_a_preference_is_settled_for_each_platform(op, monkeypatch):
+    """As `jax.export` needs it, for a GPU from a machine without one, too."""
+    monkeypatch.setattr(_library, "gpu_problem", lambda: None)
+    with jax_gpuops.use("cuda", strict=False):
+        traced = jax.jit(lambda *xs: op(*xs)).trace(*op.operands())
+    for platform, expected in (("cuda", True), ("cpu", False), ("tpu", False)):
+        assert is_ours(traced.lower(lowering_platforms=(platform,))) == expected
+
+
+def test_a_preference_is_part_of_the_cache_key(implementation):
+    function = jax.jit(lambda x: jax_gpuops.sum(x, -1))
+    for _ in range(2):
+        for strict in (True, False):
+            with jax_gpuops.use(implementation, strict=strict):
+                function(jnp.ones((2, 3)))
+    assert function._cache_size() == 2
+
+
+@pytest.mark.parametrize("name", [None, "xla"])
+def test_none_and_xla_refuse_nothing_strict_or_not(name):
+    function = jax.jit(lambda x: jax_gpuops.softmax(x))
+    x = jnp.ones((2, 3))
+    with jax_gpuops.use(name):
+        function(x)
+    with jax_gpuops.use(name, strict=False):
+        function(x)
+    assert function._cache_size() == 1
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast")  # JAX, of -inf to int32
+def test_what_no_kernel_takes_is_xla_under_a_preference(implementation):
+    def function(x):
+        return jax_gpuops.softmax(x.astype(int)) + jax_gpuops.softmax(x)
+
+    x = jnp.ones((2, 3))
+    with jax_gpuops.use(implementation), pytest.raises(TypeError, match="dtype int32"):
+        jax.jit(function).trace(x)
+    with jax_gpuops.use(implementation, strict=False):
+        assert helpers.custom_calls(function, x) == ["jax_gpuops_softmax_v1"]
+
+
+def test_what_a_plan_refuses_is_xla_under_a_preference(implementation):
+    x = jax.ShapeDtypeStruct((2**32, 2**32), "float32")
+    with jax_gpuops.use(implementation, strict=False):
+        plan = jax_gpuops.plan("softmax", x.shape, x.dtype)
+        assert not is_ours(jax.jit(lambda x: jax_gpuops.softmax(x)).lower(x))
+    assert plan.implementation == "xla"
+    assert "has too many elements" in plan.reason
+
+
+def test_a_named_algorithm_is_no_preference(implementation):
+    x = jnp.ones((2, 4000))
+    platform = {"interpret": "cuda", "cuda": "cpu"}[implementation]
+    with jax_gpuops.use(implementation, strict=False):
+        with pytest.raises(ValueError, match="cannot hold rows"):
+            jax_gpuops.softmax(x, algorithm="warp")
+        with pytest.raises(TypeError, match=f'implementation="{implementation}" cannot run this'):
+            jax_gpuops.softmax(x.astype(int), algorithm="block")
+        traced = jax.jit(lambda x: jax_gpuops.softmax(x, algorithm="block")).trace(x)
+        with pytest.raises(ValueError, match="the computation is lowered for"):
+            traced.lower(lowering_platforms=(platform,))
+
+
+def test_the_derivatives_of_a_named_algorithm_are_preferred(implementation):
+    def function(x):
+        return jax.grad(lambda x: (jax_gpuops.softmax(x, algorithm="block") ** 2).sum())(x)
+
+    with jax_gpuops.use(implementation, strict=False):
+        forward, backward = jax_gpuops.explain(function, jnp.ones((2, 40))).calls
+    assert forward.plan.reason.startswith("named by the caller")
+    assert backward.plan.reason.startswith(f'jax_gpuops.use("{implementation}", strict=False)')
+
+
+def test_an_argument_goes_before_a_preference(implementation):
+    with jax_gpuops.use(implementation, strict=False), pytest.raises(TypeError, match="int32"):
+        jax_gpuops.softmax(jnp.ones(3, int), implementation=implementation)
+
+
+@pytest.mark.parametrize("missing", [False, True])
+def test_a_preference_that_cannot_be_met_is_one_warning(missing, implementation, monkeypatch):
+    """What stands in the way can be removed: a module to build, a driver to update."""
+    why = "it was never built" if missing else "the driver is too old; update it"
+    if missing or implementation == "interpret":
+        monkeypatch.setattr(_library, "_MODULES", {"cuda": why, "interpret": why})
+    monkeypatch.setattr(_library, "gpu_problem", lambda: why)
+    _library.warn_once.cache_clear()
+    x = jnp.ones((2, 3))
+    with jax_gpuops.use(implementation, strict=False):
+        with pytest.warns(UserWarning, match=f"jax_gpuops uses XLA: {why}") as warned:
+            y = jax.jit(lambda x: jax_gpuops.softmax(jax_gpuops.softmax(2 * x)))(x)
+        assert len(warned) == 1
+        with pytest.raises(ValueError, match="is not available"):
+            jax_gpuops.softmax(x, algorithm="warp")
+    assert_close(y, jnp.full((2, 3), 1 / 3))
+
+
+@pytest.mark.parametrize("function", [jax_gpuops.softmax, jax_gpuops.sum], ids=["softmax", "sum"])
+def test_a_preference_with_symbolic_shapes(function, implementation):
+    """As with a name, the algorithm is chosen when the exported program runs."""
+    x = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("b"), 64), "float32")
+    with jax_gpuops.use(implementation, strict=False):
+        exported = jax.export.export(
+            jax.jit(lambda x: function(x, -1)),
+            platforms=[{"interpret": "cpu", "cuda": "cuda"}[implementation]],
+            disabled_checks=jax_gpuops.EXPORT_CHECKS,
+        )(x)
+        (call,) = jax_gpuops.explain(lambda x: function(x, -1), x).calls
+    assert "jax_gpuops_" in exported.mlir_module()
+    assert (call.operands, call.plan.algorithm) == (("f32[b,64]",), None)
+    assert "the algorithm is chosen at run time" in call.plan.reason
+    x = jnp.asarray(helpers.normal((5, 64), "float32"))
+    assert_close(exported.call(x), function(x, -1))
+
+
+@pytest.mark.skipif(len(jax.devices()) < 4, reason="there are fewer than four devices")
+@pytest.mark.parametrize("explicit", [False, True], ids=["auto", "explicit"])
+def test_a_model_over_several_devices_under_a_preference(explicit, implementation):
+    """Kernels that XLA may partition run, the others are XLA, and the values are right."""
+    kind = jax.sharding.AxisType.Explicit if explicit else jax.sharding.AxisType.Auto
+    mesh = jax.make_mesh((4,), ("d",), axis_types=(kind,))
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    host, weights = helpers.normal((8, 6), "float32"), helpers.normal((6, 5), "float32")
+
+    def model(functions, x, weights):
+        def loss(x):
+            logits = functions.matmul(x, weights, precision="highest")
+            y = functions.softmax(logits, -1) * functions.transpose(logits).T
+            return (functions.sum(y, -1) ** 2).sum() + functions.sum(y, 0)[0]
+
+        return jax.value_and_grad(loss)(x)
+
+    class Upstream:
+        matmul, softmax, transpose, sum = jnp.matmul, jax.nn.softmax, jnp.transpose, jnp.sum
+
+    expected = jax.jit(functools.partial(model, Upstream))(host, weights)
+    x = jax.device_put(host, sharding)
+    function = jax.jit(functools.partial(model, jax_gpuops))
+    with jax.set_mesh(mesh):
+        with jax_gpuops.use(implementation), pytest.raises(ValueError, match="shard_map"):
+            function.lower(x, weights)
+        with jax_gpuops.use(implementation, strict=False):
+            text = function.lower(x, weights).as_text()
+            assert_close(function(x, weights), expected)
+    targets = set(re.findall(r"@jax_gpuops_(\w+)_v1", text))
+    assert targets == {"softmax", "softmax_tangent", "sum"}
 
 
 # Import
