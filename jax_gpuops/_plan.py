@@ -101,7 +101,7 @@ class Explanation:
 
 
 def explain(
-    f: Callable[..., Any], *args: Any, platform: str | None = None, **kwargs: Any
+    f: Callable[..., Any], /, *args: Any, platform: str | None = None, **kwargs: Any
 ) -> Explanation:
     """Says what each call of an op in a function would run, and why, without running it.
 

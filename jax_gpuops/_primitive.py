@@ -300,7 +300,7 @@ class Site:
     def refusal(self, implementation: str) -> tuple[str, str] | None:
         """Why an implementation cannot run in the program, and what to do; None if it can."""
         needed = PLATFORM_OF[implementation]
-        preference = _preference(implementation)
+        preference = f'jax_gpuops.use("{implementation}", strict=False)'
         if self.platform != needed:
             return (
                 f"runs on platform {needed}, but the computation is lowered for {self.platform}",
@@ -370,11 +370,7 @@ def _prefer(site: Site, name: str) -> tuple[str, str]:
         site.check(name)
     except NoKernelError as error:
         return "xla", str(error)
-    return name, f"{_preference(name)} prefers it"
-
-
-def _preference(name: str) -> str:
-    return f'jax_gpuops.use("{name}", strict=False)'
+    return name, "preferred by the caller"
 
 
 def _fastest(site: Site) -> tuple[str, str]:

@@ -19,7 +19,17 @@ def test_the_readme(capsys):
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(blocks) > 1
     exec("\n".join(blocks), {})
-    assert "algorithm='block'" in capsys.readouterr().out
+    assert "logsumexp_cotangent" in capsys.readouterr().out
+
+
+def test_the_explanation_of_debugging_md(capsys):
+    """The program prints what the page says."""
+    page = (ROOT / "docs" / "debugging.md").read_text()
+    code, printed = re.search(
+        r"```python\n([^`]*explain.*?)```.*?```\n(.*?)```", page, re.S
+    ).groups()
+    exec(code, {})
+    assert capsys.readouterr().out == printed
 
 
 @pytest.fixture

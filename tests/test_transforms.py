@@ -456,13 +456,14 @@ def test_a_preference_runs_the_kernel_forward_and_backward(op, implementation):
 
 @every_op
 @pytest.mark.parametrize("name", ["cuda", "interpret"])
-def test_a_preference_is_xla_on_platforms_without_the_kernels(op, name):
+def test_a_preference_is_xla_on_platforms_without_the_kernels(op, name, recwarn):
     """Without a warning: what is missing there cannot be installed."""
+    _library.warn_once.cache_clear()
+    others = {"cuda": ["cpu", "tpu"], "interpret": ["rocm", "tpu"]}[name]
     with jax_gpuops.use(name, strict=False):
-        exported = jax.export.export(
-            jax.jit(lambda *xs: op(*xs)), platforms=["tpu", "rocm"], disabled_checks=[]
-        )(*op.operands())
+        exported = jax.export.export(jax.jit(lambda *xs: op(*xs)), platforms=others)(*op.operands())
     assert "jax_gpuops_" not in exported.mlir_module()
+    assert not [each for each in recwarn if "jax_gpuops" in str(each.message)]
 
 
 CUDA = pytest.mark.skipif(
@@ -542,7 +543,7 @@ def test_the_derivatives_of_a_named_algorithm_are_preferred(implementation):
     with jax_gpuops.use(implementation, strict=False):
         forward, backward = jax_gpuops.explain(function, jnp.ones((2, 40))).calls
     assert forward.plan.reason.startswith("named by the caller")
-    assert backward.plan.reason.startswith(f'jax_gpuops.use("{implementation}", strict=False)')
+    assert backward.plan.reason.startswith("preferred by the caller")
 
 
 def test_an_argument_goes_before_a_preference(implementation):
@@ -563,7 +564,9 @@ def test_a_preference_that_cannot_be_met_is_one_warning(missing, implementation,
         with pytest.warns(UserWarning, match=f"jax_gpuops uses XLA: {why}") as warned:
             y = jax.jit(lambda x: jax_gpuops.softmax(jax_gpuops.softmax(2 * x)))(x)
         assert len(warned) == 1
-        with pytest.raises(ValueError, match="is not available"):
+        with pytest.raises(
+            ValueError, match=f"{why}|no compiled module of jax_gpuops is installed"
+        ):
             jax_gpuops.softmax(x, algorithm="warp")
     assert_close(y, jnp.full((2, 3), 1 / 3))
 
