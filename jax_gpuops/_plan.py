@@ -82,19 +82,15 @@ class Explanation:
             return "no op of jax_gpuops is called"
         rows = [("calls", "op", "operands", "runs", "why")]
         for each in self.calls:
-            runs = _report.runs(each.plan.implementation, each.plan.algorithm)
+            what = _report.runs(each.plan.implementation, each.plan.algorithm)
             why = f"{each.plan.reason} | second best: {each.plan.second_best}"
-            rows.append((str(each.count), each.op, " ".join(each.operands), runs, why))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+            rows.append((str(each.count), each.op, " ".join(each.operands), what, why))
+        counts, ops, operands, runs, _ = (
+            max(map(len, column)) for column in zip(*rows, strict=True)
+        )
         return "\n".join(
-            "  ".join(
-                [
-                    row[0].rjust(widths[0]),
-                    *(cell.ljust(width) for cell, width in zip(row[1:4], widths[1:4], strict=True)),
-                    row[4],
-                ]
-            )
-            for row in rows
+            f"{a:>{counts}}  {b:<{ops}}  {c:<{operands}}  {d:<{runs}}  {e}"
+            for a, b, c, d, e in rows
         )
 
     __repr__ = __str__
@@ -114,12 +110,12 @@ def explain(
     calls  op  ...
 
     A call that XLA takes when it is traced, since no kernel supports it, is one line with the
-    operands as the function sees them; its derivatives are JAX's and have no lines. So are the
-    derivatives that consist of JAX's operations, such as that of `max`. For a GPU the algorithms
-    are those of an H200, as with `plan`.
+    operands as the function sees them. Derivatives that consist of JAX's operations, such as those
+    of that call or of `max`, have no lines. For a GPU the algorithms are those of an H200, as with
+    `plan`.
 
     The program spans several devices if an argument, a sharding in the function or the mesh of
-    `jax.set_mesh` does. Of what XLA's partitioner does later nothing is known.
+    `jax.set_mesh` does. What XLA's partitioner does later is not known.
 
     Args:
       f: a function that JAX can trace.
