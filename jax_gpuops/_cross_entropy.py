@@ -179,7 +179,7 @@ def _one_hot(x, labels, axis):
 def _cross_entropy(x, labels, *where, axes):
     (axis,) = axes
     mask = _softmax.kept(x, *where, causal=False)
-    lse = jax.nn.logsumexp(_softmax.wide(x), axis, where=mask)
+    lse = jax.nn.logsumexp(_softmax.included(_softmax.wide(x), mask), axis)
     if _primitive.is_sharded_along(x, axes):  # a gather cannot take such an axis apart
         is_label = _one_hot(x, labels, axis)
         label_logit = jnp.sum(jnp.where(is_label, x, 0), axis)

@@ -281,6 +281,15 @@ def select(mask: jax.Array | None, x: jax.Array, otherwise: float) -> jax.Array:
     return x if mask is None else jnp.where(mask, x, otherwise)
 
 
+def included(x: jax.Array, mask: jax.Array | None) -> jax.Array:
+    """`x` with -inf where masked, which counts in no maximum and no sum of exponentials.
+
+    On a GPU, XLA computes the softmax of it in one kernel. The mask as `where` would select the
+    terms of the sum apart from those that are divided by it, in a second kernel.
+    """
+    return select(mask, x, -jnp.inf)
+
+
 def weights(
     x: jax.Array, lse: jax.Array, mask: jax.Array | None, *, axes: _rowwise.Axes, scale: float = 1.0
 ) -> jax.Array:
@@ -377,7 +386,13 @@ def make_primitive_without_kernel(function: str, reference: Callable[..., Any]) 
 
 def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool) -> jax.Array:
     mask = kept(x, *where, causal=causal)
-    y = _UPSTREAM[function](scaled(x, scale), axis=axes, where=mask)
+    z, upstream = scaled(x, scale), functools.partial(_UPSTREAM[function], axis=axes)
+    if x.dtype.name in DTYPES:
+        y = upstream(included(z, mask))
+        if function != "logsumexp":  # masked elements of rows that are NaN as a whole
+            y = select(mask, y, 0 if function == "softmax" else -jnp.inf)
+    else:  # others may have no -inf
+        y = upstream(z, where=mask)
     is_narrow = _primitive.accumulator(x.dtype) != x.dtype
     return y.astype(x.dtype) if is_narrow else y
 

@@ -516,6 +516,82 @@ def test_options_on_another_axis(name, algorithm, implementation):
         assert_accurate(name, y, x, **options)
 
 
+MASKED_ROWS = {
+    "a finite row": {},
+    "one masked element": {"special": (slice(None), 1)},
+    "one element that counts": {"special": (slice(None), 2)},
+    "all that count": {"special": (slice(None), slice(None, None, 2))},
+    "all": {"special": (slice(None), slice(None))},
+    "no element counts": {"special": (slice(None), 3), "empty": True},
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("special", [-np.inf, np.inf, np.nan])
+@pytest.mark.parametrize("row", MASKED_ROWS)
+@pytest.mark.parametrize("each", ["xla", None])
+def test_what_xla_computes_of_masked_rows_is_as_upstream(name, special, row, each):
+    """With its derivatives of two orders, though -inf leaves elements out, and not `where`."""
+    x, t, ct = (helpers.normal((5, 6), "float32", seed) for seed in range(3))
+    x[MASKED_ROWS[row].get("special", (0, 1))] = special
+    where = np.arange(6) % 2 == 0
+    if MASKED_ROWS[row].get("empty"):
+        where = where & (np.arange(5) != 2)[:, None]
+
+    def derivatives(function, causal):
+        def of(x):
+            return finite(lambda x: function(name, x, where=where, causal=causal))(x)
+
+        def gradient(x):
+            y, pullback = jax.vjp(of, x)
+            return pullback(jnp.asarray(ct[:, 0] if y.ndim == 1 else ct))[0]
+
+        values = function(name, x, where=where, causal=causal)
+        return values, jax.jvp(of, (x,), (t,)), jax.jvp(gradient, (jnp.asarray(x),), (t,))
+
+    for causal in (False, True):
+        actual, expected = (
+            derivatives(function, causal)
+            for function in (functools.partial(ours, implementation=each), upstream)
+        )
+        assert_same = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+        jax.tree.map(assert_same, actual, expected)
+
+
+def selections(jaxpr, shape) -> int:
+    """How many arrays of a shape are selected in a jaxpr and those that it calls."""
+    count = 0
+    for equation in jaxpr.eqns:
+        count += equation.primitive.name == "select_n" and equation.outvars[0].aval.shape == shape
+        for inner in equation.params.values():
+            inner = getattr(inner, "jaxpr", inner)
+            count += selections(inner, shape) if hasattr(inner, "eqns") else 0
+    return count
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("options", [{"where": np.ones((4, 8), bool)}, {"causal": True}], ids=list)
+def test_xla_sums_the_terms_that_it_divides(name, options):
+    """A selection between the exponentials and their sum would take another kernel.
+
+    There is one before, which leaves elements out, and one of the results.
+    """
+    function = functools.partial(ours, name, implementation="xla", **options)
+    jaxpr = jax.make_jaxpr(function)(jnp.ones((3, 4, 8))).jaxpr
+    assert selections(jaxpr, (3, 4, 8)) == (1 if name == "logsumexp" else 2)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "complex64"])
+def test_masks_of_dtypes_without_kernels(dtype):
+    """Some have no -inf."""
+    x = jnp.asarray(helpers.normal((3, 40), "float32", scale=3)).astype(dtype)
+    where = np.arange(40) % 3 != 0
+    for name in FUNCTIONS:
+        actual, expected = ours(name, x, where=where), UPSTREAM[name](x, axis=-1, where=where)
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual.astype("complex64"), expected.astype("complex64"))
+
+
 @pytest.mark.kernel
 @hypothesis.given(
     data=st.data(),
