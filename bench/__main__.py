@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from bench import cases, documents, ops, peers, report, run
+from bench import cases, documents, ops, peers, report, run, tune
 from bench.problem import Problem, Shape, Variant
 from bench.programs import command as programs
 from bench.programs import report as programs_report
@@ -35,6 +35,7 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
   python -m bench programs attention lm_head          ...; plain JAX, None and our kernels
   python -m bench --json run.json --plot figures      keep the numbers; draw them
   python -m bench plot run.json --out figures         draw kept numbers again
+  python -m bench tune                                measure where implementation=None is ours
 
 On a GPU it reports speed. Without one it runs the same kernels on the host, on small shapes, and
 reports only whether they are right. The exit code is 1 if a result is wrong.
@@ -57,6 +58,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "plot":
         _plot(Run.load(options.file), options.out)
         return 0
+    if options.command == "tune":
+        try:
+            return tune.command(options)
+        except ValueError as error:
+            parser.error(str(error))
     gpu = run.has_gpu()
     # Without our kernels every row would time XLA against XLA, and be right.
     why = _library.gpu_problem() if gpu else _library.missing("interpret")
@@ -206,6 +212,9 @@ def _parser() -> argparse.ArgumentParser:
     plot = add("plot", "draw figures from a JSON file that --json wrote")
     plot.add_argument("file", type=pathlib.Path, metavar="FILE")
     plot.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), metavar="DIR")
+    tuning = add("tune", "measure where kernels are faster than XLA, for implementation=None")
+    tune.add_arguments(tuning)
+    _add_selection_arguments(tuning)
     for name, op in ops.OPS.items():
         case = add(name, f"one case of {name}")
         _add_common_arguments(case)
@@ -230,17 +239,23 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
         help="fewer problems, measured less long: a smoke test",
     )
     parser.add_argument(
+        "--peers",
+        action="store_true",
+        default=keep,
+        help=f"also {' and '.join(peers.NAMES)}, where they are installed",
+    )
+    _add_selection_arguments(parser)
+
+
+def _add_selection_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what says which problems are run, and of which sources."""
+    keep = argparse.SUPPRESS
+    parser.add_argument(
         "--only",
         type=_pattern,
         metavar="REGEX",
         default=keep,
         help='only problems that match, such as "softmax 8192x32768 float32 axis=-1"',
-    )
-    parser.add_argument(
-        "--peers",
-        action="store_true",
-        default=keep,
-        help=f"also {' and '.join(peers.NAMES)}, where they are installed",
     )
     parser.add_argument(
         "--commit",

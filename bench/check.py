@@ -173,6 +173,71 @@ def cross_entropy_grad(problem: Problem, results, references, operands) -> Error
     )
 
 
+# Derivatives given what the forward pass has kept, as their kernels have it
+
+
+def softmax_tangent(problem: Problem, dx, reference, operands) -> Errors:
+    """The largest error of y * (t - s), s = sum(y * t), relative to y * (|t| + sum(y|t|))."""
+    y, t = (each.astype(jnp.float64) for each in operands[:2])
+    t = jnp.where(y == 0, 0.0, t)  # also where masked
+    axis = problem.options["axis"]
+    size = y * (jnp.abs(t) + jnp.sum(y * jnp.abs(t), axis, keepdims=True))
+    return _linear(problem, dx, reference, size)
+
+
+def log_softmax_cotangent(problem: Problem, dx, reference, operands) -> Errors:
+    """The largest error of ct - exp(y) * sum(ct) relative to |ct| + exp(y) * sum|ct|.
+
+    exp(y) loses more the farther y is from 0.
+    """
+    y, ct = (each.astype(jnp.float64) for each in operands[:2])
+    total = jnp.sum(jnp.abs(ct), problem.options["axis"], keepdims=True)
+    size = jnp.abs(ct) + jnp.exp(y) * (1 + jnp.abs(y)) * total
+    return _linear(problem, dx, reference, size)
+
+
+def logsumexp_cotangent(problem: Problem, dx, reference, operands) -> Errors:
+    """The largest relative error of exp(x - lse) * g; exp loses as many digits as x and lse have.
+
+    Of cross entropy the label's g is taken off, which may leave little.
+    """
+    axis = problem.options["axis"]
+    x, lse, g = (each.astype(jnp.float64) for each in operands[:3])
+    lse, g = jnp.expand_dims(lse, axis), jnp.abs(jnp.expand_dims(g, axis))
+    scores = x * _scale(problem)
+    size = jnp.exp(scores - lse) * g * (1 + jnp.abs(scores) + jnp.abs(lse))
+    if problem.op.startswith("cross_entropy"):
+        (axis,) = axis
+        is_label = jnp.arange(x.shape[axis]) == operands[3][..., None]
+        size += jnp.moveaxis(is_label, -1, axis) * g
+    return _linear(problem, dx, reference, size)
+
+
+def _linear(problem: Problem, dx, reference, size) -> Errors:
+    """The largest error of a derivative relative to the size of its terms."""
+    size = _at_least_normal(_scale(problem) * size, dx.dtype)
+    error = jnp.abs(dx.astype(jnp.float64) - reference)
+    bound = _sum_bound(row_length(problem, dx), dx.dtype) * size
+    bound += _at_least_normal(_epsilon(dx.dtype) * jnp.abs(reference), dx.dtype)
+    return jnp.max(error / size), jnp.max(error / bound)
+
+
+def cross_entropy(problem: Problem, results, references, operands) -> Errors:
+    """The largest error of the losses, and of the logsumexps behind them, relative to their terms.
+
+    These are the logsumexp and the label's logit.
+    """
+    del operands
+    (loss, lse), (true_loss, true_lse) = results, references
+    size = 1 + jnp.abs(true_lse) + jnp.abs(true_lse - true_loss)
+    errors = (
+        jnp.abs(y.astype(jnp.float64) - true) / size
+        for y, true in ((loss, true_loss), (lse, true_lse))
+    )
+    error = jnp.max(jnp.maximum(*errors))
+    return error, error / _sum_bound(problem.shape[problem.options["axis"][0]], lse.dtype)
+
+
 def total(problem: Problem, y, reference, operands) -> Errors:
     """The largest error of a sum or mean relative to that of the absolute values."""
     (x,) = operands

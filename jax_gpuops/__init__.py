@@ -12,6 +12,7 @@ from jax_gpuops._library import algorithms as algorithms
 from jax_gpuops._matmul import dot_general as dot_general
 from jax_gpuops._matmul import gemm as gemm
 from jax_gpuops._matmul import matmul as matmul
+from jax_gpuops._measurements import load_measurements as load_measurements
 from jax_gpuops._plan import Explanation as Explanation
 from jax_gpuops._plan import explain as explain
 from jax_gpuops._plan import plan as plan

@@ -1,8 +1,12 @@
-"""Which implementation is the fastest, from measurements that are part of the package.
+"""Which implementation is the fastest, from measurements.
 
-`measurements.json` lists, for each kind of GPU, the classes of problems for which a kernel was
-measured to be at least as fast as XLA. `implementation=None` runs the kernel for these and XLA's
-lowering for all others.
+`measurements.json`, a part of the package, lists for each kind of GPU the classes of problems for
+which a kernel was measured to be at least as fast as XLA. `implementation=None` runs the kernel for
+these and XLA's lowering for all others. `python -m bench tune` writes such a file for another GPU;
+`load_measurements` and the environment variable `JAX_GPUOPS_MEASUREMENTS` take it.
+
+A table serves the kind of GPU that it was measured on, and no other: how much faster a kernel is
+than XLA depends on the bandwidth, the clock and the number of multiprocessors.
 """
 
 from __future__ import annotations
@@ -10,13 +14,65 @@ from __future__ import annotations
 import functools
 import importlib.resources
 import json
+import math
+import os
+import pathlib
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+
+SCHEMA = 1
+
+SETTING = "JAX_GPUOPS_MEASUREMENTS"
+"""The environment variable that names a file to load in addition to the package's."""
+
+Class = dict[str, Any]
+
+_ROWS = {"function", "dtype", "outer", "columns", "inner", "masked", "copied", "aligned"}
+KEYS = {
+    "softmax": _ROWS | {"queries", "scaled", "square"},
+    "reduce": _ROWS | {"result"},
+    "transpose": {
+        *("element_bytes", "elements", "shape", "permutation", "aligned"),
+        *("merged_permutation", *(f"size{d}" for d in range(8))),
+    },
+    "matmul": {
+        *("dtype", "result_dtype", "precision", "batch", "m", "n", "k", "has_c"),
+        *("transpose_a", "transpose_b", "share_a", "share_b"),
+    },
+}
+"""What a class may name, by op family: what a plan takes, and what `traits` adds."""
 
 
-@functools.cache
-def table() -> dict[str, list[dict[str, Any]]]:
+# Files
+
+
+def load_measurements(path: str | os.PathLike[str] | None) -> None:
+    """Loads the measurements that `implementation=None` goes by, for kinds of GPU that a file has.
+
+    For these they replace the package's. The file replaces one that an earlier call or the
+    environment variable `JAX_GPUOPS_MEASUREMENTS` named. All of JAX's compiled functions in the
+    process are dropped (`jax.clear_caches`), so that the next call of each is compiled by the new
+    measurements; what was compiled ahead of time, by `.lower().compile()`, stays as it is.
+
+    Args:
+      path: a file that `python -m bench tune` wrote; None for the package's measurements alone.
+
+    Raises:
+      FileNotFoundError: if there is no such file.
+      ValueError: if it is not a file of measurements, or names what this version does not know.
+    """
+    global _loaded
+    loaded = {} if path is None else read(pathlib.Path(path))
+    _loaded = loaded
+    jax.clear_caches()
+
+
+_loaded: dict[str, list[Class]] | None = None  # None until something asks for the table
+
+
+def table() -> dict[str, list[Class]]:
     """Returns the measured classes by device kind.
 
     A class names what a problem must match: a value, or an inclusive range of a size, [low, high]
@@ -24,10 +80,119 @@ def table() -> dict[str, list[dict[str, Any]]]:
     a mask ("masked" is 1), or a causal one ("queries" is not 0), or whose operand is multiplied by
     a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), are only in classes
     that name these. Under "ratio" stands the least speed relative to XLA that was measured in the
-    class.
+    class, under "between" the least one between neighbours that XLA fuses.
+
+    Raises:
+      FileNotFoundError: if the environment variable names a file that is not there.
+      ValueError: if that file is not valid.
     """
+    global _loaded
+    if _loaded is None:
+        path = os.environ.get(SETTING)
+        _loaded = read(pathlib.Path(path), f" (named by {SETTING})") if path else {}
+    return _package() | _loaded
+
+
+@functools.cache
+def _package() -> dict[str, list[Class]]:
     text = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
-    return json.loads(text)
+    return parse(text, "the package's measurements.json")
+
+
+def read(path: pathlib.Path, why: str = "") -> dict[str, list[Class]]:
+    """Returns the classes of a file by device kind.
+
+    Args:
+      path: the file.
+      why: for error messages, where the path comes from.
+
+    Raises:
+      FileNotFoundError: if it is not there.
+      ValueError: if it is not a file of measurements, or names what this version does not know.
+    """
+    try:
+        text = path.read_text()
+    except FileNotFoundError:
+        raise FileNotFoundError(
+            f"there is no file of measurements {path}{why}; `python -m bench tune` writes one"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"the measurements {path}{why} cannot be read: {error}") from None
+    return parse(text, f"{path}{why}")
+
+
+def parse(text: str, name: str) -> dict[str, list[Class]]:
+    """Returns the classes of the text of a file, by device kind.
+
+    Raises:
+      ValueError: if it is not one of measurements, or names what this version does not know.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{name} is not JSON: {error}") from None
+    schema = content.get("schema") if isinstance(content, dict) else None
+    if schema != SCHEMA or not isinstance(content.get("devices"), dict):
+        raise ValueError(
+            f"{name} is not a file of measurements of schema {SCHEMA}"
+            + (f", but of schema {schema}" if schema not in (None, SCHEMA) else "")
+            + "; write it with `python -m bench tune` of this version"
+        )
+    result = {}
+    for kind, device in content["devices"].items():
+        classes = device.get("classes") if isinstance(device, dict) else None
+        if not isinstance(classes, list):
+            raise ValueError(f'{name}: {kind!r} has no list of "classes"')
+        for number, entry in enumerate(classes, 1):
+            if (why := _objection(entry)) is not None:
+                raise ValueError(f"{name}: class {number} of {kind!r}: {why}")
+        result[kind] = classes
+    return result
+
+
+def _objection(entry: Any) -> str | None:
+    """Returns what is wrong with a class, or None."""
+    if not isinstance(entry, dict):
+        return f"it must be an object, got {entry!r:.60}"
+    op = entry.get("op")
+    if op not in KEYS:
+        return f'"op" must be one of {", ".join(KEYS)}, got {op!r}'
+    if unknown := entry.keys() - KEYS[op] - {"op", "ratio", "between"}:
+        return (
+            f"{op} has no {', '.join(map(repr, sorted(unknown)))}; it has "
+            f"{', '.join(sorted(KEYS[op]))}"
+        )
+    for key in ("ratio", "between"):
+        value = entry.get(key, 1.0 if key == "between" else None)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            return f'"{key}" must be a positive number, got {value!r}'
+    for key in sorted(entry.keys() & KEYS[op]):
+        value = entry[key]
+        if key in ("permutation", "merged_permutation"):
+            valid, form = isinstance(value, list) and all(map(_is_int, value)), "a list of ints"
+        elif key == "shape":
+            valid = isinstance(value, list) and all(map(_is_size, value))
+            form = "a list of ints and of ranges [low, high]"
+        else:
+            valid = isinstance(value, str) or _is_size(value)
+            form = "a string, an int, or a range [low, high] or [low, high, step]"
+        if not valid:
+            return f'"{key}" must be {form}, got {value!r:.60}'
+    return None
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_size(value: Any) -> bool:
+    if isinstance(value, list):
+        is_range = len(value) in (2, 3) and all(map(_is_int, value))
+        return is_range and (len(value) == 2 or value[2] > 0)
+    return _is_int(value)
+
+
+# The choice
 
 
 def gpu_kind() -> str | None:
@@ -47,7 +212,10 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
     kind = gpu_kind()
     if kind is None:
         return "xla", "no GPU is visible"
-    for entry in table().get(kind, []):
+    classes = table().get(kind)
+    if classes is None:
+        return "xla", f"nothing was measured on {kind}; `python -m bench tune` measures it"
+    for entry in classes:
         if contains(entry, problem):
             return "cuda", f"measured on {kind}: at least {entry['ratio']:.2f} x the speed of XLA"
     return "xla", f"no measurement on {kind} shows a kernel to be as fast as XLA for this problem"
@@ -65,10 +233,12 @@ def may_hold(op: str, known: dict[str, Any]) -> bool:
 _UNLESS_NAMED = {"masked": 0, "queries": 0, "scaled": 0, "copied": 0}
 
 
-def contains(entry: dict[str, Any], problem: dict[str, Any]) -> bool:
+def contains(entry: Class, problem: dict[str, Any]) -> bool:
     """True if a class of the table contains a problem."""
-    wanted, problem = _UNLESS_NAMED | entry, _UNLESS_NAMED | problem
-    return all(_matches(wanted[key], problem.get(key)) for key in wanted if key != "ratio")
+    wanted, problem = _UNLESS_NAMED | entry, _UNLESS_NAMED | traits(problem) | problem
+    return all(
+        _matches(wanted[key], problem.get(key)) for key in wanted if key not in ("ratio", "between")
+    )
 
 
 def _matches(wanted: Any, value: Any) -> bool:
@@ -78,3 +248,50 @@ def _matches(wanted: Any, value: Any) -> bool:
         low, high, *step = wanted
         return isinstance(value, int) and value in range(low, high + 1, *step)
     return wanted == value
+
+
+def traits(problem: dict[str, Any]) -> dict[str, Any]:
+    """Returns what follows from the sizes of a problem and decides how fast it is.
+
+    Of rows: "aligned", the largest power of two up to 16 that divides the bytes which lie together
+    in memory, and "square", 1 if a causal problem has as many queries as columns. Of a transpose:
+    the same problem without dims of size 1 and with dims that stay neighbours merged, as
+    "merged_permutation" and the sizes "size0", "size1" and so on of the operand; "aligned" is that
+    of its and its result's last dims.
+    """
+    if "permutation" in problem:
+        return _transpose_traits(problem["shape"], problem["permutation"], problem["element_bytes"])
+    if "columns" not in problem or "dtype" not in problem:
+        return {}
+    inner, columns = problem.get("inner", 1), problem["columns"]
+    together = columns if inner == 1 else inner
+    if not isinstance(together, int):  # the sizes of exported programs may be symbolic
+        return {}
+    result = {"aligned": math.gcd(together * jnp.dtype(problem["dtype"]).itemsize, 16)}
+    return result | ({"square": int(problem["queries"] == columns)} if "queries" in problem else {})
+
+
+def _transpose_traits(shape, permutation, element_bytes) -> dict[str, Any]:
+    if not all(isinstance(size, int) for size in shape):
+        return {}
+    order = [d for d in permutation if shape[d] != 1]
+    runs: list[list[int]] = []
+    for d in order:
+        if runs and _are_neighbours(shape, runs[-1][-1], d):
+            runs[-1].append(d)
+        else:
+            runs.append([d])
+    operand = sorted(runs)
+    sizes = [math.prod(shape[d] for d in run) for run in operand]
+    merged = [operand.index(run) for run in runs]
+    last = [sizes[-1], sizes[merged[-1]]] if sizes else []
+    return {
+        "merged_permutation": merged,
+        **{f"size{d}": size for d, size in enumerate(sizes)},
+        "aligned": math.gcd(16, *(size * element_bytes for size in last)),
+    }
+
+
+def _are_neighbours(shape, first: int, second: int) -> bool:
+    """True if the second dim follows the first, but for dims of size 1."""
+    return first < second and all(shape[d] == 1 for d in range(first + 1, second))

@@ -66,20 +66,32 @@ def _operations() -> list[str]:
     lines = ["What runs"]
     kind = _measurements.gpu_kind()
     objection = "JAX sees no GPU" if kind is None else _library.gpu_problem()
+    classes, failure = _classes(kind)
     for op in sorted({kernel.op for kernel in _primitive.KERNELS.values()}):
-        default = f"XLA: {objection}"
-        if objection is None:
-            classes = _measurements.table().get(kind or "", [])
-            count = sum(each["op"] == op for each in classes)
-            default = f'a kernel for {count} measured classes of problems (see "plan"), else XLA'
+        count = sum(each["op"] == op for each in classes)
+        default = f'a kernel for {count} measured classes of problems (see "plan"), else XLA'
+        if objection is not None:
+            default = f"XLA: {objection}"
+        elif failure is not None:
+            default = f"an error: {failure}"
         lines.append(f"  {op:<10}  None: {default}")
     if objection is None:
         lines.append('  "cuda": our kernels')
+        if not classes and failure is None:
+            lines.append(f"    nothing was measured on {kind}; python -m bench tune measures it")
     elif kind is None:
         lines.append(f"    fix: {_FIXES['gpu']}")
     if _library.missing("interpret") is None:
         lines.append('  "interpret": our kernels, on the host')
     return lines
+
+
+def _classes(kind: str | None) -> tuple[list[_measurements.Class], str | None]:
+    """Returns what was measured on a kind of GPU, and why that cannot be told."""
+    try:
+        return _measurements.table().get(kind or "", []), None
+    except (FileNotFoundError, ValueError) as error:  # of the file that the environment names
+        return [], str(error)
 
 
 def _dotted(version: tuple[int, ...]) -> str:

@@ -498,7 +498,7 @@ def test_speedup_is_over_the_first_step_of_the_same_shape():
 # The command line
 
 
-@pytest.mark.parametrize("command", ["ladder", "programs", "plot", *ops.OPS])
+@pytest.mark.parametrize("command", ["ladder", "programs", "plot", "tune", *ops.OPS])
 def test_help_mentions_every_command(command, capsys):
     with pytest.raises(SystemExit):
         command_line.main(["--help"])

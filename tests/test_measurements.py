@@ -1,16 +1,26 @@
 """The table behind `implementation=None` rests on results that are committed beside it."""
 
+import importlib.resources
+import json
 import pathlib
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from bench import run
+import jax_gpuops
+from bench import grid, policy, run, tune
 from bench.problem import Problem
 from bench.results import RIGHT, Run
-from jax_gpuops import _measurements, _primitive
+from jax_gpuops import _library, _measurements, _primitive
 
 RESULTS = pathlib.Path(__file__).parents[1] / "bench" / "results"
-FILES = {"NVIDIA H200": RESULTS / "h200" / "main.json"}
+TEXT = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
+DEVICES = json.loads(TEXT)["devices"]
+SWEEPS = {raw.environment["device"]: raw for raw in map(tune.Raw.load, RESULTS.glob("*/tune.json"))}
+BY_HAND = {"NVIDIA H200": RESULTS / "h200" / "main.json"}
+"""The results that tables rest on which no sweep has replaced yet."""
 
 
 def kernel_problems(problem: Problem) -> list[dict]:
@@ -33,17 +43,29 @@ def measured(path: pathlib.Path) -> list[tuple[dict, float]]:
     ]
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_every_class_was_measured_to_be_level(kind):
-    pairs = measured(FILES[kind])
-    for entry in _measurements.table()[kind]:
+def test_a_table_is_of_a_sweep_or_says_that_it_is_not():
+    assert DEVICES.keys() == BY_HAND.keys() | SWEEPS.keys()
+    for kind, device in DEVICES.items():
+        assert device["made"].startswith("by python -m bench tune" if kind in SWEEPS else "by hand")
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_a_table_of_a_sweep_is_what_the_sweep_gives(kind):
+    if kind in SWEEPS:
+        assert DEVICES[kind] == policy.device_table(vars(SWEEPS[kind]))
+
+
+def test_the_file_is_as_it_would_be_written():
+    assert policy.text(DEVICES) == TEXT
+
+
+@pytest.mark.parametrize("kind", sorted(BY_HAND.keys() - SWEEPS.keys()))
+def test_every_class_made_by_hand_was_measured_to_be_level(kind):
+    pairs = measured(BY_HAND[kind])
+    for entry in DEVICES[kind]["classes"]:
         ratios = [ratio for problem, ratio in pairs if _measurements.contains(entry, problem)]
         assert ratios, f"nothing that was measured lies in {entry}"
         assert 1 <= entry["ratio"] <= min(ratios), entry
-
-
-def test_no_kind_of_gpu_is_without_results():
-    assert _measurements.table().keys() == FILES.keys()
 
 
 ROWS = {"op": "softmax", "function": "softmax", "dtype": "bfloat16", "columns": 2048}
@@ -54,3 +76,211 @@ def test_a_class_is_of_masked_or_scaled_problems_only_if_it_says_so(option):
     problem = {**ROWS, "masked": 0, "queries": 0, "scaled": 0, **option}
     assert _measurements.contains({**ROWS, "ratio": 1.0}, problem) == (option == {})
     assert _measurements.contains({**ROWS, **option, "ratio": 1.0}, problem)
+
+
+def test_classes_may_name_what_problems_have():
+    """Else a class that names a key would hold for no problem, or a check would refuse it."""
+    for kernel in {point.kernel: point for point in grid.points(grid.grids())}.values():
+        problem = kernel.problem
+        keys = problem.keys() | _measurements.traits(problem).keys()
+        assert keys - {"op"} <= _measurements.KEYS[problem["op"]]
+    (gemm,) = (kernel for kernel in _primitive.KERNELS.values() if kernel.op == "matmul")
+    a = jax.ShapeDtypeStruct((4, 4), "float32")
+    options = {"dimension_numbers": (((1,), (0,)), ((), ())), "precision": None}
+    options |= {"preferred_element_type": jnp.dtype("float32"), "alpha": 1.0, "beta": 0.0}
+    assert gemm.problem(a, a, **options).keys() <= _measurements.KEYS["matmul"]
+
+
+@pytest.mark.parametrize(
+    ("problem", "traits"),
+    [
+        ({"dtype": "bfloat16", "columns": 1024}, {"aligned": 16}),
+        ({"dtype": "bfloat16", "columns": 1500}, {"aligned": 8}),
+        ({"dtype": "bfloat16", "columns": 50257, "queries": 0}, {"aligned": 2, "square": 0}),
+        ({"dtype": "float32", "columns": 50257, "inner": 4}, {"aligned": 16}),
+        ({"dtype": "float32", "columns": 7, "queries": 7}, {"aligned": 4, "square": 1}),
+    ],
+)
+def test_traits_of_rows(problem, traits):
+    assert _measurements.traits(problem) == traits
+
+
+@pytest.mark.parametrize(
+    ("shape", "permutation", "merged", "sizes", "aligned"),
+    [
+        ((4, 6), (1, 0), [1, 0], [4, 6], 8),
+        ((8, 224, 224, 3), (0, 3, 1, 2), [0, 2, 1], [8, 224 * 224, 3], 4),
+        ((8, 1, 6, 4), (0, 2, 1, 3), [0], [8 * 6 * 4], 16),
+        ((1, 8, 6, 1, 4), (2, 1, 0, 3, 4), [1, 0, 2], [8, 6, 4], 16),
+        ((2, 3, 4, 5), (2, 3, 0, 1), [1, 0], [6, 20], 8),
+        ((1, 1), (1, 0), [], [], 16),
+    ],
+)
+def test_traits_of_a_transpose_are_those_of_what_moves(shape, permutation, merged, sizes, aligned):
+    problem = {"shape": shape, "permutation": permutation, "element_bytes": 4}
+    assert _measurements.traits(problem) == {
+        "merged_permutation": merged,
+        **{f"size{d}": size for d, size in enumerate(sizes)},
+        "aligned": aligned,
+    }
+
+
+def test_symbolic_sizes_are_in_no_class_that_names_them():
+    (n,) = jax.export.symbolic_shape("n")
+    problem = {"op": "softmax", "dtype": "float32", "columns": n, "outer": 4, "inner": 1}
+    assert not _measurements.contains({"op": "softmax", "aligned": 16}, problem)
+    assert not _measurements.contains({"op": "softmax", "columns": [1, 2**31 - 1]}, problem)
+    transposed = {"op": "transpose", "shape": (n, 4), "permutation": (1, 0), "element_bytes": 4}
+    assert not _measurements.contains({"op": "transpose", "size0": [1, 9]}, transposed)
+
+
+# A user's file
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """A GPU that runs our kernels, of a kind that the package has no measurements of."""
+    monkeypatch.setattr(_measurements, "gpu_kind", lambda: "NVIDIA Test GPU")
+    monkeypatch.setattr(_library, "gpu_problem", lambda: None)
+    monkeypatch.setattr(_library, "planned", lambda *_: {"algorithm": "some", "reason": "a test"})
+    monkeypatch.setattr(_measurements, "_loaded", None)
+    monkeypatch.delenv(_measurements.SETTING, raising=False)
+    return monkeypatch
+
+
+def file_of(path, kind="NVIDIA Test GPU", **changes):
+    entry = {"op": "transpose", "merged_permutation": [1, 0], "ratio": 1.5, **changes}
+    devices = {kind: {"classes": [{k: v for k, v in entry.items() if v is not None}]}}
+    path.write_text(json.dumps({"schema": _measurements.SCHEMA, "devices": devices}))
+    return path
+
+
+def chosen():
+    return jax_gpuops.plan("transpose", (512, 512), "float32", platform="cuda").implementation
+
+
+def test_nothing_is_known_of_another_kind_of_gpu(gpu):
+    """The H200's table serves no H100: how far a kernel is ahead depends on the GPU."""
+    for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200 NVL"):
+        gpu.setattr(_measurements, "gpu_kind", lambda kind=kind: kind)
+        for entry in DEVICES["NVIDIA H200"]["classes"]:
+            chosen, why = _measurements.best(entry)
+            assert chosen == "xla"
+            assert why == f"nothing was measured on {kind}; `python -m bench tune` measures it"
+
+
+def test_a_file_is_loaded_and_taken_back(gpu, tmp_path):
+    assert chosen() == "xla"
+    jax_gpuops.load_measurements(file_of(tmp_path / "a.json"))
+    assert chosen() == "cuda"
+    jax_gpuops.load_measurements(file_of(tmp_path / "b.json", merged_permutation=[0, 2, 1]))
+    assert chosen() == "xla"  # it replaces the first
+    jax_gpuops.load_measurements(str(file_of(tmp_path / "c.json")))
+    assert chosen() == "cuda"
+    jax_gpuops.load_measurements(None)
+    assert chosen() == "xla"
+
+
+def test_a_file_replaces_the_package_for_its_kinds_alone(gpu, tmp_path):
+    package = _measurements.table()["NVIDIA H200"]
+    jax_gpuops.load_measurements(file_of(tmp_path / "a.json"))
+    assert _measurements.table()["NVIDIA H200"] == package
+    jax_gpuops.load_measurements(file_of(tmp_path / "b.json", kind="NVIDIA H200"))
+    assert len(_measurements.table()["NVIDIA H200"]) == 1
+
+
+def test_the_environment_variable_names_a_file(gpu, tmp_path):
+    gpu.setenv(_measurements.SETTING, str(file_of(tmp_path / "a.json")))
+    assert chosen() == "cuda"
+    jax_gpuops.load_measurements(None)
+    assert chosen() == "xla"
+
+
+def test_the_status_says_what_was_measured(gpu, tmp_path):
+    assert "nothing was measured on NVIDIA Test GPU" in jax_gpuops.status()
+    jax_gpuops.load_measurements(file_of(tmp_path / "a.json"))
+    assert "transpose   None: a kernel for 1 measured classes" in jax_gpuops.status()
+    gpu.setattr(_measurements, "_loaded", None)
+    gpu.setenv(_measurements.SETTING, "none.json")
+    assert "None: an error: there is no file of measurements none.json" in jax_gpuops.status()
+
+
+def test_a_variable_that_names_no_file_is_an_error_where_it_is_needed(gpu, tmp_path):
+    gpu.setenv(_measurements.SETTING, str(tmp_path / "none.json"))
+    with pytest.raises(FileNotFoundError, match=r"none\.json \(named by JAX_GPUOPS_MEASUREMENTS\)"):
+        chosen()
+
+
+@pytest.mark.usefixtures("gpu")
+def test_compiled_functions_are_compiled_again_after_a_file_is_loaded(tmp_path):
+    traces = []
+
+    @jax.jit
+    def function(x):
+        traces.append(x.shape)
+        return jax_gpuops.softmax(x)
+
+    x = np.ones((2, 3), np.float32)
+    function(x), function(x)
+    assert len(traces) == 1
+    jax_gpuops.load_measurements(file_of(tmp_path / "a.json"))
+    function(x), function(x)
+    assert len(traces) == 2
+
+
+@pytest.mark.usefixtures("gpu")
+def test_lowerings_go_by_the_new_file(tmp_path):
+    function = jax.jit(jax_gpuops.transpose)
+
+    def text():
+        traced = function.trace(jax.ShapeDtypeStruct((512, 512), "float32"))
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+    assert "jax_gpuops_transpose" not in text()
+    jax_gpuops.load_measurements(file_of(tmp_path / "a.json"))
+    assert "jax_gpuops_transpose" in text()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "is not JSON"),
+        ("[]", "is not a file of measurements of schema 1; write it with"),
+        ('{"schema": 7, "devices": {}}', "of schema 1, but of schema 7"),
+        ('{"NVIDIA H200": []}', "is not a file of measurements"),
+        ('{"schema": 1, "devices": {"A": []}}', "'A' has no list of \"classes\""),
+    ],
+)
+@pytest.mark.usefixtures("gpu")
+def test_a_file_of_something_else_is_refused(text, message, tmp_path):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message) as raised:
+        jax_gpuops.load_measurements(path)
+    assert "bad.json" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"op": "fft"}, "\"op\" must be one of softmax, reduce, transpose, matmul, got 'fft'"),
+        ({"op": None}, "got None"),
+        ({"colums": [1, 2]}, "transpose has no 'colums'; it has aligned, element_bytes"),
+        ({"ratio": None}, '"ratio" must be a positive number, got None'),
+        ({"ratio": "1.2"}, '"ratio" must be a positive number'),
+        ({"between": -1}, '"between" must be a positive number'),
+        ({"size0": [1]}, '"size0" must be a string, an int, or a range'),
+        ({"size0": 1.5}, '"size0" must be a string, an int, or a range'),
+        ({"merged_permutation": 3}, '"merged_permutation" must be a list of ints'),
+        ({"shape": [[1, 2, 3, 4]]}, '"shape" must be a list of ints and of ranges'),
+    ],
+)
+@pytest.mark.usefixtures("gpu")
+def test_a_class_that_is_not_understood_is_named(changes, message, tmp_path):
+    """Ignored, it would hold for more problems than were measured, or for none."""
+    path = file_of(tmp_path / "bad.json", **changes)
+    before = _measurements.table()
+    with pytest.raises(ValueError, match=r"bad\.json: class 1 of 'NVIDIA Test GPU'") as raised:
+        jax_gpuops.load_measurements(path)
+    assert message in str(raised.value)
+    assert _measurements.table() == before

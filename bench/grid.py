@@ -1,0 +1,379 @@
+"""What `python -m bench tune` measures: problems on grids of sizes, for each kernel and dtype.
+
+A grid varies sizes alone; dtype, options and alignment are the same throughout. Rows are aligned if
+their bytes are a multiple of 16, which both XLA and our kernels read faster. Of the others a vertex
+of a grid stands for several lengths, an odd one, an even one and so on: a kernel has to be faster
+for all of them.
+
+Left out, so that `None` leaves it to XLA: arrays of less than 2^14 elements, masks and scales of
+other functions than softmax, causal softmax of more or fewer queries than keys, reductions with
+`where`, axes that lie apart, and products.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from bench import ops
+from bench.problem import Shape
+from jax_gpuops import _measurements, _primitive
+
+SMALLEST = 2**14
+"""The least elements of an operand."""
+
+LARGEST_BYTES = 2**30
+"""The most bytes of an operand: it fills a GPU many times over, and leaves room for float64."""
+
+MOST = 2**31 - 1
+"""The largest size that a class names."""
+
+PRIMITIVES = {
+    kernel.name.removeprefix("gpuops_"): primitive
+    for primitive, kernel in _primitive.KERNELS.items()
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """A call of a kernel's primitive.
+
+    Attributes:
+      kernel: the primitive's name, without "gpuops_".
+      shape: of the array that the kernel is named after.
+      dtype: of that array.
+      axes: along which the rows lie; of a transpose, the permutation.
+      mask: what leaves elements out: "causal", "padding" (a mask of the columns for each batch),
+        "full" (one of the whole shape), or several of these; empty for none.
+      scale: the factor of the operand.
+      result: the dtype of a reduction's result.
+    """
+
+    kernel: str
+    shape: Shape
+    dtype: str
+    axes: Shape
+    mask: str = ""
+    scale: float = 1.0
+    result: str = ""
+
+    def __str__(self) -> str:
+        """Returns the point on one line, as raw results name it."""
+        axes = "axes=" + ",".join(map(str, self.axes))
+        scale = "" if self.scale == 1 else f"scale={self.scale}"
+        parts = [self.kernel, "x".join(map(str, self.shape)), self.dtype, axes, self.mask, scale]
+        return " ".join(filter(None, [*parts, self.result and f"to {self.result}"]))
+
+    @property
+    def masks(self) -> list[Shape]:
+        """The shapes of the masks that are operands."""
+        *batch, _, columns = self.shape if len(self.shape) > 1 else (1, *self.shape)
+        padding = (*batch[:1], *(1 for _ in batch[1:]), 1, columns)
+        return [self.shape if "full" in self.mask else padding] if self.has_mask else []
+
+    @property
+    def has_mask(self) -> bool:
+        """True if a mask is an operand."""
+        return "full" in self.mask or "padding" in self.mask
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters of the primitive but `implementation` and `algorithm`."""
+        if self.kernel == "transpose":
+            return {"permutation": self.axes}
+        if self.result:
+            return {"axes": self.axes, "dtype": jnp.dtype(self.result)}
+        if self.kernel.startswith("cross_entropy"):
+            return {"axes": self.axes}
+        return {"axes": self.axes, "scale": self.scale, "causal": "causal" in self.mask}
+
+    @property
+    def problem(self) -> dict[str, Any]:
+        """What the table of measurements knows of the call."""
+        kernel = _primitive.KERNELS[PRIMITIVES[self.kernel]]
+        x = jax.ShapeDtypeStruct(self.shape, self.dtype)
+        masks = [jax.ShapeDtypeStruct(shape, bool) for shape in self.masks]
+        return {"op": kernel.op, **kernel.problem(x, *masks, **self.params)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """Points whose problems differ in sizes.
+
+    Attributes:
+      name: the kernel, the dtype, and what else its points have in common.
+      fixed: what classes name besides the sizes.
+      axes: the sizes that differ, with their values in ascending order.
+      vertices: the points for each combination of sizes that is measured.
+      open: the size, if there is one, above whose largest value problems only take longer, as far
+        as that fills the GPU: the number of rows.
+    """
+
+    name: str
+    fixed: dict[str, Any]
+    axes: dict[str, tuple[int, ...]]
+    vertices: dict[tuple[int, ...], tuple[Point, ...]]
+    open: str | None = None
+
+
+def fills_the_gpu(point: Point) -> bool:
+    """True if the operand is larger than all that the chip holds."""
+    return math.prod(point.shape) * jnp.dtype(point.dtype).itemsize > ops.ON_CHIP_BYTES
+
+
+def points(grids: Iterable[Grid]) -> list[Point]:
+    """Returns the points of grids, each once, in the order in which they are worth measuring."""
+    each = (point for grid in grids for vertex in grid.vertices.values() for point in vertex)
+    return list(dict.fromkeys(each))
+
+
+def grids(families: Sequence[str] = ()) -> list[Grid]:
+    """Returns the grids of op families, of all by default, the most useful first."""
+    return [grid for family in families or FAMILIES for grid in FAMILIES[family]()]
+
+
+# Rows
+
+
+def _powers(low: int, high: int, step: int) -> tuple[int, ...]:
+    """2^low, 2^(low + step), ... up to 2^high."""
+    return tuple(2**e for e in range(low, high + 1, step))
+
+
+def _counts(step: int) -> tuple[int, ...]:
+    return _powers(0, 26, step)
+
+
+def _is_measured(elements: int, dtype: str) -> bool:
+    return SMALLEST <= elements <= LARGEST_BYTES // jnp.dtype(dtype).itemsize
+
+
+def _fixed(vertices: dict[tuple[int, ...], tuple[Point, ...]], **more: Any) -> dict[str, Any]:
+    """What all problems of a grid have in common, as classes name it."""
+    problems = [point.problem for vertex in vertices.values() for point in vertex]
+    sizes = {"outer", "columns", "inner", "queries", "masked", "scaled", "copied"}
+    flags = {key: 1 for key in ("masked", "scaled") if problems[0].get(key)}
+    aligned = [_measurements.traits(problem)["aligned"] for problem in problems]
+    low, high = min(aligned), max(aligned)
+    common = {k: v for k, v in problems[0].items() if k not in sizes} | flags
+    return {**common, "aligned": low if low == high else [low, high], **more}
+
+
+def _name(vertices: dict[tuple[int, ...], tuple[Point, ...]], *words: str) -> str:
+    first = next(iter(vertices.values()))[0]
+    result = f"to {first.result}" if first.result not in ("", first.dtype) else ""
+    return " ".join(filter(None, [first.kernel, first.dtype, result, *words]))
+
+
+def _rows(
+    kernel: str,
+    dtype: str,
+    columns: Sequence[int],
+    counts: Sequence[int],
+    *,
+    stands_for: Sequence[int] = (0,),
+    **options: Any,
+) -> Grid:
+    """Rows that lie one after another, `outer` of them.
+
+    Args:
+      kernel: as a point has it.
+      dtype: as a point has it.
+      columns: the row lengths.
+      counts: the numbers of rows.
+      stands_for: how many elements are added to a row length to make those that it stands for.
+      **options: of the points.
+    """
+    vertices = {
+        (n, rows): tuple(
+            Point(kernel, (rows, n + more), dtype, (1,), **options) for more in stands_for
+        )
+        for n, rows in itertools.product(columns, counts)
+        if _is_measured(n * rows, dtype)
+    }
+    return Grid(
+        _name(vertices, "odd rows" if len(stands_for) > 1 else ""),
+        _fixed(vertices, inner=1),
+        {"columns": tuple(columns), "outer": tuple(counts)},
+        vertices,
+        open="outer",
+    )
+
+
+def _odd_rows(kernel: str, dtype: str, columns: Sequence[int], counts, **options: Any) -> Grid:
+    """Rows of no multiple of 16 bytes: one for each smaller power of two that divides the bytes."""
+    stands_for = (0, 1, 3) if jnp.dtype(dtype).itemsize == 2 else (0, 1)
+    return _rows(kernel, dtype, columns, counts, stands_for=stands_for, **options)
+
+
+def _inner(kernel: str, dtype: str, columns, inners, counts, **options: Any) -> Grid:
+    """Rows that lie side by side, `inner` of them, as along an axis that is not the last."""
+    vertices = {
+        (n, inner, outer): (Point(kernel, (outer, n, inner), dtype, (1,), **options),)
+        for n, inner, outer in itertools.product(columns, inners, counts)
+        if _is_measured(n * inner * outer, dtype)
+    }
+    return Grid(
+        _name(vertices, "another axis"),
+        _fixed(vertices),
+        {"columns": tuple(columns), "inner": tuple(inners), "outer": tuple(counts)},
+        vertices,
+        open="outer",
+    )
+
+
+def _attention(kernel: str, dtype: str, masks: Sequence[str], scale: float) -> Grid:
+    """Matrices of scores with masks, of which one class holds for each kind in `masks`."""
+    columns, counts = (128, 512, 2048, 8192), _counts(3)
+
+    def point(n: int, rows: int, mask: str) -> Point:
+        queries = n if rows >= n else rows
+        matrices = rows // queries
+        batch = 2 ** (matrices.bit_length() // 2)
+        shape = (batch, matrices // batch, queries, n)
+        return Point(kernel, shape, dtype, (3,), mask, scale)
+
+    def exists(n: int, rows: int) -> bool:
+        is_square = rows % n == 0
+        return _is_measured(n * rows, dtype) and (is_square or "causal" not in masks[0])
+
+    vertices = {
+        (n, rows): tuple(point(n, rows, mask) for mask in masks)
+        for n, rows in itertools.product(columns, counts)
+        if exists(n, rows)
+    }
+    causal = {"queries": [1, MOST], "square": 1} if "causal" in masks[0] else {}
+    return Grid(
+        _name(vertices, " or ".join(masks), "" if scale == 1 else f"scale={scale}"),
+        _fixed(vertices, inner=1, **causal),
+        {"columns": columns, "outer": counts},
+        vertices,
+        open="outer",
+    )
+
+
+# The softmax family
+
+
+def _softmax() -> Iterator[Grid]:
+    floats = ("bfloat16", "float32")
+    every_length = (*_powers(3, 18, 1), *_powers(20, 24, 2))
+    for dtype in floats:
+        yield _rows("softmax", dtype, every_length, _counts(2))
+    for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
+        for dtype in floats:
+            yield _rows(kernel, dtype, _powers(3, 19, 2), _counts(3))
+    for dtype in floats:
+        for mask, scale in itertools.product((["causal"], ["padding", "full"]), (0.125, 1.0)):
+            yield _attention("softmax", dtype, mask, scale)
+        for mask in (["causal padding"], [""]):
+            yield _attention("softmax", dtype, mask, 0.125)
+        for mask in (["causal"], ["padding", "full"], [""]):
+            yield _attention("softmax_tangent", dtype, mask, 0.125)
+    for kernel in ("log_softmax", "logsumexp", "log_softmax_cotangent"):
+        for dtype in floats:
+            yield _rows(kernel, dtype, _powers(3, 19, 2), _counts(3))
+    for dtype in floats:
+        yield _odd_rows("softmax", dtype, _odd(3, 19, 2), _counts(3))
+    for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
+        for dtype in floats:
+            yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
+    for kernel in ("softmax", "softmax_tangent"):
+        for dtype in floats:
+            columns, inners = (16, 128, 1024, 8192), (16, 256, 4096, 65536)
+            yield _inner(kernel, dtype, columns, inners, (1, 32, 1024))
+    for kernel in ("log_softmax", "logsumexp", "log_softmax_cotangent"):
+        for dtype in floats:
+            yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
+    for dtype in floats:
+        yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _counts(3))
+    for dtype in ("float16", "float64"):
+        yield _rows("softmax", dtype, _powers(5, 17, 2), _counts(4))
+
+
+def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
+    return tuple(power + 1 for power in _powers(low, high, step))
+
+
+# Reductions: their dtypes are those of the operand and of the result; a mean of 16-bit floats is
+# made of sums in float32.
+
+
+def _reduce() -> Iterator[Grid]:
+    columns, counts = _powers(6, 28, 2), _counts(4)
+    places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
+    sums = [("float32",) * 2, ("bfloat16", "float32"), ("bfloat16",) * 2, ("int32",) * 2]
+    for dtype, result in sums:
+        yield _rows("sum", dtype, columns, counts, result=result)
+        yield _inner("sum", dtype, *places, result=result)
+    for kernel, dtype in itertools.product(
+        ("max", "argmax", "min", "argmin"), ("float32", "bfloat16")
+    ):
+        result = "int32" if kernel.startswith("arg") else dtype
+        yield _rows(kernel, dtype, _powers(7, 27, 4), counts, result=result)
+        yield _inner(kernel, dtype, *places, result=result)
+    for dtype, result in sums[:3]:
+        yield _odd_rows("sum", dtype, _odd(7, 17, 5), counts, result=result)
+    yield _rows("prod", "float32", _powers(7, 27, 4), counts, result="float32")
+
+
+# Transposes, by what is left of them once dims that stay neighbours are merged
+
+
+def _transpose() -> Iterator[Grid]:
+    sides = (512, 2048, 8192, 16384)
+    dtypes = {"float32": sides, "bfloat16": sides, "int8": sides, "float64": sides[:3]}
+    for dtype, sizes in dtypes.items():
+        yield _permuted(dtype, (1, 0), sizes, sizes)
+    for dtype in ("bfloat16", "float32"):
+        yield _permuted(dtype, (0, 2, 1, 3), (4, 32), (128, 512, 2048), (8, 32), (64, 128))
+        yield _permuted(dtype, (0, 2, 1), (8, 64), (64, 512, 2048), (64, 512, 2048))
+        yield _permuted(dtype, (1, 0, 2), (8, 128), (128, 2048), (64, 512))
+        yield _permuted(dtype, (2, 1, 0), (64, 512), (64, 512), (64, 512))
+    for dtype in ("bfloat16", "float32", "int8"):  # the channels of images, first and last
+        yield _permuted(dtype, (0, 2, 1), (8, 64, 256), (3,), (2**12, 2**16, 2**20))
+        yield _permuted(dtype, (0, 2, 1), (8, 64, 256), (2**12, 2**16, 2**20), (3,))
+    for dtype in ("bfloat16", "float32"):
+        odd = (513, 2049, 8193)
+        yield _permuted(dtype, (1, 0), odd, odd)
+        yield _permuted(dtype, (1, 0), (2, 4), (2**16, 2**20, 2**24))
+        yield _permuted(dtype, (1, 0), (2**16, 2**20, 2**24), (2, 4))
+
+
+def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
+    vertices = {
+        shape: (Point("transpose", shape, dtype, permutation),)
+        for shape in itertools.product(*sizes)
+        if _is_measured(math.prod(shape), dtype)
+    }
+    ((first,), *_) = vertices.values()
+    alignment = _fixed(vertices)["aligned"]
+    return Grid(
+        _name(
+            vertices,
+            f"axes={','.join(map(str, permutation))}",
+            f"{'x'.join(map(str, first.shape))} and up",
+        ),
+        {
+            "op": "transpose",
+            "element_bytes": jnp.dtype(dtype).itemsize,
+            "merged_permutation": list(permutation),
+            "aligned": alignment,
+        },
+        {f"size{d}": tuple(values) for d, values in enumerate(sizes)},
+        vertices,
+    )
+
+
+FAMILIES: dict[str, Callable[[], Iterator[Grid]]] = {
+    "softmax": _softmax,
+    "reduce": _reduce,
+    "transpose": _transpose,
+}
+"""The grids of each op family that has some; a family's place in the sweep is its place here."""

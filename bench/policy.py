@@ -1,0 +1,188 @@
+"""The table of `implementation=None`, made of what `python -m bench tune` has measured.
+
+A vertex of a grid is ours where each of its points is right, at least `ALONE` times as fast as XLA
+alone, and at least `BETWEEN` times between an elementwise producer and consumer that XLA may fuse
+with its own. A problem between vertices is ours where all neighbouring vertices are. One with more
+rows than were measured is ours where the largest measured number of rows is.
+
+Between the values of a size lie its cells: each value by itself, and the sizes between two of them.
+The cells of a grid that are ours are merged into the classes that the package reads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bench import grid
+from bench.results import RIGHT
+from jax_gpuops import _measurements
+
+ALONE = 1.05
+BETWEEN = 1.0
+
+RULE = (
+    f"a point is ours where the kernel is right, at least {ALONE} x the speed of XLA alone and at "
+    f"least {BETWEEN} x between an elementwise producer and consumer; a problem is ours where all "
+    "its neighbours on the grid are, and beyond the largest number of rows where that is"
+)
+
+Speeds = tuple[float, float]
+"""How fast a kernel is relative to XLA: alone, and between neighbours."""
+
+Box = tuple[tuple[int, int], ...]
+
+
+def speeds(point: Mapping[str, Any] | None) -> Speeds | None:
+    """Returns the speeds of a raw point that is ours, or None for one that is not.
+
+    Args:
+      point: as `tune` keeps it; None if it was not measured.
+    """
+    if point is None or point["status"] != RIGHT or "between_us" not in point:
+        return None
+    alone = point["xla_us"] / point["us"]
+    between = point["between_xla_us"] / point["between_us"]
+    return (alone, between) if alone >= ALONE and between >= BETWEEN else None
+
+
+def classes(
+    grids: Iterable[grid.Grid], points: Mapping[str, Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """Returns the classes of problems that are ours, sorted.
+
+    Args:
+      grids: the grids.
+      points: the raw points by their names; those that are missing are not ours.
+    """
+    found = []
+    for each in grids:
+        for box, (alone, between) in merged(cells(each, points)).items():
+            sizes = {name: list(bounds) for name, bounds in zip(each.axes, box, strict=True)}
+            ratios = {"ratio": _floor(alone), "between": _floor(between)}
+            order = json.dumps(each.fixed), list(each.axes), box
+            found.append((order, {**each.fixed, **sizes, **ratios}))
+    return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+
+
+def _floor(ratio: float) -> float:
+    return math.floor(100 * ratio) / 100
+
+
+def cells(each: grid.Grid, points: Mapping[str, Mapping[str, Any]]) -> dict[Box, Speeds]:
+    """Returns the cells of a grid that are ours, with the least speeds at their corners."""
+    ours = {v: _least(speeds(points.get(str(p))) for p in ps) for v, ps in each.vertices.items()}
+    axes = dict(each.axes)
+    if each.open is not None:
+        axes[each.open] = (*axes[each.open], grid.MOST)
+        ours |= _beyond(each, ours, axes)
+    result = {}
+    for cell in itertools.product(*map(_intervals, axes.values())):
+        corners = itertools.product(*(corners for _, corners in cell))
+        if (least := _least(ours.get(corner) for corner in corners)) is not None:
+            result[tuple(bounds for bounds, _ in cell)] = least
+    return result
+
+
+def _least(each: Iterable[Speeds | None]) -> Speeds | None:
+    """Returns the least of several speeds, or None if one of them is."""
+    known = list(each)
+    if not all(known):
+        return None
+    alone, between = zip(*known, strict=True)
+    return min(alone), min(between)
+
+
+def _beyond(
+    each: grid.Grid, ours: Mapping[tuple[int, ...], Speeds | None], axes: Mapping[str, Any]
+) -> dict[tuple[int, ...], Speeds | None]:
+    """Returns what is ours of more rows than were measured: what is of the largest number.
+
+    That is so where the largest number fills the GPU.
+    """
+    axis = list(axes).index(each.open)
+    last: dict[tuple[int, ...], tuple[int, ...]] = {}
+    for vertex in sorted(each.vertices):
+        last[(*vertex[:axis], *vertex[axis + 1 :])] = vertex
+    return {
+        (*line[:axis], size, *line[axis:]): ours[vertex]
+        for line, vertex in last.items()
+        for size in axes[each.open]
+        if size > vertex[axis] and all(map(grid.fills_the_gpu, each.vertices[vertex]))
+    }
+
+
+def _intervals(sizes: Sequence[int]) -> list[tuple[tuple[int, int], Sequence[int]]]:
+    """Returns (bounds, values at the corners) of the cells along one axis, in ascending order."""
+    result: list[tuple[tuple[int, int], Sequence[int]]] = []
+    for size, following in itertools.zip_longest(sizes, sizes[1:]):
+        result.append(((size, size), (size,)))
+        if following is not None and following > size + 1:
+            result.append(((size + 1, following - 1), (size, following)))
+    return result
+
+
+def merged(cells: Mapping[Box, Speeds]) -> dict[Box, Speeds]:
+    """Joins boxes that touch along one axis and are alike along the others; nothing else changes.
+
+    Returns:
+      Boxes of the same problems, each with the least speeds of what it is made of.
+    """
+    result = dict(cells)
+    axes = range(len(next(iter(result)))) if result else ()
+    for axis in reversed(axes):
+        lines: dict[Box, list[Box]] = {}
+        for box in result:
+            lines.setdefault((*box[:axis], *box[axis + 1 :]), []).append(box)
+        joined: dict[Box, Speeds] = {}
+        for line in lines.values():
+            last: Box | None = None
+            for box in sorted(line, key=lambda box: box[axis]):
+                least = result[box]
+                if last is not None and last[axis][1] + 1 == box[axis][0]:
+                    least = min(joined[last][0], least[0]), min(joined[last][1], least[1])
+                    del joined[last]
+                    box = (*box[:axis], (last[axis][0], box[axis][1]), *box[axis + 1 :])
+                joined[box] = least
+                last = box
+        result = joined
+    return result
+
+
+# The file
+
+
+def device_table(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what the table says of the device of a raw sweep: a header and the classes."""
+    environment = raw["environment"]
+    return {
+        "made": "by python -m bench tune",
+        "commit": environment["commit"],
+        "rule": RULE,
+        "environment": {
+            key: environment[key] for key in ("device", "driver", "jax", "jaxlib", "date")
+        },
+        "points": len(raw["points"]),
+        "classes": classes(grid.grids(), raw["points"]),
+    }
+
+
+def text(devices: Mapping[str, Mapping[str, Any]]) -> str:
+    """Returns the text of a file of measurements: devices in order, one class a line.
+
+    Args:
+      devices: what the file says of each kind of device.
+    """
+    blocks = []
+    for kind, device in sorted(devices.items()):
+        head = [
+            f"   {json.dumps(k)}: {json.dumps(v)}," for k, v in device.items() if k != "classes"
+        ]
+        lines = ",\n".join(f"    {json.dumps(entry)}" for entry in device["classes"])
+        body = "\n".join([*head, '   "classes": [', *([lines] if lines else []), "   ]"])
+        blocks.append(f"  {json.dumps(kind)}: {{\n{body}\n  }}")
+    joined = ",\n".join(blocks)
+    return f'{{\n "schema": {_measurements.SCHEMA},\n "devices": {{\n{joined}\n }}\n}}\n'

@@ -1,0 +1,556 @@
+"""`python -m bench tune`: measures the grids of `bench.grid`, and writes the table of `None`.
+
+Each point is a call of a kernel's primitive. Its result is checked against the reference in
+float64, then it is timed in turns with XLA's lowering of the same primitive on the same arrays.
+Where it is fast enough, so is a program in which an elementwise producer and consumer, which XLA
+may fuse with its own lowering, stand before and behind it.
+
+Compiling takes most of the time. The programs of a batch of points are compiled side by side, on
+all cores, before any of the batch is measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import json
+import math
+import os
+import pathlib
+import re
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from bench import check, grid, measure, ops, policy, report, run
+from bench.grid import Point
+from bench.problem import Problem
+from bench.results import FAILED, RIGHT, WRONG, environment
+from jax_gpuops import _library, _measurements, _primitive
+
+SCHEMA = 1
+
+SECONDS = 0.02
+"""About how long one program is measured."""
+
+COMPILE_S, TRACE_S, CALL_S = 0.35, 0.015, 0.05
+"""Estimates of what a program costs: compiling it on a core (0.2 to 0.5 s); tracing it, which no
+two threads do at once; measuring it, starts of the profiler included."""
+
+PROGRAMS, MEASURED = 6, 4
+"""The programs of a point that is ours: the operands, the check, and each twice, alone and between
+neighbours, the kernel and XLA; the last four are measured."""
+
+
+# What a point is made of
+
+
+def _kernel(name: str) -> _primitive.Kernel:
+    return _primitive.KERNELS[grid.PRIMITIVES[name]]
+
+
+def _draw(point: Point) -> tuple[jax.Array, ...]:
+    """Draws the operands of the primitive: an array and what belongs to it, such as a mask."""
+    keys = iter(jax.random.split(jax.random.key(zlib.crc32(str(point).encode()), impl="rbg"), 4))
+    shape, dtype = point.shape, jnp.dtype(point.dtype)
+    x = (ops.factors if point.kernel == "prod" else ops.normal)(next(keys), shape, dtype)
+    masks = [
+        jax.random.bernoulli(next(keys), 7 / 8, mask).at[..., 0].set(True) for mask in point.masks
+    ]
+    if point.kernel in _FORWARD:
+        y = _kernel(_FORWARD[point.kernel]).reference(x, *masks, **point.params)
+        return y, ops.cotangents(next(keys), shape, dtype), *masks
+    rows = tuple(size for d, size in enumerate(shape) if d not in point.axes)
+    others: list[jax.Array] = []
+    if point.kernel in ("logsumexp_cotangent", "cross_entropy_cotangent"):
+        options = {"scale": point.scale, "causal": "causal" in point.mask}
+        lse = _kernel("wide_logsumexp").reference(x, *masks, axes=point.axes, **options)
+        others += [lse, ops.cotangents(next(keys), rows, lse.dtype)]
+    if point.kernel.startswith("cross_entropy"):
+        (axis,) = point.axes
+        others.append(ops.labels(next(keys), rows, jnp.dtype("int32"), classes=shape[axis]))
+    return x, *others, *masks
+
+
+_FORWARD = {"softmax_tangent": "softmax", "log_softmax_cotangent": "log_softmax"}
+"""Maps whose first operand is the result of another."""
+
+_IN_PLACE = ("cross_entropy_cotangent",)
+"""Kernels that write over their first operand, if that is no argument of the program."""
+
+
+def _bind(point: Point, implementation: str, *operands: jax.Array) -> Any:
+    primitive = grid.PRIMITIVES[point.kernel]
+    how = {"implementation": implementation, "algorithm": None}
+    return primitive.bind(*operands, **how, **point.params)
+
+
+def _produced(point: Point, operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """The operands, one of which an elementwise operation makes; it rounds nothing."""
+    at = 1 if point.kernel in _FORWARD else 0
+    return [2 * x if i == at else x for i, x in enumerate(operands)]
+
+
+def _alone(point: Point, implementation: str, *operands: jax.Array) -> Any:
+    if point.kernel in _IN_PLACE:
+        operands = _before(point, *operands)
+    return _bind(point, implementation, *operands)
+
+
+def _before(point: Point, *operands: jax.Array) -> Any:
+    """What a kernel that works in place needs before it, which is not of its time."""
+    return jax.lax.optimization_barrier(tuple(_produced(point, operands)))
+
+
+def _between(point: Point, implementation: str, *operands: jax.Array) -> Any:
+    results = _bind(point, implementation, *_produced(point, operands))
+    return jax.tree.map(lambda y: 3 * y, results)
+
+
+_ERRORS: dict[str, Callable[..., check.Errors]] = {
+    "softmax": check.softmax,
+    "log_softmax": check.logarithm,
+    "logsumexp": check.logarithm,
+    "softmax_tangent": check.softmax_tangent,
+    "log_softmax_cotangent": check.log_softmax_cotangent,
+    "logsumexp_cotangent": check.logsumexp_cotangent,
+    "cross_entropy": check.cross_entropy,
+    "cross_entropy_cotangent": check.logsumexp_cotangent,
+    "sum": check.total,
+    "prod": check.product,
+}
+
+
+def _excess(point: Point, results: Any, *operands: jax.Array) -> jax.Array:
+    """Returns the largest ratio of an error to its bound, against the reference in float64."""
+    if point.kernel in _IN_PLACE:
+        operands = tuple(_produced(point, operands))
+    rounds = point.kernel in _ERRORS and jnp.issubdtype(point.dtype, jnp.inexact)
+    params, widened = dict(point.params), operands
+    if rounds:
+        is_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in operands]
+        widened = tuple(
+            x.astype(jnp.float64) if f else x for x, f in zip(operands, is_float, strict=True)
+        )
+        params |= {"dtype": jnp.dtype("float64")} if "dtype" in params else {}
+    reference = _kernel(point.kernel).reference(*widened, **params)
+    options = {
+        "axis": point.axes,
+        "scale": point.scale,
+        "causal": "causal" in point.mask,
+        "where": point.has_mask,
+    }
+    problem = Problem(point.kernel, point.shape, point.dtype, options)
+    error = _ERRORS[point.kernel] if rounds else check.exact
+    _, excess = error(problem, results, reference, operands)
+    nan = jax.tree.map(lambda a, b: jnp.any(jnp.isnan(a) != jnp.isnan(b)), results, reference)
+    lost = functools.reduce(jnp.logical_or, jax.tree.leaves(nan), excess < 0)
+    return jnp.where(lost, jnp.inf, excess)
+
+
+# The sweep
+
+
+@dataclasses.dataclass(frozen=True)
+class _Programs:
+    """The compiled programs of a point; those before and behind it once it is worth it."""
+
+    draw: Callable[[], tuple[jax.Array, ...]]
+    ours: Callable[..., Any]
+    xla: Callable[..., Any]
+    excess: Callable[..., jax.Array] | None = None
+    before: Callable[..., Any] | None = None
+
+
+class Sweep:
+    """Measures points, in batches."""
+
+    def __init__(
+        self,
+        *,
+        implementation: str = "cuda",
+        timed: Callable[[Sequence[measure.Call]], list[measure.Timing]] | None = None,
+        cores: int | None = None,
+    ):
+        """Prepares to measure.
+
+        Args:
+          implementation: of ours.
+          timed: times calls in turns; None for `measure.measure`.
+          cores: how many programs are compiled at a time; None for all cores.
+        """
+        self._implementation = implementation
+        self._timed = timed or functools.partial(measure.measure, seconds=SECONDS)
+        self._cores = cores or os.cpu_count() or 1
+
+    def run(
+        self,
+        points: Sequence[Point],
+        *,
+        seconds: float,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> Iterator[dict[Point, dict[str, Any]]]:
+        """Measures points until the time is up.
+
+        Args:
+          points: the points, in this order.
+          seconds: after which no batch is begun.
+          clock: what tells the time.
+
+        Yields:
+          What was found of each point of a batch.
+        """
+        start, size = clock(), 4 * self._cores
+        with concurrent.futures.ThreadPoolExecutor(self._cores) as pool:
+            for first in range(0, len(points), size):
+                if clock() - start > seconds:
+                    return
+                yield self._batch(pool, points[first : first + size])
+
+    def _batch(self, pool, points: Sequence[Point]) -> dict[Point, dict[str, Any]]:
+        compiled = pool.map(functools.partial(_attempt, self._compile), points)
+        found = {
+            point: _attempted(programs, functools.partial(self._measure_alone, point))
+            for point, programs in zip(points, list(compiled), strict=True)
+        }
+        ahead = [point for point in points if _ratio(found[point]) >= policy.ALONE]
+        compiled = pool.map(functools.partial(_attempt, self._compile_between), ahead)
+        for point, programs in zip(ahead, list(compiled), strict=True):
+            more = _attempted(programs, functools.partial(self._measure_between, point))
+            found[point] = found[point] | more
+        return found
+
+    def _compile(self, point: Point) -> _Programs:
+        with run._mode(point.dtype):
+            operands = jax.eval_shape(functools.partial(_draw, point))
+            ours, xla = (
+                _compiled(_alone, point, implementation, *operands)
+                for implementation in (self._implementation, "xla")
+            )
+            before = _compiled(_before, point, *operands) if point.kernel in _IN_PLACE else None
+            draw = _compiled(_draw, point)
+            results = jax.eval_shape(functools.partial(_alone, point, "xla"), *operands)
+        with jax.enable_x64(True):
+            excess = _compiled(_excess, point, results, *operands)
+        return _Programs(draw, ours, xla, excess, before)
+
+    def _compile_between(self, point: Point) -> _Programs:
+        with run._mode(point.dtype):
+            operands = jax.eval_shape(functools.partial(_draw, point))
+            ours, xla = (
+                _compiled(_between, point, implementation, *operands)
+                for implementation in (self._implementation, "xla")
+            )
+            return _Programs(_compiled(_draw, point), ours, xla)
+
+    def _measure_alone(self, point: Point, programs: _Programs) -> dict[str, Any]:
+        with run._mode(point.dtype):
+            operands = programs.draw()
+            results = programs.ours(*operands)
+        assert programs.excess is not None
+        with jax.enable_x64(True):
+            excess = float(programs.excess(results, *operands))
+        del results
+        if not excess <= 1:
+            return {"status": WRONG, "message": f"the error is {excess:.3g} times what it may be"}
+        return {"status": RIGHT, **self._times("", point, programs, operands)}
+
+    def _measure_between(self, point: Point, programs: _Programs) -> dict[str, Any]:
+        with run._mode(point.dtype):
+            operands = programs.draw()
+        return self._times("between_", point, programs, operands)
+
+    def _times(self, prefix: str, point: Point, programs: _Programs, operands) -> dict[str, float]:
+        functions = [programs.ours, programs.xla]
+        functions += [] if programs.before is None else [programs.before]
+        with run._mode(point.dtype):
+            ours, xla, *before = self._timed([measure.Call(each, operands) for each in functions])
+        part_us, us, xla_us = measure.times_us([*(before or [measure.NOTHING]), ours, xla])
+        if not part_us < min(us, xla_us):
+            raise RuntimeError("it takes no longer than what comes before it")
+        times = {"us": us - part_us, "xla_us": xla_us - part_us}
+        return {prefix + name: round(value, 3) for name, value in times.items()}
+
+
+def _compiled(function: Callable, *arguments: Any) -> jax.stages.Compiled:
+    """Compiles a function of static arguments and of operands that their types stand for."""
+    static = [each for each in arguments if isinstance(each, Point | str)]
+    operands = arguments[len(static) :]
+    return jax.jit(functools.partial(function, *static)).lower(*operands).compile()
+
+
+def _attempt(function: Callable[[Point], _Programs], point: Point) -> _Programs | Exception:
+    try:
+        return function(point)
+    except Exception as failure:  # the others may work
+        return failure
+
+
+def _attempted(
+    programs: _Programs | Exception, function: Callable[[_Programs], dict[str, Any]]
+) -> dict[str, Any]:
+    """Returns what the function finds, or why it finds nothing."""
+    try:
+        if isinstance(programs, Exception):
+            raise programs
+        return function(programs)
+    except Exception as failure:  # what is left of a long sweep is worth having
+        return {"status": FAILED, "message": run.first_line(failure)}
+
+
+def _ratio(found: Mapping[str, Any]) -> float:
+    return found["xla_us"] / found["us"] if found["status"] == RIGHT else 0.0
+
+
+# The raw results
+
+
+@dataclasses.dataclass
+class Raw:
+    """What was measured on one machine.
+
+    Attributes:
+      environment: as `bench.results.environment` gives it.
+      points: what was found of each point, by its name: "status", as of other results, and a
+        "message" unless it is right; the microseconds "us" of ours and "xla_us" of XLA alone, and
+        where ours is ahead "between_us" and "between_xla_us" between neighbours.
+    """
+
+    environment: dict[str, Any]
+    points: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def add(self, found: Mapping[Point, dict[str, Any]]) -> None:
+        """Adds the points of a batch."""
+        self.points |= {str(point): each for point, each in found.items()}
+
+    def missing(self, points: Sequence[Point]) -> list[Point]:
+        """Returns the points that are not measured yet."""
+        return [point for point in points if str(point) not in self.points]
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes a file, a point a line; if that fails, a file that was there stays as it was."""
+        lines = (f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in self.points.items())
+        text = (
+            f'{{\n "schema": {SCHEMA},\n "environment": {json.dumps(self.environment)},\n'
+            f' "points": {{\n' + ",\n".join(lines) + "\n }\n}\n"
+        )
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        partial.write_text(text)
+        os.replace(partial, path)
+
+    @staticmethod
+    def load(path: pathlib.Path) -> Raw:
+        """Reads what `save` wrote.
+
+        Raises:
+          ValueError: if the file is not there, or was not written by `save`.
+        """
+        try:
+            content = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise ValueError(f"there is no file {path}") from None
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path} is not JSON: {error}") from None
+        if not isinstance(content, dict) or content.get("schema") != SCHEMA:
+            raise ValueError(f"{path} has no points of bench tune (schema {SCHEMA})")
+        return Raw(content["environment"], content["points"])
+
+    def difference(self, environment: Mapping[str, Any]) -> str:
+        """Returns in what another environment differs, so that its points are not comparable."""
+        return ", ".join(
+            f"{key} {self.environment.get(key)} and not {environment.get(key)}"
+            for key in ("device", "driver", "jax", "jaxlib", "commit", "uncommitted_changes")
+            if self.environment.get(key) != environment.get(key)
+        )
+
+
+# The command
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `python -m bench tune`."""
+    parser.add_argument(
+        "family",
+        nargs="*",
+        type=_family,
+        metavar="FAMILY",
+        help=f"{', '.join(grid.FAMILIES)}; all of them, in this order, if none is named",
+    )
+    parser.add_argument(
+        "--minutes",
+        type=_minutes,
+        default=25.0,
+        metavar="N",
+        help="stop after about so many minutes (25); the same command again measures the rest",
+    )
+    parser.add_argument(
+        "--points", type=pathlib.Path, metavar="FILE", help="the raw results, kept and added to"
+    )
+    parser.add_argument(
+        "--out",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="the measurements; of a file that has some, those of other GPUs stay",
+    )
+    parser.add_argument("--restart", action="store_true", help="measure again what --points has")
+    parser.add_argument(
+        "--table", action="store_true", help="measure nothing, and write --out from --points"
+    )
+    parser.add_argument(
+        "--list", action="store_true", help="print how many points there are, and measure nothing"
+    )
+
+
+def _family(text: str) -> str:
+    if text not in grid.FAMILIES:
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(grid.FAMILIES)}")
+    return text
+
+
+def _minutes(text: str) -> float:
+    value = float(text)
+    if not (value > 0 and math.isfinite(value)):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of minutes above 0")
+    return value
+
+
+def command(options: argparse.Namespace) -> int:
+    """Runs `python -m bench tune`.
+
+    Args:
+      options: as parsed by the arguments of `add_arguments`.
+
+    Returns:
+      The exit code: 0, or 1 if a result is wrong.
+
+    Raises:
+      ValueError: if the options make no sense here, with what to do.
+    """
+    console = report.console()
+    grids = grid.grids(options.family)
+    points = [point for point in grid.points(grids) if options.only.search(str(point))]
+    if not points:
+        raise ValueError(f"no point matches --only {options.only.pattern!r}")
+    if options.list:
+        console.print(grid_table(grids, points))
+        return 0
+    if options.table:
+        if options.points is None or options.out is None:
+            raise ValueError("--table takes the raw results in --points and writes to --out")
+        raw = Raw.load(options.points)
+        _write_table(raw, options.out)
+        console.print(_summary(raw, options.out))
+        return 0
+    if not run.has_gpu():
+        raise ValueError(
+            "tune measures kernels on a GPU, and JAX sees none, so nothing can be measured; --list "
+            "prints what would be, --table makes a table of points that were measured elsewhere"
+        )
+    if (why := _library.gpu_problem()) is not None:
+        raise ValueError(f"there is nothing of ours to measure: {why}; see python -m jax_gpuops")
+    here = environment(options.commit)
+    name = re.sub("[^a-z0-9]+", "-", here["device"].lower())
+    path = options.points or pathlib.Path(f"tune-{name}.json")
+    out = options.out or pathlib.Path(f"measurements-{name}.json")
+    raw = Raw(here)
+    if path.exists() and not options.restart:
+        raw = Raw.load(path)
+        if difference := raw.difference(here):
+            raise ValueError(
+                f"{path} was measured with {difference}; name another file with --points, or "
+                "measure everything again with --restart"
+            )
+    sweep(Sweep(), raw, points, path, 60 * options.minutes)
+    _write_table(raw, out)
+    console.print(_summary(raw, out))
+    if left := len(raw.missing(points)):
+        console.print(f"{left} points are left; the same command again measures them.")
+    return 1 if any(each["status"] == WRONG for each in raw.points.values()) else 0
+
+
+def sweep(
+    measuring: Sweep, raw: Raw, points: Sequence[Point], path: pathlib.Path, seconds: float
+) -> None:
+    """Measures the points that are missing, with a progress bar, and saves them batch by batch."""
+    missing = raw.missing(points)
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
+    with Progress(
+        *columns, TimeElapsedColumn(), console=report.console(), transient=True
+    ) as progress:
+        done = len(points) - len(missing)
+        task = progress.add_task("compiling", total=len(points), completed=done)
+        for found in measuring.run(missing, seconds=seconds):
+            raw.add(found)
+            raw.save(path)
+            for point, each in found.items():
+                if each["status"] in (WRONG, FAILED):
+                    progress.console.print(f"{point}: {each['status']}, {each['message']}")
+            progress.update(task, advance=len(found), description=str(point))
+
+
+def _write_table(raw: Raw, out: pathlib.Path) -> None:
+    devices = {}
+    if out.exists():
+        _measurements.read(out)  # raises for a file of something else
+        devices = json.loads(out.read_text())["devices"]
+    devices[raw.environment["device"]] = policy.device_table(dataclasses.asdict(raw))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(policy.text(devices))
+
+
+def _summary(raw: Raw, out: pathlib.Path) -> str:
+    states = [each["status"] for each in raw.points.values()]
+    ahead = sum(_ratio(each) >= policy.ALONE for each in raw.points.values())
+    ours = sum(policy.speeds(each) is not None for each in raw.points.values())
+    device = raw.environment["device"]
+    return (
+        f"{len(states)} points: {states.count(RIGHT)} right, {states.count(WRONG)} wrong, "
+        f"{states.count(FAILED)} failed.\n"
+        f"A kernel is at least {policy.ALONE} x as fast as XLA alone in {ahead} of them, and in "
+        f"{ours} of these at least {policy.BETWEEN} x between neighbours.\n"
+        f"{out} has {len(_measurements.read(out)[device])} classes for {device}. Use it with "
+        f"jax_gpuops.load_measurements({str(out)!r}) or {_measurements.SETTING}={out}."
+    )
+
+
+def grid_table(grids: Sequence[grid.Grid], points: Sequence[Point]) -> Table:
+    """Returns a table of the grids that have some of the points: what varies, and how many."""
+    cores = os.cpu_count() or 1
+    minutes = estimate_s(len(points), cores) / 60
+    kernels = collections.Counter(point.kernel for point in points)
+    table = Table(
+        title=f"{len(points)} points, at most about {minutes:.0f} minutes with {cores} cores",
+        caption=", ".join(f"{kernel} {count}" for kernel, count in kernels.items()),
+    )
+    for heading in ("grid", "sizes", "points"):
+        table.add_column(heading, justify="right" if heading == "points" else "left")
+    chosen = set(points)
+    for each in grids:
+        if count := len(chosen & set(grid.points([each]))):
+            sizes = ", ".join(
+                f"{name} {v[0]}" + (f" to {v[-1]}" if len(v) > 1 else "")
+                for name, v in each.axes.items()
+            )
+            table.add_row(each.name, sizes, str(count))
+    return table
+
+
+def estimate_s(points: int, cores: int) -> float:
+    """Estimates the seconds that a sweep takes if ours is ahead at each point.
+
+    Args:
+      points: how many.
+      cores: how many programs are compiled at a time; each core is 0.6 times as fast as if alone.
+    """
+    compiling = PROGRAMS * COMPILE_S / max(1, 0.6 * cores)
+    return points * (compiling + PROGRAMS * TRACE_S + MEASURED * CALL_S)

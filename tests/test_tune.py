@@ -1,0 +1,487 @@
+"""The sweep behind `implementation=None`: what it measures, what it keeps, what the table says."""
+
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bench import __main__ as command_line
+from bench import grid, measure, policy, run, tune
+from bench.grid import Point
+from bench.results import FAILED, RIGHT, WRONG
+from jax_gpuops import _library, _measurements
+
+GRIDS = grid.grids()
+NAMED = "cuda" if run.has_gpu() else "interpret"
+
+
+# What it measures
+
+
+@pytest.mark.parametrize("each", GRIDS, ids=lambda each: each.name)
+def test_a_vertex_is_a_problem_of_its_size(each):
+    """So what is measured is what a class of the grid is asked about."""
+    assert each.fixed.keys() | each.axes.keys() <= _measurements.KEYS[each.fixed["op"]] | {"op"}
+    for vertex, points in each.vertices.items():
+        for i, point in enumerate(points):
+            sizes = dict(zip(each.axes, vertex, strict=True))
+            if i > 0 and "odd rows" in each.name:  # a vertex stands for longer rows, too
+                assert 0 < point.shape[1] - sizes["columns"] <= 3
+                sizes["columns"] = point.shape[1]
+            assert _measurements.contains(each.fixed | sizes, point.problem), point
+
+
+def test_no_problem_is_in_two_grids():
+    """A class of one would speak for a point of another that it does not know."""
+    same = ("op", "function", "dtype", "result", "element_bytes")
+    for each, other in itertools.permutations(GRIDS, 2):
+        if any(each.fixed.get(key) != other.fixed.get(key) for key in same):
+            continue
+        whole = each.fixed | {name: [sizes[0], sizes[-1]] for name, sizes in each.axes.items()}
+        for point in grid.points([other]):
+            assert not _measurements.contains(whole, point.problem), (each.name, point)
+
+
+def test_every_kernel_that_is_not_left_out_has_points():
+    kernels = {point.kernel for point in grid.points(GRIDS)}
+    assert grid.PRIMITIVES.keys() - kernels == {"wide_logsumexp", "gemm"}
+    assert len({str(point) for point in grid.points(GRIDS)}) == len(grid.points(GRIDS))
+
+
+def test_masks_scales_and_kinds_of_axes_are_there():
+    softmax = [point for point in grid.points(GRIDS) if point.kernel == "softmax"]
+    assert {point.mask for point in softmax} == {
+        *("", "causal", "padding", "full", "causal padding"),
+    }
+    assert {point.scale for point in softmax} == {1.0, 0.125}
+    assert {len(point.shape) - 1 - point.axes[0] for point in softmax} == {0, 1}
+    assert {p.dtype for p in softmax} == {"bfloat16", "float32", "float16", "float64"}
+
+
+def test_all_of_it_fits_into_25_minutes_on_16_cores():
+    """By the estimates of `bench.tune`, if ours is ahead at every point."""
+    assert tune.estimate_s(len(grid.points(GRIDS)), cores=16) <= 25 * 60
+
+
+# How it measures
+
+SMALL = {
+    "softmax": Point("softmax", (2, 3, 9, 33), "bfloat16", (3,), "causal padding", 0.125),
+    "log_softmax": Point("log_softmax", (5, 33), "float32", (1,)),
+    "logsumexp": Point("logsumexp", (3, 33, 8), "bfloat16", (1,)),
+    "softmax_tangent": Point("softmax_tangent", (2, 3, 9, 33), "float32", (3,), "full", 0.125),
+    "log_softmax_cotangent": Point("log_softmax_cotangent", (5, 33), "bfloat16", (1,)),
+    "logsumexp_cotangent": Point("logsumexp_cotangent", (5, 33), "float32", (1,)),
+    "cross_entropy": Point("cross_entropy", (5, 33), "float32", (1,)),
+    "cross_entropy_cotangent": Point("cross_entropy_cotangent", (5, 33), "bfloat16", (1,)),
+    "sum": Point("sum", (5, 33), "bfloat16", (1,), result="float32"),
+    "prod": Point("prod", (5, 33), "float32", (1,), result="float32"),
+    "max": Point("max", (3, 33, 8), "float32", (1,), result="float32"),
+    "min": Point("min", (5, 33), "bfloat16", (1,), result="bfloat16"),
+    "argmax": Point("argmax", (5, 33), "float32", (1,), result="int32"),
+    "argmin": Point("argmin", (5, 33), "bfloat16", (1,), result="int32"),
+    "transpose": Point("transpose", (5, 6, 7), "int8", (0, 2, 1)),
+}
+
+
+def test_small_points_are_of_every_kernel():
+    assert SMALL.keys() == {point.kernel for point in grid.points(GRIDS)}
+
+
+@pytest.mark.parametrize("point", SMALL.values(), ids=str)
+def test_a_result_is_checked(point):
+    """XLA's is right; with one wrong element, or a NaN, it is not."""
+    operands = jax.jit(functools.partial(tune._draw, point))()
+    results = jax.jit(functools.partial(tune._alone, point, "xla"))(*operands)
+    (y, *others), tree = jax.tree.flatten(results)
+    last = y.ravel()[-1]
+    wrong = [y.ravel().at[-1].add((1 + abs(last) // 2).astype(y.dtype))]
+    if jnp.issubdtype(y.dtype, jnp.inexact):
+        wrong.append(y.ravel().at[0].set(jnp.nan))
+    with jax.enable_x64(True):
+        excess = jax.jit(functools.partial(tune._excess, point))
+        assert excess(results, *operands) <= 1
+        for each in wrong:
+            changed = tree.unflatten([each.reshape(y.shape), *others])
+            assert not excess(changed, *operands) <= 1
+
+
+def timing(us):
+    return measure.Timing(us, us + 5, 1)
+
+
+class Clock:
+    """Stands in for the measurement: what each program takes, and what was asked for."""
+
+    def __init__(self, alone=(10.0, 20.0), between=(30.0, 40.0), before=5.0):
+        self.alone, self.between, self.before, self.calls = alone, between, before, []
+
+    def __call__(self, calls):
+        """Programs alone first, and then, with a producer and a consumer, both of a point."""
+        texts = [call.function.as_text() for call in calls]
+        self.calls.append(texts)
+        is_between = "constant(3)" in texts[0]
+        us = [*(self.between if is_between else self.alone), self.before][: len(calls)]
+        return list(map(timing, us))
+
+
+def swept(points, clock, **more):
+    measuring = tune.Sweep(implementation=NAMED, timed=clock, cores=2)
+    found = {}
+    for batch in measuring.run(points, seconds=1e9, **more):
+        found |= batch
+    return found
+
+
+def test_a_point_is_measured_alone_and_between_neighbours():
+    clock = Clock()
+    point = SMALL["log_softmax"]
+    assert swept([point], clock) == {
+        point: {
+            "status": RIGHT,
+            "us": 10.0,
+            "xla_us": 20.0,
+            "between_us": 30.0,
+            "between_xla_us": 40.0,
+        }
+    }
+    for ours, xla in clock.calls:
+        assert "jax_gpuops_log_softmax" in ours
+        assert "jax_gpuops_" not in xla
+
+
+def test_what_comes_before_a_kernel_in_place_is_not_of_its_time():
+    point = SMALL["cross_entropy_cotangent"]
+    found = swept([point], Clock(alone=(15.0, 25.0), before=5.0))[point]
+    assert (found["us"], found["xla_us"]) == (10.0, 20.0)
+    assert (found["between_us"], found["between_xla_us"]) == (30.0, 40.0)
+
+
+def test_a_point_that_is_behind_alone_is_not_measured_between_neighbours():
+    clock = Clock(alone=(10.0, 10.4))
+    found = swept([SMALL["sum"]], clock)[SMALL["sum"]]
+    assert found == {"status": RIGHT, "us": 10.0, "xla_us": 10.4}
+    assert len(clock.calls) == 1
+
+
+def test_a_wrong_result_has_no_speed_and_is_never_ours(monkeypatch):
+    bind = tune._bind
+    monkeypatch.setattr(
+        tune, "_bind", lambda point, how, *xs: bind(point, how, *xs) * (1 + (how == NAMED) / 100)
+    )
+    point = SMALL["sum"]
+    found = swept([point], Clock())[point]
+    assert found["status"] == WRONG
+    assert "us" not in found
+    assert "times what it may be" in found["message"]
+    assert policy.speeds(found) is None
+
+
+def test_a_failure_leaves_the_other_points():
+    """No kernel takes rows of this dtype; what is left of a long sweep is worth having."""
+    bad = dataclasses.replace(SMALL["log_softmax"], dtype="float8_e4m3fn")
+    found = swept([bad, SMALL["transpose"]], Clock())
+    assert found[bad]["status"] == FAILED
+    assert found[bad]["message"]
+    assert found[SMALL["transpose"]]["status"] == RIGHT
+    assert policy.speeds(found[bad]) is None
+
+
+def test_no_batch_begins_after_the_time_is_up(monkeypatch):
+    monkeypatch.setattr(
+        tune.Sweep, "_batch", lambda self, pool, points: {p: {"status": RIGHT} for p in points}
+    )
+    points = [dataclasses.replace(SMALL["sum"], shape=(n, 33)) for n in range(1, 40)]
+    ticks = iter([0, 10, 20, 31])
+    batches = list(
+        tune.Sweep(cores=2).run(points, seconds=30, clock=functools.partial(next, ticks))
+    )
+    assert [len(batch) for batch in batches] == [8, 8]
+
+
+# What it keeps
+
+
+def raw_of(device="NVIDIA Test GPU", **points):
+    environment = {
+        **dict.fromkeys(("driver", "jax", "jaxlib", "commit", "date"), "1"),
+        "device": device,
+        "uncommitted_changes": False,
+    }
+    return tune.Raw(environment, points)
+
+
+def test_raw_results_are_kept_and_not_measured_again(tmp_path):
+    raw, path = raw_of(), tmp_path / "tune.json"
+    raw.add({SMALL["sum"]: {"status": RIGHT, "us": 1.0, "xla_us": 0.5}})
+    raw.save(path)
+    assert tune.Raw.load(path) == raw
+    assert tune.Raw.load(path).missing([SMALL["max"], SMALL["sum"]]) == [SMALL["max"]]
+
+
+def test_a_write_that_is_cut_off_leaves_the_file_as_it_was(tmp_path, monkeypatch):
+    raw, path = raw_of(), tmp_path / "tune.json"
+    raw.save(path)
+
+    def half(self, text):
+        with self.open("w") as file:
+            file.write(text[: len(text) // 2])
+        raise OSError("no space left")
+
+    monkeypatch.setattr(pathlib.Path, "write_text", half)
+    with pytest.raises(OSError, match="no space left"):
+        raw_of(more={"status": RIGHT}).save(path)
+    assert tune.Raw.load(path) == raw
+
+
+@pytest.mark.parametrize("key", ["device", "driver", "jax", "jaxlib", "commit"])
+def test_points_of_another_environment_are_not_comparable(key):
+    raw = raw_of()
+    assert raw.difference(raw.environment) == ""
+    assert raw.difference(raw.environment | {key: "2"}) == f"{key} {raw.environment[key]} and not 2"
+
+
+# What the table says
+
+SAMPLE = [
+    grid._rows("softmax", "bfloat16", (1024, 2048, 8192), (16, 512, 16384, 524288)),
+    grid._odd_rows("softmax", "float32", (33, 1025), (512, 8192)),
+    grid._inner("sum", "float32", (128, 1024), (64, 4096), (1, 256), result="float32"),
+    grid._permuted("float32", (0, 2, 1), (8, 64), (64, 512), (64, 2048)),
+]
+STATES = {
+    "ours": {"status": RIGHT, "us": 1.0, "xla_us": 1.3, "between_us": 1.0, "between_xla_us": 1.1},
+    "level": {"status": RIGHT, "us": 1.0, "xla_us": 1.05, "between_us": 1.0, "between_xla_us": 1.0},
+    "behind": {"status": RIGHT, "us": 1.0, "xla_us": 1.04},
+    "walled": {"status": RIGHT, "us": 1.0, "xla_us": 3.0, "between_us": 1.0, "between_xla_us": 0.9},
+    "wrong": {"status": WRONG, "message": "the error is 2 times what it may be"},
+    "failed": {"status": FAILED, "message": "out of memory"},
+    "missing": None,
+}
+OURS = ("ours", "level")
+
+
+@st.composite
+def sweeps(draw):
+    """A grid and the state of each of its points; most are ours."""
+    each = draw(st.sampled_from(SAMPLE))
+    states = st.sampled_from([*OURS * 6, *STATES])
+    return each, {point: draw(states) for point in grid.points([each])}
+
+
+def table_of(each, states):
+    raw = {str(p): STATES[state] for p, state in states.items() if STATES[state] is not None}
+    return policy.classes([each], raw)
+
+
+def around(values, size):
+    """The values next to a size, or the size; None where there is none."""
+    below = max((v for v in values if v <= size), default=None)
+    above = min((v for v in values if v >= size), default=None)
+    return {below, above}
+
+
+def is_ours(each, ours, sizes):
+    """The rule, in words: all neighbours are ours, or the largest number of rows if it is more."""
+    closed = [around(v, sizes[name]) for name, v in each.axes.items() if name != each.open]
+    if each.open is None:
+        return all(vertex in ours for vertex in itertools.product(*closed))
+    axis = list(each.axes).index(each.open)
+    for others in itertools.product(*closed):
+
+        def vertex(count, others=others):
+            return (*others[:axis], count, *others[axis:])
+
+        counts = [count for count in each.axes[each.open] if vertex(count) in each.vertices]
+        if not counts:
+            return False
+        near = around(counts, sizes[each.open])
+        if sizes[each.open] > counts[-1]:
+            if not all(map(grid.fills_the_gpu, each.vertices[vertex(counts[-1])])):
+                return False
+            near = {counts[-1]}
+        if not all(vertex(count) in ours for count in near):
+            return False
+    return True
+
+
+@hypothesis.given(sweep=sweeps(), data=st.data())
+@hypothesis.settings(max_examples=150, deadline=None)
+def test_a_problem_is_in_a_class_where_the_rule_says_so(sweep, data):
+    """And in no more than one: cells are merged without loss, and without anything added."""
+    each, states = sweep
+    ours = {v for v, points in each.vertices.items() if all(states[p] in OURS for p in points)}
+    classes = table_of(each, states)
+    aligned = each.fixed["aligned"]
+    fixed = each.fixed | {"aligned": aligned[0] if isinstance(aligned, list) else aligned}
+    for _ in range(20):
+        sizes = {
+            name: data.draw(
+                st.sampled_from([size + more for size in values for more in (-1, 0, 1)])
+                | st.integers(values[0] // 2, 2 * values[-1])
+                | st.sampled_from([1, 2**31 - 1]),
+                label=name,
+            )
+            for name, values in each.axes.items()
+        }
+        inside = [entry for entry in classes if _measurements.contains(entry, fixed | sizes)]
+        assert len(inside) == int(is_ours(each, ours, sizes)), sizes
+
+
+@hypothesis.given(sweep=sweeps())
+@hypothesis.settings(max_examples=100, deadline=None)
+def test_a_measured_point_is_in_a_class_if_and_only_if_its_vertex_is_ours(sweep):
+    each, states = sweep
+    classes = table_of(each, states)
+    assert classes == table_of(each, dict(reversed(states.items())))
+    for points in each.vertices.values():
+        inside = [e for e in classes if _measurements.contains(e, points[0].problem)]
+        assert bool(inside) == all(states[point] in OURS for point in points)
+        for entry in inside:
+            for point in points:
+                raw = STATES[states[point]]
+                assert policy.ALONE <= entry["ratio"] <= raw["xla_us"] / raw["us"]
+                assert (
+                    policy.BETWEEN <= entry["between"] <= raw["between_xla_us"] / raw["between_us"]
+                )
+
+
+def test_many_cells_become_few_classes():
+    each = SAMPLE[0]
+    (entry,) = table_of(each, dict.fromkeys(grid.points([each]), "ours"))
+    assert entry == {
+        **each.fixed,
+        "columns": [1024, 8192],
+        "outer": [16, 2**31 - 1],
+        "ratio": 1.3,
+        "between": 1.1,
+    }
+
+
+def test_a_vertex_that_stands_for_several_lengths_needs_them_all():
+    each = SAMPLE[1]
+    states = dict.fromkeys(grid.points([each]), "ours")
+    one = each.vertices[1025, 8192][1]
+    classes = table_of(each, states | {one: "behind"})
+    problem = each.vertices[1025, 8192][0].problem
+    assert any(_measurements.contains(entry, problem) for entry in table_of(each, states))
+    assert not any(_measurements.contains(entry, problem) for entry in classes)
+
+
+def test_the_file_has_a_header_and_a_class_a_line(tmp_path):
+    raw = raw_of(**{str(point): STATES["ours"] for point in grid.points(GRIDS)})
+    path = tmp_path / "measurements.json"
+    tune._write_table(raw, path)
+    device = json.loads(path.read_text())["devices"]["NVIDIA Test GPU"]
+    assert device["commit"] == "1"
+    assert device["environment"]["jax"] == "1"
+    assert device["rule"] == policy.RULE
+    assert device["points"] == len(raw.points)
+    assert _measurements.read(path) == {"NVIDIA Test GPU": device["classes"]}
+    lines = [line.strip().rstrip(",") for line in path.read_text().splitlines()]
+    assert [line for line in lines if line.startswith('{"op"')] == list(
+        map(json.dumps, device["classes"])
+    )
+
+
+def test_a_file_keeps_the_measurements_of_other_gpus(tmp_path):
+    path = tmp_path / "measurements.json"
+    for device in ("B", "A", "B"):
+        tune._write_table(raw_of(device), path)
+    assert list(_measurements.read(path)) == ["A", "B"]
+
+
+# The command line
+
+
+@pytest.fixture
+def small_sweep(monkeypatch, tmp_path):
+    """A GPU of a few points, whose times are made up."""
+    monkeypatch.setattr(grid, "SMALLEST", 1)
+    each = grid._permuted("float32", (1, 0), (32, 64), (32,))
+    monkeypatch.setattr(grid, "grids", lambda families=(): [each])
+    monkeypatch.setattr(run, "has_gpu", lambda: True)
+    monkeypatch.setattr(_library, "gpu_problem", lambda: None)
+    clock = Clock()
+    made_up = functools.partial(tune.Sweep, implementation=NAMED, timed=clock, cores=2)
+    monkeypatch.setattr(tune, "Sweep", made_up)
+    monkeypatch.chdir(tmp_path)
+    return clock
+
+
+def test_a_sweep_from_end_to_end(small_sweep, tmp_path, capsys):
+    kind = jax.devices()[0].device_kind
+    assert command_line.main(["tune", "--commit", "abc"]) == 0
+    assert "2 points: 2 right, 0 wrong, 0 failed" in capsys.readouterr().out
+    (raw,) = tmp_path.glob("tune-*.json")
+    (out,) = tmp_path.glob("measurements-*.json")
+    assert [entry["size0"] for entry in _measurements.read(out)[kind]] == [[32, 64]]
+
+    # The same command has nothing left to measure, and --table makes the same table.
+    calls = len(small_sweep.calls)
+    table = out.read_text()
+    assert command_line.main(["tune", "--commit", "abc"]) == 0
+    assert len(small_sweep.calls) == calls
+    again = tmp_path / "again.json"
+    assert command_line.main(["tune", "--table", "--points", str(raw), "--out", str(again)]) == 0
+    assert out.read_text() == again.read_text() == table
+
+    # Points of another commit are not mixed with these.
+    with pytest.raises(SystemExit):
+        command_line.main(["tune", "--commit", "def"])
+    assert "was measured with commit abc and not def" in capsys.readouterr().err
+    assert command_line.main(["tune", "--commit", "def", "--restart"]) == 0
+    assert tune.Raw.load(raw).environment["commit"] == "def"
+
+
+def test_a_sweep_that_is_stopped_says_what_is_left(small_sweep, capsys, monkeypatch):
+    monkeypatch.setattr(tune.Sweep.func, "run", lambda self, points, seconds: iter(()))
+    assert command_line.main(["tune", "--commit", "abc"]) == 0
+    assert "2 points are left" in capsys.readouterr().out
+
+
+def test_a_wrong_result_is_told_by_the_exit_code(small_sweep, monkeypatch, capsys):
+    monkeypatch.setattr(tune, "_excess", lambda point, results, *xs: jnp.float32(7))
+    assert command_line.main(["tune", "--commit", "abc"]) == 1
+    assert "WRONG, the error is 7 times what it may be" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_list_of_points(capsys):
+    assert command_line.main(["tune", "reduce", "--list"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{len(grid.points(grid.grids(['reduce'])))} points" in text
+    assert "softmax" not in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        *([([], "JAX sees none, so nothing can be measured; --list")] if not run.has_gpu() else []),
+        (["fft"], "'fft' is not one of softmax, reduce, transpose"),
+        (["--minutes", "0"], "not a number of minutes above 0"),
+        (["--minutes", "soon"], "--minutes"),
+        (["--only", "softmaxx"], "no point matches --only 'softmaxx'"),
+        (["--table"], "takes the raw results in --points"),
+        (["--table", "--points", "none.json", "--out", "x"], "there is no file none.json"),
+    ],
+)
+def test_usage_errors_name_what_to_do(arguments, message, capsys):
+    with pytest.raises(SystemExit) as exit_info:
+        command_line.main(["tune", *arguments])
+    assert exit_info.value.code == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_file_of_something_else_is_no_raw_result(tmp_path):
+    path = tmp_path / "other.json"
+    for text, message in (("{", "is not JSON"), ('{"schema": 0}', "has no points of bench tune")):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=message):
+            tune.Raw.load(path)
