@@ -21,7 +21,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from bench import ops
 from bench.problem import Shape
 from jax_gpuops import _measurements, _primitive
 
@@ -30,6 +29,9 @@ SMALLEST = 2**14
 
 LARGEST_BYTES = 2**30
 """The most bytes of an operand: it fills a GPU many times over, and leaves room for float64."""
+
+FILLING_BYTES = 2**27
+"""An operand of so many bytes occupies all multiprocessors, and is more than an L2 cache holds."""
 
 MOST = 2**31 - 1
 """The largest size that a class names."""
@@ -123,8 +125,8 @@ class Grid:
 
 
 def fills_the_gpu(point: Point) -> bool:
-    """True if the operand is larger than all that the chip holds."""
-    return math.prod(point.shape) * jnp.dtype(point.dtype).itemsize > ops.ON_CHIP_BYTES
+    """True if more rows only take longer."""
+    return math.prod(point.shape) * jnp.dtype(point.dtype).itemsize >= FILLING_BYTES
 
 
 def points(grids: Iterable[Grid]) -> list[Point]:

@@ -1,5 +1,6 @@
 """The sweep behind `implementation=None`: what it measures, what it keeps, what the table says."""
 
+import collections
 import dataclasses
 import functools
 import itertools
@@ -68,6 +69,15 @@ def test_masks_scales_and_kinds_of_axes_are_there():
 def test_all_of_it_fits_into_25_minutes_on_16_cores():
     """By the estimates of `bench.tune`, if ours is ahead at every point."""
     assert tune.estimate_s(len(grid.points(GRIDS)), cores=16) <= 25 * 60
+
+
+def test_the_documentation_counts_the_points():
+    text = (pathlib.Path(__file__).parents[1] / "docs" / "policy.md").read_text()
+    points = grid.points(GRIDS)
+    counts = collections.Counter(point.kernel for point in points)
+    assert f"| {len(points)} points |" in text
+    for kernel in ("softmax", "sum", "transpose"):
+        assert f"| {kernel} | {counts[kernel]} |" in text
 
 
 # How it measures
@@ -251,7 +261,7 @@ def test_points_of_another_environment_are_not_comparable(key):
 # What the table says
 
 SAMPLE = [
-    grid._rows("softmax", "bfloat16", (1024, 2048, 8192), (16, 512, 16384, 524288)),
+    grid._rows("softmax", "bfloat16", (1024, 2048, 8192), (16, 512, 65536, 262144)),
     grid._odd_rows("softmax", "float32", (33, 1025), (512, 8192)),
     grid._inner("sum", "float32", (128, 1024), (64, 4096), (1, 256), result="float32"),
     grid._permuted("float32", (0, 2, 1), (8, 64), (64, 512), (64, 2048)),
