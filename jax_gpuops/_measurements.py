@@ -215,8 +215,9 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
     classes = table().get(kind)
     if classes is None:
         return "xla", f"nothing was measured on {kind}; `python -m bench tune` measures it"
+    described = _described(problem)
     for entry in classes:
-        if contains(entry, problem):
+        if _holds(entry, described):
             return "cuda", f"measured on {kind}: at least {entry['ratio']:.2f} x the speed of XLA"
     return "xla", f"no measurement on {kind} shows a kernel to be as fast as XLA for this problem"
 
@@ -235,9 +236,17 @@ _UNLESS_NAMED = {"masked": 0, "queries": 0, "scaled": 0, "copied": 0}
 
 def contains(entry: Class, problem: dict[str, Any]) -> bool:
     """True if a class of the table contains a problem."""
-    wanted, problem = _UNLESS_NAMED | entry, _UNLESS_NAMED | traits(problem) | problem
-    return all(
-        _matches(wanted[key], problem.get(key)) for key in wanted if key not in ("ratio", "between")
+    return _holds(entry, _described(problem))
+
+
+def _described(problem: dict[str, Any]) -> dict[str, Any]:
+    return _UNLESS_NAMED | traits(problem) | problem
+
+
+def _holds(entry: Class, described: dict[str, Any]) -> bool:
+    named = (key for key in entry if key not in ("ratio", "between"))
+    return all(_matches(entry[key], described.get(key)) for key in named) and not any(
+        described[key] for key in _UNLESS_NAMED if key not in entry
     )
 
 
