@@ -30,6 +30,9 @@ RULE = (
     "its neighbours on the grid are, and beyond the largest number of rows where that is"
 )
 
+HEADER = ("device", "driver", "jax", "jaxlib", "uncommitted_changes", "date")
+"""What a table says of the environment of its sweep, besides the commit."""
+
 Speeds = tuple[float, float]
 """How fast a kernel is relative to XLA: alone, and between neighbours."""
 
@@ -162,9 +165,7 @@ def device_table(raw: Mapping[str, Any]) -> dict[str, Any]:
         "made": "by python -m bench tune",
         "commit": environment["commit"],
         "rule": RULE,
-        "environment": {
-            key: environment[key] for key in ("device", "driver", "jax", "jaxlib", "date")
-        },
+        "environment": {key: environment[key] for key in HEADER},
         "points": len(raw["points"]),
         "classes": classes(grid.grids(), raw["points"]),
     }

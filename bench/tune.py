@@ -160,15 +160,8 @@ def _excess(point: Point, results: Any, *operands: jax.Array) -> jax.Array:
 # The sweep
 
 
-@dataclasses.dataclass(frozen=True)
-class _Programs:
-    """The compiled programs of a point; those before and behind it once it is worth it."""
-
-    draw: Callable[[], tuple[jax.Array, ...]]
-    ours: Callable[..., Any]
-    xla: Callable[..., Any]
-    excess: Callable[..., jax.Array] | None = None
-    before: Callable[..., Any] | None = None
+Programs = dict[str, jax.stages.Compiled]
+"""The compiled programs of a point, by what they do."""
 
 
 class Sweep:
@@ -217,63 +210,66 @@ class Sweep:
                 yield self._batch(pool, points[first : first + size])
 
     def _batch(self, pool, points: Sequence[Point]) -> dict[Point, dict[str, Any]]:
-        compiled = pool.map(functools.partial(_attempt, self._compile), points)
+        programs = dict(zip(points, pool.map(_attempt(self._compile), points), strict=True))
         found = {
-            point: _attempted(programs, functools.partial(self._measure_alone, point))
-            for point, programs in zip(points, list(compiled), strict=True)
+            point: _attempted(functools.partial(self._measure_alone, point), programs[point])
+            for point in points
         }
         ahead = [point for point in points if _ratio(found[point]) >= policy.ALONE]
-        compiled = pool.map(functools.partial(_attempt, self._compile_between), ahead)
-        for point, programs in zip(ahead, list(compiled), strict=True):
-            more = _attempted(programs, functools.partial(self._measure_between, point))
-            found[point] = found[point] | more
+        more = zip(ahead, pool.map(_attempt(self._compile_between), ahead), strict=True)
+        for point, between in list(more):  # all are compiled before one is measured
+            draw = programs[point]["draw"]
+            measured = functools.partial(self._measure_between, point, draw)
+            found[point] = found[point] | _attempted(measured, between)
         return found
 
-    def _compile(self, point: Point) -> _Programs:
+    def _compile(self, point: Point) -> Programs:
         with run._mode(point.dtype):
-            operands = jax.eval_shape(functools.partial(_draw, point))
-            ours, xla = (
-                _compiled(_alone, point, implementation, *operands)
-                for implementation in (self._implementation, "xla")
-            )
-            before = _compiled(_before, point, *operands) if point.kernel in _IN_PLACE else None
-            draw = _compiled(_draw, point)
-            results = jax.eval_shape(functools.partial(_alone, point, "xla"), *operands)
+            draw = functools.partial(_draw, point)
+            operands = jax.eval_shape(draw)
+            programs = self._compile_both(_alone, point, operands)
+            programs["draw"] = _compiled(draw)
+            if point.kernel in _IN_PLACE:
+                programs["before"] = _compiled(functools.partial(_before, point), *operands)
         with jax.enable_x64(True):
-            excess = _compiled(_excess, point, results, *operands)
-        return _Programs(draw, ours, xla, excess, before)
+            results = programs["xla"].out_info
+            excess = functools.partial(_excess, point)
+            programs["excess"] = _compiled(excess, *map(_types, (results, *operands)))
+        return programs
 
-    def _compile_between(self, point: Point) -> _Programs:
+    def _compile_between(self, point: Point) -> Programs:
         with run._mode(point.dtype):
-            operands = jax.eval_shape(functools.partial(_draw, point))
-            ours, xla = (
-                _compiled(_between, point, implementation, *operands)
-                for implementation in (self._implementation, "xla")
-            )
-            return _Programs(_compiled(_draw, point), ours, xla)
+            return self._compile_both(_between, point, jax.eval_shape(lambda: _draw(point)))
 
-    def _measure_alone(self, point: Point, programs: _Programs) -> dict[str, Any]:
+    def _compile_both(self, function: Callable, point: Point, operands) -> Programs:
+        return {
+            name: _compiled(functools.partial(function, point, implementation), *operands)
+            for name, implementation in (("ours", self._implementation), ("xla", "xla"))
+        }
+
+    def _measure_alone(self, point: Point, programs: Programs) -> dict[str, Any]:
         with run._mode(point.dtype):
-            operands = programs.draw()
-            results = programs.ours(*operands)
-        assert programs.excess is not None
+            operands = programs["draw"]()
+            results = programs["ours"](*operands)
         with jax.enable_x64(True):
-            excess = float(programs.excess(results, *operands))
+            excess = float(programs["excess"](results, *operands))
         del results
         if not excess <= 1:
             return {"status": WRONG, "message": f"the error is {excess:.3g} times what it may be"}
         return {"status": RIGHT, **self._times("", point, programs, operands)}
 
-    def _measure_between(self, point: Point, programs: _Programs) -> dict[str, Any]:
+    def _measure_between(
+        self, point: Point, draw: jax.stages.Compiled, programs: Programs
+    ) -> dict[str, Any]:
         with run._mode(point.dtype):
-            operands = programs.draw()
+            operands = draw()
         return self._times("between_", point, programs, operands)
 
-    def _times(self, prefix: str, point: Point, programs: _Programs, operands) -> dict[str, float]:
-        functions = [programs.ours, programs.xla]
-        functions += [] if programs.before is None else [programs.before]
+    def _times(self, prefix: str, point: Point, programs: Programs, operands) -> dict[str, float]:
+        names = [name for name in ("ours", "xla", "before") if name in programs]
         with run._mode(point.dtype):
-            ours, xla, *before = self._timed([measure.Call(each, operands) for each in functions])
+            calls = [measure.Call(programs[name], operands) for name in names]
+            ours, xla, *before = self._timed(calls)
         part_us, us, xla_us = measure.times_us([*(before or [measure.NOTHING]), ours, xla])
         if not part_us < min(us, xla_us):
             raise RuntimeError("it takes no longer than what comes before it")
@@ -281,22 +277,30 @@ class Sweep:
         return {prefix + name: round(value, 3) for name, value in times.items()}
 
 
-def _compiled(function: Callable, *arguments: Any) -> jax.stages.Compiled:
-    """Compiles a function of static arguments and of operands that their types stand for."""
-    static = [each for each in arguments if isinstance(each, Point | str)]
-    operands = arguments[len(static) :]
-    return jax.jit(functools.partial(function, *static)).lower(*operands).compile()
+def _compiled(function: Callable, *operands: Any) -> jax.stages.Compiled:
+    """Compiles a function of operands, given their types."""
+    return jax.jit(function).lower(*operands).compile()
 
 
-def _attempt(function: Callable[[Point], _Programs], point: Point) -> _Programs | Exception:
-    try:
-        return function(point)
-    except Exception as failure:  # the others may work
-        return failure
+def _types(operands: Any) -> Any:
+    """The types of operands, without where they lie."""
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
+
+
+def _attempt(function: Callable[[Point], Programs]) -> Callable[[Point], Programs | Exception]:
+    """Returns a function that returns what the function raises."""
+
+    def attempt(point: Point) -> Programs | Exception:
+        try:
+            return function(point)
+        except Exception as failure:  # the others may work
+            return failure
+
+    return attempt
 
 
 def _attempted(
-    programs: _Programs | Exception, function: Callable[[_Programs], dict[str, Any]]
+    function: Callable[[Programs], dict[str, Any]], programs: Programs | Exception
 ) -> dict[str, Any]:
     """Returns what the function finds, or why it finds nothing."""
     try:
@@ -470,11 +474,14 @@ def command(options: argparse.Namespace) -> int:
                 f"{path} was measured with {difference}; name another file with --points, or "
                 "measure everything again with --restart"
             )
-    sweep(Sweep(), raw, points, path, 60 * options.minutes)
+    try:
+        sweep(Sweep(), raw, points, path, 60 * options.minutes)
+    except KeyboardInterrupt:
+        console.print("Interrupted; what was measured before is kept.")
     _write_table(raw, out)
     console.print(_summary(raw, out))
     if left := len(raw.missing(points)):
-        console.print(f"{left} points are left; the same command again measures them.")
+        console.print(f"Not measured yet: {left} of {len(points)}. The same command again goes on.")
     return 1 if any(each["status"] == WRONG for each in raw.points.values()) else 0
 
 

@@ -245,8 +245,8 @@ def _described(problem: dict[str, Any]) -> dict[str, Any]:
 
 def _holds(entry: Class, described: dict[str, Any]) -> bool:
     named = (key for key in entry if key not in ("ratio", "between"))
-    return all(_matches(entry[key], described.get(key)) for key in named) and not any(
-        described[key] for key in _UNLESS_NAMED if key not in entry
+    return all(_matches(entry[key], described.get(key)) for key in named) and all(
+        _matches(value, described[key]) for key, value in _UNLESS_NAMED.items() if key not in entry
     )
 
 

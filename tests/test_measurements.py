@@ -129,6 +129,7 @@ def test_symbolic_sizes_are_in_no_class_that_names_them():
     (n,) = jax.export.symbolic_shape("n")
     problem = {"op": "softmax", "dtype": "float32", "columns": n, "outer": 4, "inner": 1}
     assert not _measurements.contains({"op": "softmax", "aligned": 16}, problem)
+    assert not _measurements.contains({"op": "softmax"}, problem | {"queries": n})
     assert not _measurements.contains({"op": "softmax", "columns": [1, 2**31 - 1]}, problem)
     transposed = {"op": "transpose", "shape": (n, 4), "permutation": (1, 0), "element_bytes": 4}
     assert not _measurements.contains({"op": "transpose", "size0": [1, 9]}, transposed)

@@ -454,7 +454,20 @@ def test_a_sweep_from_end_to_end(small_sweep, tmp_path, capsys):
 def test_a_sweep_that_is_stopped_says_what_is_left(small_sweep, capsys, monkeypatch):
     monkeypatch.setattr(tune.Sweep.func, "run", lambda self, points, seconds: iter(()))
     assert command_line.main(["tune", "--commit", "abc"]) == 0
-    assert "2 points are left" in capsys.readouterr().out
+    assert "Not measured yet: 2 of 2" in capsys.readouterr().out
+
+
+def test_an_interrupted_sweep_keeps_what_it_has(small_sweep, tmp_path, capsys, monkeypatch):
+    def interrupted(self, points, seconds):
+        yield {points[0]: STATES["ours"]}
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tune.Sweep.func, "run", interrupted)
+    assert command_line.main(["tune", "--commit", "abc"]) == 0
+    assert "Interrupted" in (out := capsys.readouterr().out)
+    assert "Not measured yet: 1 of 2" in out
+    (raw,) = tmp_path.glob("tune-*.json")
+    assert list(tune.Raw.load(raw).points.values()) == [STATES["ours"]]
 
 
 def test_a_wrong_result_is_told_by_the_exit_code(small_sweep, monkeypatch, capsys):
