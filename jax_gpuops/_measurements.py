@@ -155,7 +155,7 @@ def _objection(entry: Any) -> str | None:
     if not isinstance(entry, dict):
         return f"it must be an object, got {entry!r:.60}"
     op = entry.get("op")
-    if op not in KEYS:
+    if not isinstance(op, str) or op not in KEYS:
         return f'"op" must be one of {", ".join(KEYS)}, got {op!r}'
     if unknown := entry.keys() - KEYS[op] - {"op", "ratio", "between"}:
         return (
@@ -164,7 +164,11 @@ def _objection(entry: Any) -> str | None:
         )
     for key in ("ratio", "between"):
         value = entry.get(key, 1.0 if key == "between" else None)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not 0 < value < math.inf
+        ):
             return f'"{key}" must be a positive number, got {value!r}'
     for key in sorted(entry.keys() & KEYS[op]):
         value = entry[key]

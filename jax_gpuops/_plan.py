@@ -139,7 +139,7 @@ def explain(
     for eqn, partitioned in _calls_of(jaxpr, spans_devices):
         try:
             call = _call(eqn, platform, partitioned)
-        except ValueError as error:
+        except (FileNotFoundError, ValueError) as error:
             failure = Plan("error", None, str(error), "none")
             call = _report.call_of(eqn.primitive.name, [v.aval for v in eqn.invars], failure)
         counts[call] += 1

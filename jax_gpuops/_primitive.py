@@ -396,9 +396,16 @@ def plan_call(site: Site, implementation: Implementation, algorithm: str | None)
         name, why = site.algorithm(chosen, algorithm)
         second_best = "xla"
         if chosen == "cuda" and (implementation is not None or algorithm is not None):
-            second_best += " (None runs {}: {})".format(*_fastest(site))
+            second_best += f" (None {_what_none_does(site)})"
         return _report.Plan(chosen, name, f"{reason}; {why}", second_best)
     return _report.Plan("xla", None, reason, _kernel_instead(site))
+
+
+def _what_none_does(site: Site) -> str:
+    try:
+        return "runs {}: {}".format(*_fastest(site))
+    except (FileNotFoundError, ValueError) as error:  # of the measurements, which nobody asked for
+        return f"raises an error: {error}"
 
 
 def _kernel_instead(site: Site) -> str:

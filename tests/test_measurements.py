@@ -2,7 +2,9 @@
 
 import importlib.resources
 import json
+import logging
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -212,6 +214,32 @@ def test_a_variable_that_names_no_file_is_an_error_where_it_is_needed(gpu, tmp_p
         chosen()
 
 
+@pytest.mark.parametrize("text", [None, "not JSON"], ids=["missing", "malformed"])
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.skipif(_library.missing("cuda") is not None, reason="programs are lowered with it")
+def test_a_named_kernel_needs_no_file(text, strict, gpu, tmp_path, caplog):
+    path = tmp_path / "bad.json"
+    if text is not None:
+        path.write_text(text)
+    gpu.setenv(_measurements.SETTING, str(path))
+    x = jax.ShapeDtypeStruct((512, 512), "float32")
+    caplog.set_level(logging.INFO, "jax_gpuops")
+    with jax_gpuops.use("cuda", strict=strict):
+        jax.jit(lambda x: jax_gpuops.softmax(x)).trace(x).lower(lowering_platforms=("cuda",))
+        (call,) = jax_gpuops.explain(jax_gpuops.softmax, x, platform="cuda").calls
+    assert call.plan.implementation == "cuda"
+    assert re.match(r"xla \(None raises an error: .*bad\.json.*\)", call.plan.second_best)
+    assert call.plan.second_best in caplog.text
+
+
+@pytest.mark.usefixtures("gpu")
+def test_a_bad_file_is_a_line_of_an_explanation_of_none(gpu, tmp_path):
+    gpu.setenv(_measurements.SETTING, str(tmp_path / "none.json"))
+    (call,) = jax_gpuops.explain(jax_gpuops.softmax, np.ones(8), platform="cuda").calls
+    assert call.plan.implementation == "error"
+    assert "there is no file of measurements" in call.plan.reason
+
+
 @pytest.mark.usefixtures("gpu")
 def test_compiled_functions_are_compiled_again_after_a_file_is_loaded(tmp_path):
     traces = []
@@ -266,9 +294,11 @@ def test_a_file_of_something_else_is_refused(text, message, tmp_path):
     [
         ({"op": "fft"}, "\"op\" must be one of softmax, reduce, transpose, matmul, got 'fft'"),
         ({"op": None}, "got None"),
+        ({"op": ["softmax"]}, "got ['softmax']"),
         ({"colums": [1, 2]}, "transpose has no 'colums'; it has aligned, element_bytes"),
         ({"ratio": None}, '"ratio" must be a positive number, got None'),
         ({"ratio": "1.2"}, '"ratio" must be a positive number'),
+        ({"ratio": float("inf")}, '"ratio" must be a positive number, got inf'),
         ({"between": -1}, '"between" must be a positive number'),
         ({"size0": [1]}, '"size0" must be a string, an int, or a range'),
         ({"size0": 1.5}, '"size0" must be a string, an int, or a range'),
