@@ -49,12 +49,13 @@ KEYS = {
 
 
 def load_measurements(path: str | os.PathLike[str] | None) -> None:
-    """Loads the measurements that `implementation=None` goes by, for kinds of GPU that a file has.
+    """Loads a file of measurements, by which `implementation=None` chooses.
 
-    For these they replace the package's. The file replaces one that an earlier call or the
-    environment variable `JAX_GPUOPS_MEASUREMENTS` named. All of JAX's compiled functions in the
-    process are dropped (`jax.clear_caches`), so that the next call of each is compiled by the new
-    measurements; what was compiled ahead of time, by `.lower().compile()`, stays as it is.
+    For the kinds of GPU in the file it replaces the package's measurements. It also replaces a file
+    that an earlier call or the environment variable `JAX_GPUOPS_MEASUREMENTS` named. All of JAX's
+    compiled functions in the process are dropped (`jax.clear_caches`), so that the next call of
+    each is compiled by the new measurements; what was compiled ahead of time, by
+    `.lower().compile()`, stays as it is.
 
     Args:
       path: a file that `python -m bench tune` wrote; None for the package's measurements alone.

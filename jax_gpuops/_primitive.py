@@ -304,7 +304,7 @@ class Site:
         if self.platform != needed:
             return (
                 f"runs on platform {needed}, but the computation is lowered for {self.platform}",
-                f"with implementation=None the platform decides, and so it does with {preference}",
+                f"use implementation=None or {preference}, which choose by the platform",
             )
         if self.partitioned and not self.kernel.partitionable:
             return (
