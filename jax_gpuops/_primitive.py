@@ -344,6 +344,8 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
     if name is not None:
         if (refusal := site.refusal(name)) is not None:
             why, remedy = refusal
+            if algorithm is not None:
+                remedy = f"leave algorithm={algorithm!r} out; {remedy}"
             raise ValueError(f'{site.kernel.name}: implementation="{name}" {why}; {remedy}')
         _library.module(name)  # raises if it is not installed
         if name == "cuda" and (problem_of_gpu := _library.gpu_problem()) is not None:
