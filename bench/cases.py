@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from bench import documents, ops
-from bench.problem import Floor, Problem, Shape
+from bench.problem import Floor, Problem, Shape, first_of_each_op
 
 
 def main(*, gpu: bool, quick: bool = False) -> list[Problem]:
@@ -19,12 +19,7 @@ def main(*, gpu: bool, quick: bool = False) -> list[Problem]:
       quick: True for only the first problem of each op.
     """
     problems = list(_gpu() if gpu else _host())
-    if quick:
-        first: dict[str, Problem] = {}
-        for each in problems:
-            first.setdefault(each.op, each)
-        problems = list(first.values())
-    return problems
+    return first_of_each_op(problems) if quick else problems
 
 
 def ladder(families: Sequence[str], *, gpu: bool, quick: bool = False) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
 Shape = tuple[int, ...]
@@ -86,6 +87,14 @@ class Problem:
         model = None if self.model is None else f"({self.model})"
         parts = [self.op, self.shape_text(), self.dtype, self.options_text(), model]
         return " ".join(filter(None, parts))
+
+
+def first_of_each_op(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns the first problem of each op, in their order."""
+    first: dict[str, Problem] = {}
+    for each in problems:
+        first.setdefault(each.op, each)
+    return list(first.values())
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from bench.problem import Floor, Problem, Shape
+from bench.problem import Floor, Problem, Shape, first_of_each_op
 from bench.programs import texts
 
 _DEFAULT = Floor(ratio=0.98)
@@ -21,12 +21,7 @@ def problems(names: Sequence[str] = (), *, gpu: bool, quick: bool = False) -> li
       quick: True for only the first problem of each program.
     """
     found = [each for each in (_gpu() if gpu else _host()) if each.op in (names or texts.PROGRAMS)]
-    if quick:
-        first: dict[str, Problem] = {}
-        for each in found:
-            first.setdefault(each.op, each)
-        found = list(first.values())
-    return found
+    return first_of_each_op(found) if quick else found
 
 
 def floor(problem: Problem, *, gradient: bool, named: bool) -> Floor | None:
