@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 
 from bench import cases, documents, ops, peers, report, run, tune
+from bench.arguments import add_names
 from bench.problem import Problem, Shape, Variant
 from bench.programs import command as programs
 from bench.programs import report as programs_report
@@ -199,13 +200,7 @@ def _parser() -> argparse.ArgumentParser:
 
     ladder = add("ladder", "every step of the optimisation ladders")
     _add_common_arguments(ladder)
-    ladder.add_argument(
-        "family",
-        nargs="*",
-        type=_family,  # not choices: among them argparse of Python 3.11 looks for "none named"
-        metavar="FAMILY",
-        help=f"{', '.join(ops.FAMILIES)}; all of them if none is named",
-    )
+    add_names(ladder, "family", ops.FAMILIES)
     program = add("programs", programs.SUMMARY)
     _add_common_arguments(program)
     programs.add_arguments(program)
@@ -297,12 +292,6 @@ def _add_case_arguments(command: argparse.ArgumentParser, op: ops.Op) -> None:
         else:
             keywords = {"type": kind, "help": f"{text}; default {default}"}
         command.add_argument(f"--{name}", default=argparse.SUPPRESS, **keywords)
-
-
-def _family(text: str) -> str:
-    if text not in ops.FAMILIES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(ops.FAMILIES)}")
-    return text
 
 
 def _shape(text: str) -> Shape:

@@ -89,14 +89,19 @@ def draw(operands: Sequence[Operand], seed: str) -> list[jax.Array]:
     """Draws operands on the device, the same ones for the same seed."""
 
     @jax.jit
-    def all_of(key):
-        keys = jax.random.split(key, len(operands))
+    def all_of(seed_key):
+        keys = jax.random.split(seed_key, len(operands))
         return [
             each.draw(k, each.shape, jnp.dtype(each.dtype))
             for k, each in zip(keys, operands, strict=True)
         ]
 
-    return all_of(jax.random.key(zlib.crc32(seed.encode()), impl="rbg"))
+    return all_of(key(seed))
+
+
+def key(seed: str) -> jax.Array:
+    """Returns the key of random numbers that belongs to a text, such as that of a problem."""
+    return jax.random.key(zlib.crc32(seed.encode()), impl="rbg")
 
 
 def one_array(problem: Problem) -> list[Operand]:

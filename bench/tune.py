@@ -22,16 +22,15 @@ import os
 import pathlib
 import re
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from bench import check, grid, measure, ops, policy, report, run
+from bench.arguments import add_names
 from bench.grid import Point
 from bench.problem import Problem
 from bench.results import FAILED, RIGHT, WRONG, environment
@@ -60,7 +59,7 @@ def _kernel(name: str) -> _primitive.Kernel:
 
 def _draw(point: Point) -> tuple[jax.Array, ...]:
     """Draws the operands of the primitive: an array and what belongs to it, such as a mask."""
-    keys = iter(jax.random.split(jax.random.key(zlib.crc32(str(point).encode()), impl="rbg"), 4))
+    keys = iter(jax.random.split(ops.key(str(point)), 4))
     shape, dtype = point.shape, jnp.dtype(point.dtype)
     x = (ops.factors if point.kernel == "prod" else ops.normal)(next(keys), shape, dtype)
     masks = [
@@ -383,13 +382,7 @@ class Raw:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `python -m bench tune`."""
-    parser.add_argument(
-        "family",
-        nargs="*",
-        type=_family,
-        metavar="FAMILY",
-        help=f"{', '.join(grid.FAMILIES)}; all of them, in this order, if none is named",
-    )
+    add_names(parser, "family", grid.FAMILIES, "all of them, in this order, if none is named")
     parser.add_argument(
         "--minutes",
         type=_minutes,
@@ -413,12 +406,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--list", action="store_true", help="print how many points there are, and measure nothing"
     )
-
-
-def _family(text: str) -> str:
-    if text not in grid.FAMILIES:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(grid.FAMILIES)}")
-    return text
 
 
 def _minutes(text: str) -> float:
@@ -490,10 +477,7 @@ def sweep(
 ) -> None:
     """Measures the points that are missing, with a progress bar, and saves them batch by batch."""
     missing = raw.missing(points)
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
-    with Progress(
-        *columns, TimeElapsedColumn(), console=report.console(), transient=True
-    ) as progress:
+    with report.progress(report.console()) as progress:
         done = len(points) - len(missing)
         task = progress.add_task("compiling", total=len(points), completed=done)
         for found in measuring.run(missing, seconds=seconds):

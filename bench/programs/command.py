@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Sequence
 
 from bench import report as shared
+from bench.arguments import add_names
 from bench.problem import Problem
 from bench.programs import cases, report, run, texts
 from bench.results import Run
@@ -15,13 +16,7 @@ SUMMARY = "whole programs, with plain JAX and with ours"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds what only this command takes."""
-    parser.add_argument(
-        "program",
-        nargs="*",
-        type=_program,
-        metavar="NAME",
-        help=f"{', '.join(texts.PROGRAMS)}; all of them if none is named",
-    )
+    add_names(parser, "program", texts.PROGRAMS)
 
 
 def problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
@@ -60,9 +55,3 @@ def solve(done: Run, chosen: Sequence[Problem], options: argparse.Namespace, gpu
                 progress.console.print()
     if gpu:
         console.print(report.summary(done.results))
-
-
-def _program(text: str) -> str:
-    if text not in texts.PROGRAMS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not one of {', '.join(texts.PROGRAMS)}")
-    return text
