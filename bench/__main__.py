@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from bench import cases, documents, ops, peers, report, run, tune
+from bench import cases, documents, ops, page, peers, report, run, tune
 from bench.arguments import add_names
 from bench.problem import Problem, Shape, Variant
 from bench.programs import command as programs
@@ -24,7 +24,7 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
 
   python -m bench                                     the main table: every op against XLA
   python -m bench --only '^softmax .*bfloat16'        some of it
-  python -m bench --only '^softmax' --algorithm block cluster     by other kernels than planned
+  python -m bench --only '^softmax' --algorithm warp split      by other kernels than planned
   python -m bench softmax --shape 8192x32768 --dtype bf16
   python -m bench softmax --shape 8x16x2048x2048 --dtype bf16 --causal --scale 0.125
   python -m bench sum --shape 8192x32768 --axis 0 --algorithm naive multiple
@@ -36,11 +36,14 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
   python -m bench programs attention lm_head          ...; plain JAX, None and our kernels
   python -m bench --json run.json --plot figures      keep the numbers; draw them
   python -m bench plot run.json --out figures         draw kept numbers again
+  python -m bench page docs/performance.md            make the tables of a page from kept numbers
   python -m bench tune                                measure where implementation=None is ours
 
 On a GPU it reports speed. Without one it runs the same kernels on the host, on small shapes, and
 reports only whether they are right. The exit code is 1 if a result is wrong.
 """
+
+_RESULTS = pathlib.Path(__file__).parent / "results" / "h200"
 
 _EPILOG = "How to read the tables:\n\n" + report.LEGEND
 
@@ -58,6 +61,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.command == "plot":
         _plot(Run.load(options.file), options.out)
+        return 0
+    if options.command == "page":
+        options.file.write_text(page.filled(options.file.read_text(), options.results))
         return 0
     if options.command == "tune":
         try:
@@ -207,6 +213,9 @@ def _parser() -> argparse.ArgumentParser:
     plot = add("plot", "draw figures from a JSON file that --json wrote")
     plot.add_argument("file", type=pathlib.Path, metavar="FILE")
     plot.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), metavar="DIR")
+    pages = add("page", "make the tables of a Markdown page anew from JSON files that --json wrote")
+    pages.add_argument("file", type=pathlib.Path, metavar="FILE")
+    pages.add_argument("--results", type=pathlib.Path, default=_RESULTS, metavar="DIR")
     tuning = add("tune", "measure where kernels are faster than XLA, for implementation=None")
     tune.add_arguments(tuning)
     _add_selection_arguments(tuning)

@@ -197,19 +197,19 @@ def log_softmax_cotangent(problem: Problem, dx, reference, operands) -> Errors:
 
 
 def logsumexp_cotangent(problem: Problem, dx, reference, operands) -> Errors:
-    """The largest relative error of exp(x - lse) * g; exp loses as many digits as x and lse have.
+    """The largest relative error of softmax * g; exp loses as many digits as its argument has.
 
     Of cross entropy the label's g is taken off, which may leave little.
     """
     axis = problem.options["axis"]
-    x, lse, g = (each.astype(jnp.float64) for each in operands[:3])
-    lse, g = jnp.expand_dims(lse, axis), jnp.abs(jnp.expand_dims(g, axis))
-    scores = x * _scale(problem)
-    size = jnp.exp(scores - lse) * g * (1 + jnp.abs(scores) + jnp.abs(lse))
+    x, *others = (each.astype(jnp.float64) for each in operands[:4])
+    maximum, log_sum, g = (jnp.expand_dims(each, axis) for each in others)
+    argument = (x - maximum) * _scale(problem) - log_sum
+    size = jnp.exp(argument) * jnp.abs(g) * (1 + jnp.abs(argument))
     if problem.op.startswith("cross_entropy"):
         (axis,) = axis
-        is_label = jnp.arange(x.shape[axis]) == operands[3][..., None]
-        size += jnp.moveaxis(is_label, -1, axis) * g
+        is_label = jnp.arange(x.shape[axis]) == operands[4][..., None]
+        size += jnp.moveaxis(is_label, -1, axis) * jnp.abs(g)
     return _linear(problem, dx, reference, size)
 
 
@@ -228,14 +228,15 @@ def cross_entropy(problem: Problem, results, references, operands) -> Errors:
     These are the logsumexp and the label's logit.
     """
     del operands
-    (loss, lse), (true_loss, true_lse) = results, references
+    loss, true_loss = results[0], references[0]
+    lse, true_lse = (sum(each.astype(jnp.float64) for each in y[1:]) for y in (results, references))
     size = 1 + jnp.abs(true_lse) + jnp.abs(true_lse - true_loss)
     errors = (
         jnp.abs(y.astype(jnp.float64) - true) / size
         for y, true in ((loss, true_loss), (lse, true_lse))
     )
     error = jnp.max(jnp.maximum(*errors))
-    return error, error / _sum_bound(problem.shape[problem.options["axis"][0]], lse.dtype)
+    return error, error / _sum_bound(problem.shape[problem.options["axis"][0]], loss.dtype)
 
 
 def total(problem: Problem, y, reference, operands) -> Errors:

@@ -98,7 +98,8 @@ LADDERS: dict[str, Ladder] = {
             (2048, 2048): (287.0, 139.7, 144.6, 243.1, 134.8, 141.9, 197.3),
         },
         small_shape=(32, 128),
-        aside=("column", "elementwise"),  # for another axis than the last, and for derivatives
+        # For another axis than the last, rows longer than a block holds, and derivatives.
+        aside=("column", "column_two_pass", "strip", "split_pipelined", "elementwise"),
     ),
     "reduce": Ladder(
         op="sum",
@@ -130,6 +131,7 @@ LADDERS: dict[str, Ladder] = {
             )
         },
         small_shape=(64, 64, 64),
+        aside=("tensor_core",),  # for 16-bit floats alone
     ),
 }
 """By op family."""

@@ -101,7 +101,9 @@ class Point:
         kernel = _primitive.KERNELS[PRIMITIVES[self.kernel]]
         x = jax.ShapeDtypeStruct(self.shape, self.dtype)
         masks = [jax.ShapeDtypeStruct(shape, bool) for shape in self.masks]
-        return {"op": kernel.op, **kernel.problem(x, *masks, **self.params)}
+        problem = kernel.problem(x, *masks, **self.params)
+        known = {k: v for k, v in problem.items() if k not in _primitive.OF_EXECUTION}
+        return {"op": kernel.op, **known}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -72,8 +72,9 @@ def _draw(point: Point) -> tuple[jax.Array, ...]:
     others: list[jax.Array] = []
     if point.kernel in ("logsumexp_cotangent", "cross_entropy_cotangent"):
         options = {"scale": point.scale, "causal": "causal" in point.mask}
-        lse = _kernel("wide_logsumexp").reference(x, *masks, axes=point.axes, **options)
-        others += [lse, ops.cotangents(next(keys), rows, lse.dtype)]
+        forward = _kernel("logsumexp_with_residuals").reference
+        _, *residuals = forward(x, *masks, axes=point.axes, **options)
+        others += [*residuals, ops.cotangents(next(keys), rows, residuals[0].dtype)]
     if point.kernel.startswith("cross_entropy"):
         (axis,) = point.axes
         others.append(ops.labels(next(keys), rows, jnp.dtype("int32"), classes=shape[axis]))

@@ -8,14 +8,17 @@
 
 #include <string>
 #include <string_view>
+#include <variant>
 
 #include "core/cuda.h"
 #include "core/device.h"
 #include "core/errors.h"
+#include "core/record.h"
 #include "core/registry.h"
 #include "xla/ffi/api/c_api.h"
 
 #ifdef JAX_GPUOPS_INTERPRET
+#include "core/handler.h"
 #include "simt/simt.h"
 #endif
 
@@ -60,41 +63,68 @@ std::vector<nb::dict> algorithms(std::string_view op) {
     entry["summary"] = text(algorithm.summary);
     entry["source"] = text(algorithm.source);
     entry["limits"] = text(algorithm.limits);
+    entry["kernels"] = text(algorithm.kernels);
     result.push_back(entry);
   }
   return result;
 }
 
-Arguments to_arguments(const nb::dict& problem) {
-  Arguments arguments;
+Fields to_fields(const nb::dict& problem) {
+  Fields fields;
   for (auto [key, value] : problem) {
     const auto name = nb::cast<std::string>(key);
     if (nb::isinstance<nb::str>(value)) {
-      arguments.set(name, nb::cast<std::string>(value));
+      fields.set(name, nb::cast<std::string>(value));
     } else if (nb::isinstance<nb::sequence>(value)) {
-      arguments.set(name, nb::cast<std::vector<std::int64_t>>(value));
+      fields.set(name, nb::cast<std::vector<std::int64_t>>(value));
     } else {
-      arguments.set(name, nb::cast<std::int64_t>(value));
+      fields.set(name, nb::cast<std::int64_t>(value));
     }
   }
-  return arguments;
+  return fields;
 }
 
-nb::dict plan(std::string_view op, const nb::dict& problem) {
+nb::object to_python(const Fields::Value& value) {
+  return std::visit([](const auto& each) { return nb::cast(each); }, value);
+}
+
+nb::dict to_python(const Fields& fields) {
+  nb::dict result;
+  for (const auto& [name, value] : fields) result[nb::cast(name)] = to_python(value);
+  return result;
+}
+
+nb::dict plan(std::string_view op, const nb::dict& problem, [[maybe_unused]] int ordinal) {
 #ifdef JAX_GPUOPS_INTERPRET
   const Device& machine = device(0);
 #else
-  const Device& machine = nominal_device();
+  const Device& machine = ordinal < 0 ? nominal_device() : device(ordinal);
 #endif
-  const PlanInfo info = find_op(op).plan(to_arguments(problem), machine);
+  const PlanInfo info = find_op(op).plan(to_fields(problem), machine);
   nb::dict result;
   result["algorithm"] = nb::str(info.algorithm.data(), info.algorithm.size());
   result["reason"] = info.reason;
+  result["config"] = to_python(info.config);
+  return result;
+}
+
+// The executions since start_recording(), each a dict.
+std::vector<nb::dict> recorded() {
+  std::vector<nb::dict> result;
+  for (const Execution& execution : stop_recording()) {
+    nb::dict entry;
+    entry["op"] = nb::cast(execution.op);
+    entry["problem"] = to_python(execution.problem);
+    entry["algorithm"] = nb::cast(execution.algorithm);
+    entry["config"] = to_python(execution.config);
+    entry["kernels"] = nb::cast(execution.kernels);
+    result.push_back(entry);
+  }
   return result;
 }
 
 std::int64_t workspace(std::string_view op, const nb::dict& problem) {
-  return find_op(op).workspace(to_arguments(problem));
+  return find_op(op).workspace(to_fields(problem));
 }
 
 nb::dict build_info() {
@@ -140,18 +170,31 @@ NB_MODULE(JAX_GPUOPS_MODULE, m) {
   m.def("registrations", &ours::registrations,
         "FFI targets by name, each a dict of stage to capsule, for jax.ffi.register_ffi_target.");
   m.def("algorithms", &ours::algorithms, nb::arg("op"),
-        "The op's algorithms: dicts with name, summary, source and limits.");
-  m.def("plan", &ours::plan, nb::arg("op"), nb::arg("problem"),
-        "What would run: a dict with algorithm and reason. ValueError if the algorithm that the "
-        "problem names cannot take it.");
+        "The op's algorithms: dicts with name, summary, source, limits and kernels.");
+  m.def(
+      "plan", &ours::plan, nb::arg("op"), nb::arg("problem"), nb::arg("ordinal") = -1,
+      "What would run on the CUDA device with this ordinal, or on an H200: a dict with algorithm, "
+      "reason and config. ValueError if the algorithm that the problem names cannot take it.");
   m.def("workspace", &ours::workspace, nb::arg("op"), nb::arg("problem"),
         "Bytes of workspace that one row of the problem needs at most.");
+  m.def("start_recording", &ours::start_recording, "Begins to record what handlers launch.");
+  m.def("stop_recording", &ours::recorded,
+        "Ends it, and returns the executions: dicts with op, problem, algorithm, config and the "
+        "names of the kernels that were launched.");
   m.def("build_info", &ours::build_info, "Versions and architectures this module was built with.");
 #ifndef JAX_GPUOPS_INTERPRET
   m.def("driver_version", &ours::driver_version,
         "The newest CUDA version the installed driver supports, (0, 0) without a driver.");
 #else
+  m.def(
+      "set_buffer_offset", [](std::size_t bytes) { ours::buffer_offset = bytes; }, nb::arg("bytes"),
+      "Makes buffers begin so many bytes after where XLA put them, a multiple of 16: 0 is there.");
   m.def("set_schedule_seed", &ours::simt::set_schedule_seed, nb::arg("seed"),
-        "Sets the order in which blocks and threads run: 0 is ascending, others are shuffled.");
+        "Sets the order in which blocks and threads run, 0 is ascending, others are shuffled, and "
+        "when copies beside the threads take place: late for 0, 3, 6 ..., early for 1, 4, 7 ..., "
+        "else at any time.");
+  m.def("set_held_back", &ours::simt::set_held_back, nb::arg("warp") = -1, nb::arg("block") = -1,
+        "Has a warp of every block, or one of the blocks that run together, run only when no other "
+        "can; -1 is none.");
 #endif
 }

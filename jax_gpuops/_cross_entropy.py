@@ -33,7 +33,7 @@ def softmax_cross_entropy_with_integer_labels(
     -classes to -1 counts from the end, and any other label outside the classes gives NaN. The logit
     of the label is used even if `where` excludes it. A fully masked row gives 0.
 
-    The forward pass reads the logits once and keeps one float per row, in float32 for 16-bit
+    The forward pass reads the logits once and keeps two floats per row, in float32 for 16-bit
     logits. The backward pass reads them once more and may write their gradient to the same memory.
     XLA does so if the logits are an intermediate result that no later operation reads, or a donated
     argument. Otherwise it copies them first, as for an argument that is not donated.
@@ -101,9 +101,9 @@ def _apply(logits, labels, where, *, axes, implementation, algorithm):
         )
 
     if x.size == 0:
-        loss, _ = left_to_xla(_NAME, operands, "the logits have no elements", xla)
+        loss, *_ = left_to_xla(_NAME, operands, "the logits have no elements", xla)
     else:
-        loss, _ = dispatch(_NAME, operands, implementation, algorithm, kernel, xla)
+        loss, *_ = dispatch(_NAME, operands, implementation, algorithm, kernel, xla)
     for mask in masks:
         loss = jnp.where(jnp.any(mask, axis), loss, 0)
     return loss.astype(x.dtype)
@@ -167,7 +167,8 @@ def _indices(labels):
     return labels.astype(dtype)
 
 
-# The primitives. lse is the logsumexp of the row, t the tangent of x, g the cotangent of the loss.
+# The primitives. maximum and log_sum are the two parts of the row's logsumexp, t is the tangent of
+# x, g the cotangent of the loss.
 
 
 def _one_hot(x, labels, axis):
@@ -179,7 +180,7 @@ def _one_hot(x, labels, axis):
 def _cross_entropy(x, labels, *where, axes):
     (axis,) = axes
     mask = _softmax.kept(x, *where, causal=False)
-    lse = jax.nn.logsumexp(_softmax.included(_softmax.wide(x), mask), axis)
+    maximum, log_sum = _softmax.logsumexp_parts(x, mask, axes=axis)
     if _primitive.is_sharded_along(x, axes):  # a gather cannot take such an axis apart
         is_label = _one_hot(x, labels, axis)
         label_logit = jnp.sum(jnp.where(is_label, x, 0), axis)
@@ -189,36 +190,39 @@ def _cross_entropy(x, labels, *where, axes):
         # JAX wraps indices that its index dtype cannot hold.
         indices = jnp.expand_dims(jnp.clip(labels, -classes - 1, classes), axis)
         label_logit = jnp.squeeze(jnp.take_along_axis(x, indices, axis), axis)
-    return [lse - _softmax.wide(label_logit), lse]
+    return [maximum + log_sum - _softmax.wide(label_logit), maximum, log_sum]
 
 
-def _cross_entropy_tangent(x, lse, t, labels, *where, axes):
-    """`sum(exp(x - lse) * t) - t[label]`."""
+def _cross_entropy_tangent(x, maximum, log_sum, t, labels, *where, axes):
+    """`sum(weights * t) - t[label]`."""
     (axis,) = axes
     mask = _softmax.kept(x, *where, causal=False)
     t = _softmax.wide(t)
     label_t = jnp.where(_one_hot(x, labels, axis), t, 0)
-    weights = _softmax.weights(x, lse, mask, axes=axes)
+    weights = _softmax.weights(x, maximum, log_sum, mask, axes=axes)
     return jnp.sum(weights * _softmax.select(mask, t, 0) - label_t, axis)
 
 
-def _cross_entropy_cotangent(x, lse, g, labels, *where, axes):
-    """`(exp(x - lse) - one_hot(label)) * g`, the transpose of the tangent."""
+def _cross_entropy_cotangent(x, maximum, log_sum, g, labels, *where, axes):
+    """`(weights - one_hot(label)) * g`, the transpose of the tangent."""
     (axis,) = axes
     mask = _softmax.kept(x, *where, causal=False)
     g = jnp.expand_dims(g, axis)
     label_g = jnp.where(_one_hot(x, labels, axis), g, 0)
-    weights = _softmax.weights(x, lse, mask, axes=axes)
+    weights = _softmax.weights(x, maximum, log_sum, mask, axes=axes)
     return (_softmax.select(mask, weights * g, 0) - label_g).astype(x.dtype)
 
 
-_cross_entropy_p = _softmax.make_primitive("cross_entropy", _cross_entropy, multiple_results=True)
+_cross_entropy_p = _softmax.make_primitive(
+    "cross_entropy", _cross_entropy, version=2, multiple_results=True
+)
 _cross_entropy_tangent_p = _softmax.make_primitive_without_kernel(
     "cross_entropy_tangent", _cross_entropy_tangent
 )
 _cross_entropy_cotangent_p = _softmax.make_primitive(
     "cross_entropy_cotangent",
     _cross_entropy_cotangent,
+    version=2,
     has_workspace=False,
     aliases=((0, 0),),
 )
@@ -229,19 +233,22 @@ _cross_entropy_cotangent_p = _softmax.make_primitive(
 
 def _jvp(primals, tangents, *, algorithm, **params):
     x, labels, *where = primals
-    loss, lse = _cross_entropy_p.bind(*primals, algorithm=algorithm, **params)
+    loss, *residuals = _cross_entropy_p.bind(*primals, algorithm=algorithm, **params)
     t = ad.instantiate_zeros(tangents[0])
     params["algorithm"] = None
-    return [loss, lse], [
-        _cross_entropy_tangent_p.bind(x, lse, t, labels, *where, **params),
-        _softmax.logsumexp_tangent_p.bind(x, lse, t, *where, **params, scale=1.0, causal=False),
+    dt = _softmax.logsumexp_tangent_p.bind(
+        x, *residuals, t, *where, **params, scale=1.0, causal=False
+    )
+    return [loss, *residuals], [
+        _cross_entropy_tangent_p.bind(x, *residuals, t, labels, *where, **params),
+        *_softmax.residual_tangents(residuals[0], dt),
     ]
 
 
 ad.primitive_jvps[_cross_entropy_p] = _jvp
 _rowwise.define_linear(
-    _cross_entropy_tangent_p, _cross_entropy_cotangent_p, _cross_entropy_tangent, 2
+    _cross_entropy_tangent_p, _cross_entropy_cotangent_p, _cross_entropy_tangent, 3
 )
 _rowwise.define_linear(
-    _cross_entropy_cotangent_p, _cross_entropy_tangent_p, _cross_entropy_cotangent, 2
+    _cross_entropy_cotangent_p, _cross_entropy_tangent_p, _cross_entropy_cotangent, 3
 )

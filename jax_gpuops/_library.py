@@ -85,12 +85,15 @@ class Algorithm:
       summary: the idea, in a sentence.
       source: the publication or project that it comes from.
       limits: the restrictions on its problems, or "none".
+      kernels: the CUDA kernels that it launches, as profilers name them without namespace and
+        template arguments.
     """
 
     name: str
     summary: str
     source: str
     limits: str
+    kernels: tuple[str, ...]
 
 
 @functools.cache
@@ -112,14 +115,15 @@ def algorithms(op: str) -> tuple[Algorithm, ...]:
         raise ValueError("no compiled module of jax_gpuops is installed; run `pip install .`")
     for each in loaded:
         for entry in each.algorithms(op):
+            entry["kernels"] = tuple(entry["kernels"].split())
             names.setdefault(entry["name"], Algorithm(**entry))
     return tuple(names.values())
 
 
 def planned(
     implementation: str, op: str, problem: dict[str, Any], algorithm: str | None
-) -> dict[str, str]:
-    """Returns what a module would run for a problem: a dict with "algorithm" and "reason".
+) -> dict[str, Any]:
+    """Returns what a module would run for a problem: a dict with "algorithm", "reason", "config".
 
     Raises:
       ValueError: if the algorithm is unknown or cannot take the problem.

@@ -23,14 +23,7 @@ DimensionNumbers = tuple[
     tuple[Sequence[int], Sequence[int]],  # batch dims of lhs and rhs
 ]
 
-# What the kernels compute, in XLA's words: operands, products and sums. Their 16-bit results are
-# rounded once, from float32.
-_ALGORITHMS = {
-    "float16": "F16_F16_F32",
-    "bfloat16": "BF16_BF16_F32",
-    "float32": "F32_F32_F32",
-    "float64": "F64_F64_F64",
-}
+_DTYPES = ("float16", "bfloat16", "float32", "float64")
 
 
 def matmul(
@@ -243,9 +236,9 @@ def _bind(
 ) -> jax.Array:
     """Binds the primitive, or raises NoKernelError if no kernel takes its operands."""
     precision = _canonical(precision)
-    if a.dtype != b.dtype or a.dtype.name not in _ALGORITHMS:
+    if a.dtype != b.dtype or a.dtype.name not in _DTYPES:
         raise NoKernelError(
-            f"matmul kernels take two operands of one dtype among {', '.join(_ALGORITHMS)}, got "
+            f"matmul kernels take two operands of one dtype among {', '.join(_DTYPES)}, got "
             f"{a.dtype} and {b.dtype}",
             TypeError,
         )
@@ -255,13 +248,17 @@ def _bind(
             f"{a.dtype}",
             TypeError,
         )
-    own = _ALGORITHMS[a.dtype.name]
-    if isinstance(precision, lax.DotAlgorithm) or (
-        isinstance(precision, lax.DotAlgorithmPreset) and precision.name not in ("DEFAULT", own)
-    ):
-        raise NoKernelError(
-            f"matmul kernels multiply {a.dtype} by {own}, not by precision={precision}"
-        )
+    if isinstance(precision, lax.DotAlgorithm):
+        raise NoKernelError(f"matmul kernels take no algorithm without a name: {precision}")
+    params = {
+        "dimension_numbers": dimension_numbers,
+        "precision": precision,
+        "preferred_element_type": preferred_element_type,
+        "alpha": alpha,
+        "beta": beta,
+    }
+    if algorithm is None:
+        _primitive.check_plan(_gemm_p, a, b, *c, implementation=implementation, **params)
     if implementation is None and algorithm is None:
         # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
         known = {
@@ -278,13 +275,9 @@ def _bind(
         a,
         b,
         *c,
-        dimension_numbers=dimension_numbers,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-        alpha=alpha,
-        beta=beta,
         implementation=implementation,
         algorithm=algorithm,
+        **params,
     )
 
 
@@ -638,16 +631,19 @@ def _outer_dims(
 
 
 def _precision_name(precision: Any) -> str:
-    """A canonical precision as the problem has it: "HIGHEST", "DEFAULT,HIGH", "BF16_BF16_F32"."""
+    """A canonical precision as the problem has it: "HIGHEST", "BF16_BF16_F32".
+
+    Of a pair it is the higher one, by which XLA too multiplies both operands.
+    """
     if precision is None:
         return lax.Precision.DEFAULT.name
     if isinstance(precision, tuple):
-        return ",".join(dict.fromkeys(each.name for each in precision))
-    return getattr(precision, "name", str(precision))
+        return max(precision, key=lambda each: each.value).name
+    return precision.name
 
 
 def _problem(a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta):
-    del alpha, beta
+    del beta
     form = _Canonical.of(a.shape, b.shape, dimension_numbers)
     return {
         "dtype": a.dtype.name,
@@ -659,7 +655,15 @@ def _problem(a, b, *c, dimension_numbers, precision, preferred_element_type, alp
         "share_a": int(len(form.a.shape) == 2),
         "share_b": int(len(form.b.shape) == 2),
         "has_c": int(bool(c)),
+        "scaled": int(alpha != 1),
+        "epilogue": _EPILOGUE,
+        "alignment": _primitive.ALIGNMENT,
+        "workspace": _primitive.WORKSPACE_AS_ASKED,
     }
+
+
+_EPILOGUE = "none"
+"""What is done to alpha * a @ b + beta * c before it is rounded."""
 
 
 def _call(
@@ -674,13 +678,29 @@ def _call(
     beta,
 ) -> jax.Array:
     """The custom call and the moves around it. cuBLAS is a target of its own: see handler.cc."""
-    del precision
+    problem = _problem(
+        a,
+        b,
+        *c,
+        dimension_numbers=dimension_numbers,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+        alpha=alpha,
+        beta=beta,
+    )
     form = _Canonical.of(a.shape, b.shape, dimension_numbers)
+    has_constant_shape = all(isinstance(size, int) for size in form.sizes.values())
+    workspace = launch.workspace_bytes("matmul", problem) if has_constant_shape else 0
     library = "cublas_" if launch.algorithm == "cublas" else ""
-    (y,) = launch.custom_call(
-        f"jax_gpuops_{library}gemm_{'add_' if c else ''}v1",
+    y, _ = launch.custom_call(
+        f"jax_gpuops_{library}gemm_v2",
         [form.a.apply(a), form.b.apply(b), *map(form.from_result, c)],
-        [jax.ShapeDtypeStruct(form.result_shape, preferred_element_type)],
+        [
+            jax.ShapeDtypeStruct(form.result_shape, preferred_element_type),
+            jax.ShapeDtypeStruct((workspace,), np.uint8),
+        ],
+        precision=problem["precision"],
+        epilogue=problem["epilogue"],
         transpose_a=form.a.transpose,
         transpose_b=form.b.transpose,
         alpha=np.float64(alpha),
@@ -699,14 +719,21 @@ _gemm_p = _primitive.primitive(
 # Derivatives and batching: those of dot_general, which is linear in each operand.
 
 
+def _bind_derivative(a, b, **params):
+    """Binds a product by the algorithm that was named for another one, if that takes it."""
+    if params["algorithm"] is not None:
+        _primitive.check_named(_gemm_p, a, b, **params)
+    return _gemm_p.bind(a, b, **params)
+
+
 def _jvp(primals, tangents, *, alpha, beta, **params):
     y = _gemm_p.bind(*primals, alpha=alpha, beta=beta, **params)
     (a, b, *_), (a_dot, b_dot, *c_dot) = primals, tangents
     terms = []
     if type(a_dot) is not ad.Zero:
-        terms.append(_gemm_p.bind(a_dot, b, alpha=alpha, beta=0.0, **params))
+        terms.append(_bind_derivative(a_dot, b, alpha=alpha, beta=0.0, **params))
     if type(b_dot) is not ad.Zero:
-        terms.append(_gemm_p.bind(a, b_dot, alpha=alpha, beta=0.0, **params))
+        terms.append(_bind_derivative(a, b_dot, alpha=alpha, beta=0.0, **params))
     terms += [beta * t for t in c_dot if type(t) is not ad.Zero]
     return y, functools.reduce(jnp.add, terms)
 
@@ -756,7 +783,7 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
     batch_dims = tuple(range(len(batch[mine])))
     first_theirs = len(batch_dims) + (len(my_free) if is_lhs else 0)
     their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
-    y = _gemm_p.bind(
+    y = _bind_derivative(
         cotangent,
         other.astype(cotangent.dtype),  # which is that of a and b, or wider
         dimension_numbers=((their_dims, their_free), (batch_dims, batch[theirs])),

@@ -38,8 +38,8 @@ KEYS = {
         *("merged_permutation", *(f"size{d}" for d in range(8))),
     },
     "matmul": {
-        *("dtype", "result_dtype", "precision", "batch", "m", "n", "k", "has_c"),
-        *("transpose_a", "transpose_b", "share_a", "share_b"),
+        *("dtype", "result_dtype", "precision", "batch", "m", "n", "k", "has_c", "scaled"),
+        *("transpose_a", "transpose_b", "share_a", "share_b", "epilogue"),
     },
 }
 """What a class may name, by op family: what a plan takes, and what `traits` adds."""
@@ -269,9 +269,9 @@ def traits(problem: dict[str, Any]) -> dict[str, Any]:
 
     Of rows: "aligned", the largest power of two up to 16 that divides the bytes which lie together
     in memory, and "square", 1 if a causal problem has as many queries as columns. Of a transpose:
-    the same problem without dims of size 1 and with dims that stay neighbours merged, as
-    "merged_permutation" and the sizes "size0", "size1" and so on of the operand; "aligned" is that
-    of its and its result's last dims.
+    the number of "elements", and the same problem without dims of size 1 and with dims that stay
+    neighbours merged, as "merged_permutation" and the sizes "size0", "size1" and so on of the
+    operand; "aligned" is that of its and its result's last dims.
     """
     if "permutation" in problem:
         return _transpose_traits(problem["shape"], problem["permutation"], problem["element_bytes"])
@@ -300,6 +300,7 @@ def _transpose_traits(shape, permutation, element_bytes) -> dict[str, Any]:
     merged = [operand.index(run) for run in runs]
     last = [sizes[-1], sizes[merged[-1]]] if sizes else []
     return {
+        "elements": math.prod(shape),
         "merged_permutation": merged,
         **{f"size{d}": size for d, size in enumerate(sizes)},
         "aligned": math.gcd(16, *(size * element_bytes for size in last)),

@@ -30,6 +30,19 @@ from jax_gpuops._implementation import Implementation, NoKernelError, Preferred,
 Layout = tuple[int, ...]  # dimensions from minor to major, as XLA writes layouts
 
 
+ALIGNMENT = 16
+"""The alignment of buffers in bytes that problems say before their addresses are known.
+
+XLA aligns what it allocates to more; a handler plans again for the addresses that it gets.
+"""
+
+WORKSPACE_AS_ASKED = -1
+"""The workspace of problems before they have one: as much as the module asks for."""
+
+OF_EXECUTION = frozenset({"alignment", "workspace"})
+"""The fields of problems that are known only when the program runs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Kernel:
     """What `primitive` needs to know of an op.
@@ -160,12 +173,45 @@ def bind(
     """
     _check_reduced(map(jax.typeof, operands))
     operands = tuple(vary_alike(*operands))
-    name = named(implementation, algorithm)
-    if name is not None or algorithm is not None:
-        if name is None:
-            name = "cuda" if _library.missing("cuda") is None else "interpret"
-        _check_problem(KERNELS[p], name, algorithm, *map(jax.typeof, operands), **params)
+    check_named(p, *operands, implementation=implementation, algorithm=algorithm, **params)
     return p.bind(*operands, implementation=implementation, algorithm=algorithm, **params)
+
+
+def check_named(
+    p: Primitive,
+    *operands: Any,
+    implementation: Implementation,
+    algorithm: str | None,
+    **params: Any,
+) -> None:
+    """Checks that what the caller named, if anything, takes the operands.
+
+    Raises:
+      NoKernelError: if no kernel takes them.
+      ValueError: as `bind` does.
+    """
+    name = named(implementation, algorithm)
+    if name is None and algorithm is None:
+        return
+    if name is None:
+        name = "cuda" if _library.missing("cuda") is None else "interpret"
+    _check_problem(KERNELS[p], name, algorithm, *map(jax.typeof, operands), **params)
+
+
+def check_plan(p: Primitive, *operands, implementation: Implementation, **params: Any) -> None:
+    """Raises NoKernelError if no algorithm of the implementation takes the operands.
+
+    If that is not decided yet, it asks a module that is installed, and passes without one.
+    """
+    name = named(implementation, None) or ("interpret" if _library.missing("cuda") else "cuda")
+    avals = list(map(jax.typeof, operands))
+    if _library.missing(name) is not None or not all(map(_has_constant_shape, avals)):
+        return
+    kernel = KERNELS[p]
+    try:
+        _library.planned(name, kernel.op, kernel.problem(*avals, **params), None)
+    except ValueError as error:
+        raise NoKernelError(str(error)) from None
 
 
 _MOST_ELEMENTS = 2**60  # kernels count elements, and their bytes, in 64 bits
@@ -520,7 +566,7 @@ class Launch:
         )
 
     def workspace_bytes(self, op: str, problem: dict[str, Any]) -> int:
-        """Returns the bytes of workspace that each row of a problem needs at most.
+        """Returns the bytes of workspace that a problem needs at most: of rows, each of them.
 
         A kernel has its workspace as the last result of its custom call, which nobody sees:
         handlers must not allocate.

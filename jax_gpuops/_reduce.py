@@ -53,7 +53,8 @@ def sum(
       out: unused, as in JAX.
       keepdims: True to keep the reduced axes with size 1.
       initial: a scalar, the start value of the reduction.
-      where: a boolean array that broadcasts to `a`: the elements to include.
+      where: a boolean array that broadcasts to `a`: the elements to include. The kernels `row`,
+        `column` and `multiple` read a mask of floats; other dtypes are masked before.
       promote_integers: False to keep the dtype of integers if `dtype` is None.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
@@ -378,16 +379,24 @@ def _masked(function: str, x: jax.Array, *where: jax.Array) -> jax.Array:
     return jnp.where(where[0], x, _identity(function, x.dtype)) if where else x
 
 
+def _takes_mask(element: np.dtype) -> bool:
+    """True if kernels mask elements of a dtype; others are masked before."""
+    return element.name in _FLOATS
+
+
 def _problem(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str, Any]:
     rows = _rowwise.Rows(x.shape, axes)
     element = _element_dtype(function, x.dtype, dtype)
+    masked = bool(where) and _takes_mask(element)
     return {
         "function": function,
         "dtype": element.name,
         "result": dtype.name,
         **rows.sizes(),
-        "masked": int(bool(where)),
-        "copied": int(not rows.adjacent or element != x.dtype),
+        "masked": int(masked),
+        "alignment": _primitive.ALIGNMENT,
+        "workspace": _primitive.WORKSPACE_AS_ASKED,
+        "copied": int(not rows.adjacent or element != x.dtype or bool(where) != masked),
     }
 
 
@@ -409,11 +418,12 @@ def _workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
 
 def _call(function: str, launch: _primitive.Launch, x, *where, axes: _rowwise.Axes, dtype):
     problem = _problem(function, x, *where, axes=axes, dtype=dtype)
-    x = _masked(function, x.astype(problem["dtype"]), *where)
+    x = x.astype(problem["dtype"])
+    operands = [x, *where] if problem["masked"] else [_masked(function, x, *where)]
     (y,) = _rowwise.call(
         launch,
         f"jax_gpuops_{function}_v1",
-        [x],
+        operands,
         axes=axes,
         workspace_bytes=_workspace_bytes(launch, problem),
     )

@@ -290,15 +290,43 @@ def included(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     return select(mask, x, -jnp.inf)
 
 
+def logsumexp_parts(
+    x: jax.Array, mask: jax.Array | None, *, axes: Axis, scale: float = 1.0
+) -> tuple[jax.Array, jax.Array]:
+    """The two parts of `logsumexp(scale * x)`, which gradients are made of.
+
+    Their sum would have fewer digits than the second part where the first is large. Neither
+    contains a product that was rounded before something like it is subtracted.
+
+    Returns:
+      The maximum of each row, or its minimum if the scale is negative; as in JAX, 0 stands for one
+      whose product with the scale is not finite. And the logarithm of the sum of
+      `exp(scale * (x - maximum))`.
+    """
+    lowest = math.copysign(math.inf, -scale)
+    kept_x = select(mask, wide(x), lowest)
+    extremum = (jnp.max if scale > 0 else jnp.min)(kept_x, axes, keepdims=True, initial=lowest)
+    extremum = jax.lax.stop_gradient(extremum)
+    maximum = jnp.where(jnp.isfinite(scaled(extremum, scale)), extremum, 0)
+    log_sum = jnp.log(jnp.sum(jnp.exp(scaled(kept_x - maximum, scale)), axes))
+    return jnp.squeeze(maximum, axes), log_sum
+
+
 def weights(
-    x: jax.Array, lse: jax.Array, mask: jax.Array | None, *, axes: _rowwise.Axes, scale: float = 1.0
+    x: jax.Array,
+    maximum: jax.Array,
+    log_sum: jax.Array,
+    mask: jax.Array | None,
+    *,
+    axes: _rowwise.Axes,
+    scale: float = 1.0,
 ) -> jax.Array:
-    """`exp(scale * x - lse)`, the softmax that belongs to a logsumexp, 0 where the mask is False.
+    """`exp(scale * (x - maximum) - log_sum)`: softmax, and 0 where the mask is False.
 
     It is NaN, as JAX's gradient of logsumexp, in a row whose elements are all -inf.
     """
-    shifted = scaled(wide(x), scale) - jnp.expand_dims(lse, axes)
-    return jnp.exp(select(mask, shifted, -jnp.inf))
+    shifted = scaled(wide(x) - jnp.expand_dims(maximum, axes), scale)
+    return jnp.exp(select(mask, shifted - jnp.expand_dims(log_sum, axes), -jnp.inf))
 
 
 # Stands in for symbolic sizes of exported programs: few rows, longer than any memory holds.
@@ -310,6 +338,7 @@ def make_primitive(
     reference: Callable[..., Any],
     *,
     name: str | None = None,
+    version: int = 1,
     has_workspace: bool = True,
     aliases: tuple[tuple[int, int], ...] = (),
     multiple_results: bool = False,
@@ -319,12 +348,14 @@ def make_primitive(
     Args:
       function: the kernels' name for it.
       reference: as in `_primitive.Kernel`.
-      name: the primitive's, if not the function's.
+      name: the primitive's and the FFI target's, if not the function's.
+      version: of the FFI target.
       has_workspace: True if the kernels take workspace.
       aliases: as in `_primitive.Launch.custom_call`.
       multiple_results: as in `_primitive.Kernel`.
     """
-    target = f"jax_gpuops_{function}_v1"
+    name = name or function
+    target = f"jax_gpuops_{name}_v{version}"
 
     def problem(x, *others, axes, scale=1.0, causal=False) -> dict[str, Any]:
         rows = _rowwise.Rows(x.shape, axes)
@@ -335,6 +366,7 @@ def make_primitive(
             "masked": int(_rowwise.has_mask([x, *others])),
             "queries": x.shape[-2] if causal else 0,
             "scaled": int(scale != 1),
+            "alignment": _primitive.ALIGNMENT,
             "copied": int(not rows.adjacent),
         }
 
@@ -361,7 +393,7 @@ def make_primitive(
 
     jax.ffi.register_ffi_target_as_batch_partitionable(target)
     kernel = _primitive.Kernel(
-        name=f"gpuops_{name or function}",
+        name=f"gpuops_{name}",
         op="softmax",
         reference=reference,
         problem=problem,
@@ -381,7 +413,8 @@ def make_primitive_without_kernel(function: str, reference: Callable[..., Any]) 
     return p
 
 
-# The primitives. y is the forward result, lse that of logsumexp; t is the operand's tangent.
+# The primitives. y is the forward result, maximum and log_sum are the two parts of logsumexp, g is
+# its cotangent; t is the operand's tangent.
 
 
 def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool) -> jax.Array:
@@ -397,13 +430,15 @@ def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool)
     return y.astype(x.dtype) if is_narrow else y
 
 
-def _wide_logsumexp(x, *where, **params):
-    """In the dtype that kernels compute in: of a rounded result no gradient would be accurate."""
-    return _reference("logsumexp", wide(x), *where, **params)
-
-
 def _logsumexp(x, *where, **params):
-    return _wide_logsumexp(x, *where, **params).astype(x.dtype)
+    return _reference("logsumexp", wide(x), *where, **params).astype(x.dtype)
+
+
+def _logsumexp_with_residuals(x, *where, axes, scale, causal):
+    """And its two parts, in the dtype that kernels compute in."""
+    mask = kept(x, *where, causal=causal)
+    maximum, log_sum = logsumexp_parts(x, mask, axes=axes, scale=scale)
+    return [(scaled(maximum, scale) + log_sum).astype(x.dtype), maximum, log_sum]
 
 
 def _softmax_tangent(y, t, *where, axes, scale, causal):
@@ -430,17 +465,17 @@ def _log_softmax_cotangent(y, ct, *where, axes, scale, causal):
     return select(mask, scale * (wide_ct - jnp.exp(wide_y) * total), 0).astype(y.dtype)
 
 
-def _logsumexp_tangent(x, lse, t, *where, axes, scale, causal):
-    """`scale * sum(exp(scale * x - lse) * t)`."""
+def _logsumexp_tangent(x, maximum, log_sum, t, *where, axes, scale, causal):
+    """`scale * sum(weights * t)`."""
     mask = kept(x, *where, causal=causal)
-    terms = weights(x, lse, mask, axes=axes, scale=scale) * wide(select(mask, t, 0))
-    return scale * jnp.sum(terms, axes)
+    terms = weights(x, maximum, log_sum, mask, axes=axes, scale=scale)
+    return scale * jnp.sum(terms * wide(select(mask, t, 0)), axes)
 
 
-def _logsumexp_cotangent(x, lse, g, *where, axes, scale, causal):
-    """`scale * exp(scale * x - lse) * g`, the transpose of the tangent."""
+def _logsumexp_cotangent(x, maximum, log_sum, g, *where, axes, scale, causal):
+    """`scale * weights * g`, the transpose of the tangent."""
     mask = kept(x, *where, causal=causal)
-    terms = weights(x, lse, mask, axes=axes, scale=scale) * jnp.expand_dims(g, axes)
+    terms = weights(x, maximum, log_sum, mask, axes=axes, scale=scale) * jnp.expand_dims(g, axes)
     return select(mask, scale * terms, 0).astype(x.dtype)
 
 
@@ -449,47 +484,64 @@ _PRIMITIVES = {
     "log_softmax": make_primitive("log_softmax", functools.partial(_reference, "log_softmax")),
     "logsumexp": make_primitive("logsumexp", _logsumexp),
 }
-_wide_logsumexp_p = make_primitive("logsumexp", _wide_logsumexp, name="wide_logsumexp")
+_logsumexp_with_residuals_p = make_primitive(
+    "logsumexp",
+    _logsumexp_with_residuals,
+    name="logsumexp_with_residuals",
+    multiple_results=True,
+)
 _softmax_tangent_p = make_primitive("softmax_tangent", _softmax_tangent)
 _log_softmax_tangent_p = make_primitive_without_kernel("log_softmax_tangent", _log_softmax_tangent)
 _log_softmax_cotangent_p = make_primitive("log_softmax_cotangent", _log_softmax_cotangent)
 logsumexp_tangent_p = make_primitive_without_kernel("logsumexp_tangent", _logsumexp_tangent)
 _logsumexp_cotangent_p = make_primitive(
-    "logsumexp_cotangent", _logsumexp_cotangent, has_workspace=False
+    "logsumexp_cotangent", _logsumexp_cotangent, version=2, has_workspace=False
 )
 
 
 # Derivatives
 
 
-def _define_jvp(p: Primitive, tangent_p: Primitive, residuals: Callable[..., list[jax.Array]]):
+def _define_jvp(p: Primitive, tangent_p: Primitive):
     def jvp(primals, tangents, *, algorithm, **params):
-        x, *where = primals
+        _, *where = primals
         y = p.bind(*primals, algorithm=algorithm, **params)
         t = ad.instantiate_zeros(tangents[0])
-        return y, tangent_p.bind(*residuals(x, y), t, *where, algorithm=None, **params)
+        return y, tangent_p.bind(y, t, *where, algorithm=None, **params)
 
     ad.primitive_jvps[p] = jvp
 
 
 def _logsumexp_jvp(primals, tangents, *, algorithm, **params):
-    """From the wide result, which the tangent needs too."""
+    results, dt = _logsumexp_with_residuals_jvp(primals, tangents, algorithm=algorithm, **params)
+    return results[0], dt[0]
+
+
+def _logsumexp_with_residuals_jvp(primals, tangents, *, algorithm, **params):
     x, *where = primals
-    lse = _wide_logsumexp_p.bind(*primals, algorithm=algorithm, **params)
+    results = _logsumexp_with_residuals_p.bind(*primals, algorithm=algorithm, **params)
     t = ad.instantiate_zeros(tangents[0])
-    dt = logsumexp_tangent_p.bind(x, lse, t, *where, algorithm=None, **params)
-    return lse.astype(x.dtype), dt.astype(x.dtype)
+    dt = logsumexp_tangent_p.bind(x, *results[1:], t, *where, algorithm=None, **params)
+    return results, [dt.astype(x.dtype), *residual_tangents(results[1], dt)]
 
 
-_define_jvp(_PRIMITIVES["softmax"], _softmax_tangent_p, lambda x, y: [y])
-_define_jvp(_PRIMITIVES["log_softmax"], _log_softmax_tangent_p, lambda x, y: [y])
-_define_jvp(_wide_logsumexp_p, logsumexp_tangent_p, lambda x, y: [x, y])
+def residual_tangents(maximum: jax.Array, dt: jax.Array) -> list[Any]:
+    """Those of the two parts of logsumexp, from its own: as in JAX, the maximum is a constant.
+
+    Any number near it would do; the logarithm of the sum makes up for it.
+    """
+    return [ad.Zero(jax.typeof(maximum)), dt]
+
+
+_define_jvp(_PRIMITIVES["softmax"], _softmax_tangent_p)
+_define_jvp(_PRIMITIVES["log_softmax"], _log_softmax_tangent_p)
 ad.primitive_jvps[_PRIMITIVES["logsumexp"]] = _logsumexp_jvp
+ad.primitive_jvps[_logsumexp_with_residuals_p] = _logsumexp_with_residuals_jvp
 for _p, _transposed_p, _map, _linear in [
     (_softmax_tangent_p, _softmax_tangent_p, _softmax_tangent, 1),
     (_log_softmax_tangent_p, _log_softmax_cotangent_p, _log_softmax_tangent, 1),
     (_log_softmax_cotangent_p, _log_softmax_tangent_p, _log_softmax_cotangent, 1),
-    (logsumexp_tangent_p, _logsumexp_cotangent_p, _logsumexp_tangent, 2),
-    (_logsumexp_cotangent_p, logsumexp_tangent_p, _logsumexp_cotangent, 2),
+    (logsumexp_tangent_p, _logsumexp_cotangent_p, _logsumexp_tangent, 3),
+    (_logsumexp_cotangent_p, logsumexp_tangent_p, _logsumexp_cotangent, 3),
 ]:
     _rowwise.define_linear(_p, _transposed_p, _map, _linear)

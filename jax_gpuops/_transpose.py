@@ -113,9 +113,9 @@ def _element_bits(dtype) -> int:
 def _problem(x, *, permutation: Permutation) -> dict[str, Any]:
     return {
         "element_bytes": x.dtype.itemsize,
-        "elements": x.size,
         "shape": x.shape,
         "permutation": permutation,
+        "alignment": _primitive.ALIGNMENT,
     }
 
 

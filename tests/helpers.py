@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jax_gpuops
-from jax_gpuops import _primitive
+from jax_gpuops import _library, _primitive
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -28,6 +28,17 @@ def normal(shape, dtype: str, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np_dtype(dtype))
 
 
+OFFSETS = (0.0, 1e3, -1e5, 1e6, 1e9)
+
+
+def with_offset(offset: float, shape, dtype: str) -> np.ndarray:
+    """Numbers of which many, but not all, are close to the largest, all far from 0 together."""
+    random = np.random.default_rng(0)
+    step = np.float64(spacing(np.array(offset), np_dtype(dtype)))
+    x = offset + 3 * random.standard_normal(shape) + step * random.integers(0, 3, shape)
+    return x.astype(np_dtype(dtype))
+
+
 def exact(x: np.ndarray) -> np.ndarray:
     """The same values in the precision that references are computed in."""
     return np.asarray(x).astype(np.longdouble)
@@ -45,21 +56,58 @@ def custom_calls(function, *arguments) -> list[str]:
     return [word for word in text.replace('"', " ").split() if word.startswith("jax_gpuops_")]
 
 
-def refusal(op: str, algorithm: str) -> str:
-    """Why this machine cannot run an algorithm for any rows; empty if it can."""
+def refusal(op: str, algorithm: str, shape=(1, 1), dtype: str = "float32", **arguments) -> str:
+    """Why an algorithm cannot run a call on this machine; empty if it can."""
+    structs = {
+        name: jax.ShapeDtypeStruct(np.shape(x), np.asarray(x).dtype) if name == "where" else x
+        for name, x in arguments.items()
+        if x is not None
+    }
     try:
-        jax_gpuops.plan(op, (1, 1), "float32", algorithm=algorithm)
+        with x64(dtype):
+            jax_gpuops.plan(op, shape, dtype, algorithm=algorithm, **structs)
     except ValueError as error:
         return str(error)
     return ""
 
 
-def algorithms(op: str, *names: str) -> list:
+def algorithms(op: str, *names: str, **call) -> list:
     """Parameters for tests of an op: the named algorithms, skipped where the plan refuses them."""
     return [
-        pytest.param(name, marks=pytest.mark.skipif(bool(why := refusal(op, name)), reason=why))
+        pytest.param(
+            name, marks=pytest.mark.skipif(bool(why := refusal(op, name, **call)), reason=why)
+        )
         for name in names
     ]
+
+
+@contextlib.contextmanager
+def recorded(implementation: str):
+    """Collects the executions of handlers in the block: what each planned and launched.
+
+    The list is filled when the block ends; what runs in it must be waited for there.
+    """
+    module = _library.module(implementation)
+    executions: list[dict] = []
+    module.start_recording()
+    try:
+        yield executions
+    finally:
+        executions += module.stop_recording()
+
+
+@contextlib.contextmanager
+def buffers_at(offset: int):
+    """Has the interpreter's kernels see buffers that begin `offset` bytes past where XLA aligned.
+
+    On the GPU nothing moves a buffer from there.
+    """
+    module = _library.module("interpret")
+    module.set_buffer_offset(offset)
+    try:
+        yield
+    finally:
+        module.set_buffer_offset(0)
 
 
 def primitive(function: str):

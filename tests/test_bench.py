@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import pathlib
 import sys
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 
 import jax_gpuops
 from bench import __main__ as command_line
-from bench import cases, documents, measure, ops, plot, report, results, run
+from bench import cases, documents, measure, ops, page, plot, report, results, run
 from bench.problem import Floor, Problem, Variant
 from bench.results import REFUSED, RIGHT, WRONG, Result, Run
 from jax_gpuops import _library, _plan
@@ -614,3 +615,26 @@ def test_outputs_may_be_named_before_and_after_the_command():
 def test_every_result_field_is_documented():
     for field in dataclasses.fields(Result):
         assert field.name in Result.__doc__
+
+
+# The page
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def test_the_tables_of_the_page_are_those_of_the_results():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    assert text.count("-->\n| op |") == 10
+    assert page.filled(text, ROOT / "bench" / "results" / "h200") == text
+
+
+def test_a_number_that_was_changed_by_hand_is_put_right():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    changed = text.replace("| softmax | 8388608 x 32 | f32 |", "| softmax | 8388608 x 33 | f32 |")
+    assert changed != text
+    assert page.filled(changed, ROOT / "bench" / "results" / "h200") == text
+
+
+def test_a_table_without_results_is_an_error():
+    with pytest.raises(ValueError, match=r"no result of main\.json matches 'no such op'"):
+        page.filled("<!-- main.json: no such op -->\n", ROOT / "bench" / "results" / "h200")

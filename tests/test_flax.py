@@ -105,8 +105,8 @@ def test_the_layers_run_our_kernels(implementation):
     with jax_gpuops.use(implementation):
         calls = helpers.custom_calls(lambda x: module(x), jnp.zeros((4, 6)))
         attention_calls = helpers.custom_calls(lambda x: attention(x), jnp.zeros((2, 4, 8)))
-    assert any(call.startswith("jax_gpuops_gemm_v1") for call in calls)
-    assert any(call.startswith("jax_gpuops_gemm_v1") for call in attention_calls)
+    assert any(call.startswith("jax_gpuops_gemm_v2") for call in calls)
+    assert any(call.startswith("jax_gpuops_gemm_v2") for call in attention_calls)
     assert any(call.startswith("jax_gpuops_softmax_v1") for call in attention_calls)
 
 

@@ -14,19 +14,22 @@ def struct(*shape, dtype="float32"):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
-GEMM = {
+GEMM_V1 = {
     "algorithm": "",
     "transpose_a": False,
     "transpose_b": False,
     "alpha": np.float64(1),
     "beta": np.float64(0),
 }
+GEMM = {**GEMM_V1, "precision": "DEFAULT", "epilogue": "none"}
+NO_BYTES = struct(0, dtype="uint8")
 ROWS = {"algorithm": "", "inner_dims": 0}
 SOFTMAX = {**ROWS, "scale": np.float64(1), "causal": False}
 CAUSAL = {**SOFTMAX, "causal": True}
 BYTES = struct(4, 64, dtype="uint8")
 Y = [struct(4, 8), BYTES]
 LABELS = struct(4, dtype="int32")
+VERSIONS = {"cross_entropy": 2, "cross_entropy_cotangent": 2, "logsumexp_cotangent": 2}
 
 
 def mask(*shape):
@@ -67,36 +70,68 @@ def mask(*shape):
         ("softmax_tangent", Y, [(4, 8), (4, 9)], SOFTMAX, "t must be like y"),
         (
             "cross_entropy",
-            [struct(4), struct(4), BYTES],
+            [struct(4), struct(4), struct(4), BYTES],
             [(4, 8), struct(4, dtype="int16")],
             SOFTMAX,
             "labels must be of int32 or int64",
         ),
         (
             "cross_entropy",
-            [struct(4), struct(4), BYTES],
+            [struct(4), struct(4), struct(4), BYTES],
             [(4, 8), struct(3, dtype="int32")],
             SOFTMAX,
             "one label for each row",
         ),
         (
             "cross_entropy",
-            [struct(4), struct(3), BYTES],
+            [struct(4), struct(4), struct(3), BYTES],
             [(4, 8), LABELS],
             SOFTMAX,
-            "logsumexp must have one element for each row",
+            "log_sum must have one element for each row",
         ),
-        ("logsumexp_cotangent", struct(4, 8), [(4, 8), (3,), (4,)], SOFTMAX, "logsumexp must have"),
+        (
+            "logsumexp_with_residuals",
+            [struct(4), struct(3), struct(4), BYTES],
+            [(4, 8)],
+            SOFTMAX,
+            "maximum must have one element for each row",
+        ),
+        (
+            "logsumexp_cotangent",
+            struct(4, 8),
+            [(4, 8), (3,), (4,), (4,)],
+            SOFTMAX,
+            "maximum must have",
+        ),
         (
             "cross_entropy_cotangent",
             struct(4, 8),
-            [(4, 8), (4,), (3,), LABELS],
+            [(4, 8), (4,), (4,), (3,), LABELS],
             SOFTMAX,
             "the cotangent must have one element for each row",
         ),
         ("sum", [struct(5), BYTES], [(4, 8)], ROWS, "one element for each row"),
         ("sum", [struct(4), struct(4, 64)], [(4, 8)], ROWS, "workspace must be of bytes"),
         ("max", [struct(4), BYTES], [(4, 0)], ROWS, "without elements"),
+        ("max", [struct(4), BYTES], [()], ROWS, "at least one dimension"),
+        ("max", [struct(4), BYTES], [(4, 8)], {**ROWS, "inner_dims": 2}, "less than the rank"),
+        ("sum", [struct(4), BYTES], [(4, 8), (4, 8)], ROWS, "where must be of bool"),
+        ("sum", [struct(4), BYTES], [(4, 8), mask(4, 7)], ROWS, "where must broadcast to x"),
+        (
+            "argmax",
+            [struct(4, dtype="int32"), BYTES],
+            [(4, 8), mask(4, 8)],
+            ROWS,
+            "masks of floats, for sum, prod, max and min",
+        ),
+        ("sum", [struct(4, dtype="int32"), BYTES], [(4, 8)], ROWS, "the result has a dtype"),
+        (
+            "sum",
+            [struct(1), struct(1, 0, dtype="uint8")],
+            [(1, 5000)],
+            {**ROWS, "algorithm": "naive"},
+            "the workspace is too small",
+        ),
         (
             "transpose",
             struct(8, 4),
@@ -104,18 +139,79 @@ def mask(*shape):
             {"algorithm": "", "permutation": np.array([1, 1])},
             "permutation",
         ),
-        ("gemm", struct(4, 5), [(4, 8), (7, 5)], GEMM, "same depth k"),
-        ("gemm", struct(20), [(4, 8), (8, 5)], GEMM, "shape of the product"),
-        ("gemm", struct(5, 4), [(4, 8), (8, 5)], GEMM, "shape of the product"),
+        ("gemm_v2", [struct(4, 5), NO_BYTES], [(4, 8), (7, 5)], GEMM, "same depth k"),
+        ("gemm_v2", [struct(20), NO_BYTES], [(4, 8), (8, 5)], GEMM, "shape of the product"),
+        ("gemm_v2", [struct(5, 4), NO_BYTES], [(4, 8), (8, 5)], GEMM, "shape of the product"),
         # m * n is 2^64 + 1: counted in 64 bits, one element.
-        ("gemm", struct(1, 1), [(274177, 0), (0, 67280421310721)], GEMM, "shape of the product"),
-        ("gemm_add", struct(4, 5), [(4, 8), (8, 5), (20,)], GEMM, "c must have the shape"),
-        ("gemm", struct(4, 5), [(4,), (8, 5)], GEMM, "two or three dimensions"),
+        (
+            "gemm_v2",
+            [struct(1, 1), NO_BYTES],
+            [(274177, 0), (0, 67280421310721)],
+            GEMM,
+            "shape of the product",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5), (20,)],
+            GEMM,
+            "c must have the shape",
+        ),
+        ("gemm_v2", [struct(4, 5), NO_BYTES], [(4,), (8, 5)], GEMM, "two or three dimensions"),
+        ("gemm_v2", [struct(4, 5), struct(4)], [(4, 8), (8, 5)], GEMM, "must be of bytes"),
+        (
+            "gemm_v2",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5)],
+            {**GEMM, "precision": "HIGHER"},
+            "'HIGHER' is none of the values",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5)],
+            {**GEMM, "precision": "TF32_TF32_F32"},
+            "multiply float32 by F32_F32_F32, not by TF32_TF32_F32",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5)],
+            {**GEMM, "epilogue": "gelu"},
+            "'gelu' is none of the values",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5), NO_BYTES],
+            [struct(4, 8, dtype="float8_e4m3fn"), struct(8, 5, dtype="float8_e4m3fn")],
+            GEMM,
+            "not float8_e4m3fn",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5)],
+            {**GEMM, "algorithm": "cublas"},
+            "'cublas', and no other, has a target of its own",
+        ),
+        ("gemm", struct(4, 5), [(4, 8), (7, 5)], GEMM_V1, "same depth k"),
+        ("gemm_add", struct(4, 5), [(4, 8), (8, 5), (20,)], GEMM_V1, "c must have the shape"),
     ],
 )
 def test_bad_calls_are_errors(target, results, operands, attributes, text, implementation):
-    call = jax.ffi.ffi_call(f"jax_gpuops_{target}_v1", results)
+    name = target if "_v" in target else f"{target}_v{VERSIONS.get(target, 1)}"
+    call = jax.ffi.ffi_call(f"jax_gpuops_{name}", results)
     operands = [struct(*each) if isinstance(each, tuple) else each for each in operands]
     arrays = [jnp.zeros(each.shape, each.dtype) for each in operands]
     with pytest.raises(jax.errors.JaxRuntimeError, match=text):
         jax.block_until_ready(call(*arrays, **attributes))
+
+
+def test_products_of_older_programs(implementation):
+    """The targets of exported programs stay, with the attributes that they had."""
+    a, b, c = jnp.arange(12.0).reshape(3, 4), jnp.ones((4, 5)), jnp.ones((3, 5))
+    how = {**GEMM_V1, "alpha": np.float64(2), "beta": np.float64(3)}
+    y = jax.ffi.ffi_call("jax_gpuops_gemm_v1", struct(3, 5))(a, b, **how)
+    np.testing.assert_array_equal(y, 2 * a @ b)
+    y = jax.ffi.ffi_call("jax_gpuops_gemm_add_v1", struct(3, 5))(a, b, c, **how)
+    np.testing.assert_array_equal(y, 2 * a @ b + 3 * c)

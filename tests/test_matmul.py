@@ -18,7 +18,9 @@ from jax.test_util import check_grads
 import jax_gpuops
 from jax_gpuops import _plan, _primitive
 
-LADDER = [a.name for a in jax_gpuops.algorithms("matmul") if a.name != "cublas"]
+LADDER = [
+    a.name for a in jax_gpuops.algorithms("matmul") if a.name not in ("tensor_core", "cublas")
+]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
 ATTENTION = (((3,), (3,)), ((0, 2), (0, 2)))
 
@@ -180,6 +182,219 @@ def test_special_values_stay_in_their_row_and_column(implementation):
         np.testing.assert_array_equal(np.isneginf(y), np.isneginf(expected))
 
 
+# Tensor cores
+
+
+# For each tile, m, n and k that the plan gives it to: the host simulates 4 multiprocessors.
+TENSOR_CORE_TILES = {
+    (64, 128): {"interpret": (72, 136, 200), "cuda": (72, 136, 200)},
+    (128, 128): {"interpret": (200, 200, 136), "cuda": (1000, 2000, 136)},
+    (128, 256): {"interpret": (200, 264, 136), "cuda": (2000, 2000, 136)},
+}
+
+
+@pytest.fixture
+def on_tensor_cores(implementation):
+    """The options of a product by tensor_core, which not every GPU can run."""
+    if why := helpers.refusal("matmul", "tensor_core", [(8, 8), (8, 8)], "bfloat16"):
+        pytest.skip(why)
+    return {"implementation": implementation, "algorithm": "tensor_core"}
+
+
+def stored(x, transpose):
+    return swap(x) if transpose else x
+
+
+def dot(a, b, transpose_a, transpose_b, dtype, **how):
+    """a @ b of matrices, or batches of them, that are stored transposed or not."""
+    batch = tuple(range(max(a.ndim, b.ndim) - 2)) if a.ndim == b.ndim else ()
+    contract = a.ndim - (2 if transpose_a else 1), b.ndim - (1 if transpose_b else 2)
+    return jax_gpuops.dot_general(
+        a,
+        b,
+        (((contract[0],), (contract[1],)), (batch, batch)),
+        preferred_element_type=dtype,
+        **how,
+    )
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "float32"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("tile", TENSOR_CORE_TILES, ids=str)
+def test_tensor_core(tile, transpose_b, transpose_a, wide, dtype, on_tensor_cores):
+    """Every kernel, with rows, columns and a depth that no tile divides."""
+    implementation = on_tensor_cores["implementation"]
+    m, n, k = TENSOR_CORE_TILES[tile][implementation]
+    a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
+    with helpers.recorded(implementation) as executions:
+        y = jax.block_until_ready(
+            dot(
+                stored(a, transpose_a),
+                stored(b, transpose_b),
+                transpose_a,
+                transpose_b,
+                jnp.float32 if wide else dtype,
+                **on_tensor_cores,
+            )
+        )
+    assert y.dtype == ("float32" if wide else dtype)
+    assert_matmul(y, a, b)
+    (execution,) = executions
+    config = execution["config"]
+    if not (wide and tile == (128, 128)):
+        assert (config["tile_rows"], config["tile_cols"]) == tile
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("share", ["", "a", "b"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_tensor_core_of_batches(transpose_b, transpose_a, share, on_tensor_cores):
+    """More tiles than blocks, so that rings and results go on from one to the next."""
+    batch, m, n, k = 5, 136, 264, 72
+    a, b = helpers.normal((batch, m, k), "bfloat16"), helpers.normal((batch, k, n), "bfloat16", 1)
+    if share == "a":
+        a = a[0]
+    if share == "b":
+        b = b[0]
+    y = jax_gpuops.gemm(
+        stored(a, transpose_a),
+        stored(b, transpose_b),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        **on_tensor_cores,
+    )
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    "sizes", [(1, 8, 8), (8, 8, 16), (64, 128, 64), (3, 24, 1000), (513, 8, 64)], ids=str
+)
+def test_tensor_core_of_few_elements(sizes, on_tensor_cores):
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    assert_matmul(jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
+
+
+@pytest.mark.kernel
+def test_tensor_core_without_depth_is_zero(on_tensor_cores):
+    y = jax_gpuops.matmul(
+        jnp.ones((8, 0), "bfloat16"), jnp.ones((0, 16), "bfloat16"), **on_tensor_cores
+    )
+    np.testing.assert_array_equal(y, np.zeros((8, 16)))
+
+
+@pytest.mark.parametrize("tile", TENSOR_CORE_TILES, ids=str)
+def test_tensor_core_in_any_order_of_threads(tile, on_tensor_cores):
+    if on_tensor_cores["implementation"] != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    from jax_gpuops_ffi import _interpret
+
+    m, n, k = TENSOR_CORE_TILES[tile]["interpret"]
+    a, b = helpers.normal((2, m, k), "bfloat16"), helpers.normal((2, k, n), "bfloat16", seed=1)
+    results = []
+    try:
+        for seed in range(4):
+            _interpret.set_schedule_seed(seed)
+            results.append(np.asarray(jax_gpuops.matmul(a, b, **on_tensor_cores)))
+    finally:
+        _interpret.set_schedule_seed(0)
+    for result in results:
+        np.testing.assert_array_equal(results[0], result)
+
+
+@pytest.mark.kernel
+def test_tensor_core_inside_jit_twice_over(on_tensor_cores):
+    """What CUDA captures into a graph must not hold on to the arrays of one execution."""
+    a, b = helpers.normal((136, 72), "bfloat16"), helpers.normal((72, 264), "bfloat16", seed=1)
+
+    @jax.jit
+    def function(a, b):
+        y = jax_gpuops.matmul(a, b, **on_tensor_cores)
+        z = jax_gpuops.matmul(a + 1, b, **on_tensor_cores)
+        return y, z, jax_gpuops.matmul(a, b + 1, **on_tensor_cores)
+
+    for seed in range(3):
+        a = helpers.normal((136, 72), "bfloat16", seed)
+        y, z, w = function(jnp.array(a), jnp.array(b))
+        assert_matmul(y, a, b)
+        assert_matmul(z, np.asarray(jnp.asarray(a) + 1), b)
+        assert_matmul(w, a, np.asarray(jnp.asarray(b) + 1))
+
+
+@pytest.mark.kernel
+def test_gradients_by_tensor_core(on_tensor_cores):
+    a, b = helpers.normal((72, 40), "bfloat16"), helpers.normal((40, 136), "bfloat16", seed=1)
+    g = helpers.normal((72, 136), "bfloat16", seed=2)
+    _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
+    a_bar, b_bar = pull(jnp.asarray(g))
+    assert_matmul(a_bar, g, swap(b))
+    assert_matmul(b_bar, swap(a), g)
+
+
+def test_gradients_that_tensor_core_cannot_take(on_tensor_cores):
+    """The cotangent of a float32 result is of float32."""
+
+    def loss(a):
+        b = jnp.ones((16, 24), "bfloat16")
+        return jax_gpuops.matmul(a, b, preferred_element_type=jnp.float32, **on_tensor_cores).sum()
+
+    with pytest.raises(ValueError, match="takes float16 and bfloat16, not float32"):
+        jax.make_jaxpr(jax.grad(loss))(jnp.ones((8, 16), "bfloat16"))
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda x, **how: jax_gpuops.matmul(x.astype("float32"), x, **how), "not float32"),
+        (lambda x, **how: jax_gpuops.matmul(x, x[:, :9], **how), "a row of b has 18 bytes"),
+        (lambda x, **how: jax_gpuops.matmul(x[:, :9], x[:9], **how), "a row of a has 18 bytes"),
+        (
+            lambda x, **how: jax_gpuops.matmul(
+                x, x.T[:, :9], preferred_element_type="float32", **how
+            ),
+            "a row of b has 18 bytes",
+        ),
+        (
+            lambda x, **how: jax_gpuops.gemm(x, x[:9], transpose_b=True, **how),
+            "a row of the result has 18 bytes",
+        ),
+        (lambda x, **how: jax_gpuops.gemm(x, x, x, beta=1, **how), "adds no c"),
+        (lambda x, **how: jax_gpuops.gemm(x, x, alpha=2, **how), "has no alpha other than 1"),
+    ],
+)
+def test_what_tensor_core_refuses(call, why, on_tensor_cores):
+    with pytest.raises(ValueError, match=f"algorithm 'tensor_core' .*{why}"):
+        call(jnp.ones((16, 16), "bfloat16"), **on_tensor_cores)
+
+
+@pytest.mark.kernel
+def test_tensor_core_refuses_addresses_at_run_time(on_tensor_cores):
+    if on_tensor_cores["implementation"] != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    x = jnp.ones((16, 16), "bfloat16")
+    with (
+        helpers.buffers_at(8),
+        pytest.raises(jax.errors.JaxRuntimeError, match="takes arrays aligned to 16 bytes"),
+    ):
+        jax.block_until_ready(jax_gpuops.matmul(x, x, **on_tensor_cores))
+
+
+def test_the_plan_prefers_tensor_cores(on_tensor_cores):
+    how = {"implementation": on_tensor_cores["implementation"]}
+    for m, n, k, dtype, expected in (
+        (64, 64, 64, "bfloat16", ["tensor_core"]),
+        (32, 32, 32, "bfloat16", ["coalesced"]),
+        (512, 512, 512, "float32", LADDER),
+        (512, 511, 512, "float16", LADDER),
+    ):
+        assert jax_gpuops.plan("matmul", [(m, k), (k, n)], dtype, **how).algorithm in expected
+
+
 # The functions
 
 
@@ -315,7 +530,7 @@ def test_the_backward_pass_runs_our_kernels(implementation):
         return jax_gpuops.matmul(a, b, implementation=implementation, algorithm="shared").sum()
 
     calls = helpers.custom_calls(jax.grad(loss, (0, 1)), jnp.ones((8, 4)), jnp.ones((4, 6)))
-    assert sum(call.startswith("jax_gpuops_gemm_v1") for call in calls) >= 2
+    assert sum(call.startswith("jax_gpuops_gemm_v2") for call in calls) >= 2
 
 
 @pytest.mark.parametrize("preferred", [None, jnp.float32])
@@ -353,7 +568,7 @@ def test_shared_matrices_are_not_copied(implementation):
         return jax.jit(function).lower(jnp.zeros(a), jnp.zeros(b)).compile().as_text()
 
     for text in (hlo((16, 8), (5, 8, 12)), hlo((5, 16, 8), (8, 12)), hlo((5, 16, 8), (5, 8, 12))):
-        assert "jax_gpuops_gemm_v1" in text
+        assert "jax_gpuops_gemm_v2" in text
         for move in (" copy(", " transpose(", " broadcast(", " fusion("):
             assert move not in text
 
@@ -415,7 +630,7 @@ def test_none_uses_the_precision_configured_where_it_was_called():
         ((None, "default", lax.Precision.DEFAULT, ["default", "default"]), "DEFAULT"),
         (("highest", "float32", lax.Precision.HIGHEST, ("highest", "highest")), "HIGHEST"),
         (("high", "tensorfloat32"), "HIGH"),
-        ((("default", "high"), (lax.Precision.DEFAULT, lax.Precision.HIGH)), "DEFAULT,HIGH"),
+        ((("default", "high"), (lax.Precision.DEFAULT, lax.Precision.HIGH)), "HIGH"),
         (("F32_F32_F32", lax.DotAlgorithmPreset.F32_F32_F32), "F32_F32_F32"),
     ],
 )

@@ -55,7 +55,7 @@ def test_custom_calls_are_named_after_their_op(op, implementation):
 KERNELS_OF_GRADIENTS = {
     "softmax": {"softmax", "softmax_tangent"},
     "log_softmax": {"log_softmax", "log_softmax_cotangent"},
-    "logsumexp": {"wide_logsumexp", "logsumexp_cotangent"},
+    "logsumexp": {"logsumexp_with_residuals", "logsumexp_cotangent"},
     "softmax_cross_entropy_with_integer_labels": {"cross_entropy", "cross_entropy_cotangent"},
 }
 

@@ -1,5 +1,6 @@
 """sum, prod, max, min, mean, argmax and argmin against extended precision and against JAX."""
 
+import functools
 import inspect
 
 import helpers
@@ -309,6 +310,41 @@ def test_initial_where_and_keepdims(name, dtype, implementation):
         assert (y.dtype, y.shape) == (expected.dtype, expected.shape)
         y, expected = (np.asarray(each, np.float64) for each in (y, expected))
         np.testing.assert_allclose(y, expected, rtol=2e-2, atol=1e-5)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("algorithm", PRODUCTION)
+def test_masks_in_every_production_algorithm(algorithm, name, dtype, implementation):
+    """Masks of all elements, of rows, of columns and of some dims; the kernel reads them itself."""
+    shape, axis = ((3, 700, 2, 16), 1) if algorithm == "column" else ((3, 2, 5, 9001), 3)
+    x = data(shape, dtype)
+    if name == "prod":
+        x = (1 + x / np.array(1 << 12, x.dtype)).astype(x.dtype)
+    rng = np.random.default_rng(2)
+    own = [shape, *([n if d != e else 1 for d, n in enumerate(shape)] for e in range(4))]
+    own += [[1, 1, 1, shape[3]], [shape[0], 1, shape[2], 1]]
+    masks = [rng.random(each) < 0.6 for each in own]
+    how = {"initial": 0} if name in ("max", "min") else {}
+    call = functools.partial(
+        ours, name, axis=axis, **how, implementation=implementation, algorithm=algorithm
+    )
+    with helpers.x64(dtype):
+        dirty = jnp.where(masks[0], x, np.nan).astype(x.dtype)  # what is masked is not read
+        plain = np.asarray(call(jnp.asarray(x), where=masks[0]))
+        np.testing.assert_array_equal(call(dirty, where=masks[0]), plain)
+        calls = helpers.custom_calls(lambda x, where: call(x, where=where), x, masks[0])
+        assert calls
+        ys = jax.jit(lambda x: [call(x, where=where) for where in masks])(x)
+    wide = helpers.exact(x)
+    for y, where in zip(ys, masks, strict=True):
+        expected = getattr(np, name)(wide, axis, where=where, **how)
+        scale = np.sum(np.abs(wide), axis) if name == "sum" else np.abs(expected)
+        eps = float(jnp.finfo(y.dtype).eps)
+        working = 1e-12 if dtype == "float64" else 1e-4 if name == "prod" else 1e-5
+        bound = eps * np.abs(expected) + working * scale
+        assert np.all(np.abs(helpers.exact(y) - expected) <= bound)
 
 
 @pytest.mark.parametrize("where", [None, np.arange(40) % 3 == 0, np.arange(4)[:, None] != 2])

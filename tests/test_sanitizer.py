@@ -26,10 +26,20 @@ def rows(dtype):
     return helpers.normal((5, 131), dtype)
 
 
-def softmax_operand(algorithm, dtype, shape=None):
+COLUMN_KERNELS = ["column", "column_two_pass", "strip"]
+LONG_KERNELS = ["block_two_pass", "strided", "cluster", "cluster_shared", "split"]
+
+
+def softmax_operand(algorithm, dtype, shape=None, **options):
     """An array and its axis; rows too long for one block's registers where they can be."""
-    usual = (2, 40001) if algorithm in ("block", "cluster", "split") else (5, 131)
-    return helpers.normal(shape or usual, dtype), 0 if algorithm == "column" else -1
+    usual = {"strip": (400, 200), "split_pipelined": (14, 40_004), "block": (2, 7001)}
+    usual |= dict.fromkeys(LONG_KERNELS, (2, 40001))
+    if dtype == "float32":
+        usual["split_pipelined"] = (14, 20_004)  # more than a block holds, and less than four
+    shape, axis = shape or usual.get(algorithm, (5, 131)), 0 if algorithm in COLUMN_KERNELS else -1
+    if why := helpers.refusal("softmax", algorithm, shape, dtype, axis=axis, **options):
+        pytest.skip(why)
+    return helpers.normal(shape, dtype), axis
 
 
 def call_softmax(algorithm, dtype, implementation, **shape):
@@ -41,6 +51,9 @@ def call_softmax(algorithm, dtype, implementation, **shape):
 def call_masked_softmax(algorithm, dtype, implementation, **shape):
     x, axis = softmax_operand(algorithm, dtype, **shape)
     where = np.arange(x.shape[0])[:, None] != np.arange(x.shape[1]) % 4
+    if axis == -1 and helpers.refusal("softmax", algorithm, x.shape, dtype, where=where):
+        whole = x.shape[1] // 8 * 8
+        x, where = x[:, :whole], where[:, :whole]
     y = ops.softmax(x, axis, where, implementation=implementation, algorithm=algorithm)
     return y, jax.nn.softmax(x.astype(np.float32), axis, where)
 
@@ -87,13 +100,29 @@ def call_reduce(algorithm, dtype, implementation):
     return y, x.astype(np.float32).max(axis)
 
 
+def call_masked_reduce(algorithm, dtype, implementation):
+    x = rows(dtype)
+    axis = 0 if algorithm == "column" else -1
+    where = np.arange(x.shape[0])[:, None] != np.arange(x.shape[1]) % 4
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = ops.max(x, axis, where=where, initial=-9, **how)
+    return y, x.astype(np.float32).max(axis, where=where, initial=-9)
+
+
 def call_transpose(algorithm, dtype, implementation):
+    if algorithm == "copy":  # takes what keeps runs
+        x = helpers.normal((5, 7, 6), dtype)
+        y = ops.transpose(x, (1, 0, 2), implementation=implementation, algorithm=algorithm)
+        return y, x.transpose(1, 0, 2)
     x = rows(dtype)
     return ops.transpose(x, implementation=implementation, algorithm=algorithm), x.T
 
 
 def call_matmul(algorithm, dtype, implementation):
-    a, b = rows(dtype), helpers.normal((131, 67), dtype, seed=1)
+    shapes = ((131, 72), (72, 136)) if algorithm == "tensor_core" else ((5, 131), (131, 67))
+    a, b = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
+    if why := helpers.refusal("matmul", algorithm, shapes, dtype):
+        pytest.skip(why)
     y = ops.matmul(a, b, implementation=implementation, algorithm=algorithm)
     return y, a.astype(np.float32) @ b.astype(np.float32)
 
@@ -102,14 +131,15 @@ def names(family):
     return [a.name for a in ops.algorithms(family)]
 
 
-ROW_KERNELS = ["warp", "staged", "block", "cluster", "split"]
+ROW_KERNELS = ["warp", "small_block", "block", *LONG_KERNELS]
 CALLS = [
     (call_softmax, [name for name in names("softmax") if name != "elementwise"]),
-    (call_masked_softmax, [*(name for name in ROW_KERNELS if name != "staged"), "column"]),
-    (call_softmax_tangent, [*ROW_KERNELS, "column"]),
-    (call_cross_entropy, ROW_KERNELS),
+    (call_masked_softmax, [*ROW_KERNELS, "column", "column_two_pass"]),
+    (call_softmax_tangent, ["staged", *ROW_KERNELS, *COLUMN_KERNELS]),
+    (call_cross_entropy, ["staged", *ROW_KERNELS]),
     (call_cross_entropy_gradient, ["elementwise"]),
     (call_reduce, names("reduce")),
+    (call_masked_reduce, ["multiple", "row", "column"]),
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),
 ]
@@ -122,7 +152,7 @@ CALLS = [
     ids=lambda value: value if isinstance(value, str) else value.__name__.removeprefix("call_"),
 )
 def test_every_algorithm(call, algorithm, dtype, implementation):
-    if algorithm == "cluster" and (why := helpers.refusal("softmax", algorithm)):
+    if call is call_cross_entropy and (why := helpers.refusal("softmax", algorithm)):
         pytest.skip(why)
     if algorithm == "cublas" and implementation != "cuda":
         pytest.skip("the library cuBLAS runs on GPUs")
@@ -133,20 +163,20 @@ def test_every_algorithm(call, algorithm, dtype, implementation):
 @pytest.mark.parametrize(
     ("call", "algorithm", "rows", "row_bytes"),
     [
-        (call_softmax, "cluster", 2, 560_000),
-        (call_masked_softmax, "cluster", 2, 560_000),
-        (call_softmax_tangent, "cluster", 2, 400_000),
+        (call_softmax, "cluster_shared", 2, 560_000),
+        (call_masked_softmax, "cluster_shared", 2, 560_000),
+        (call_softmax_tangent, "cluster_shared", 2, 400_000),
         # By one group of blocks or two, in which all that tells states is used for a second row.
-        (call_softmax, "split", 14, 4_200_000),
-        (call_masked_softmax, "split", 14, 4_200_000),
-        (call_softmax_tangent, "split", 14, 4_200_000),
+        (call_softmax, "split_pipelined", 14, 4_200_000),
+        (call_masked_softmax, "split_pipelined", 14, 4_200_000),
+        (call_softmax_tangent, "split_pipelined", 14, 4_200_000),
     ],
 )
 def test_rows_that_shared_memory_holds(call, algorithm, rows, row_bytes, dtype, implementation):
     """By the blocks of a cluster, and by blocks that wait for each other."""
-    if implementation != "cuda":
-        pytest.skip("the executor runs one block after the other")
-    ragged = call is not call_masked_softmax  # with a mask, those go element by element
+    if implementation == "interpret" and algorithm == "split_pipelined":
+        row_bytes = 84_000  # for 4 multiprocessors
+    ragged = call is not call_masked_softmax
     shape = (rows, row_bytes // helpers.np_dtype(dtype).itemsize + ragged)
     check(call(algorithm, dtype, implementation, shape=shape), dtype)
 
@@ -156,9 +186,7 @@ def test_rows_that_shared_memory_holds(call, algorithm, rows, row_bytes, dtype, 
 @pytest.mark.parametrize("columns", [400, 1100])
 def test_columns_in_strips(call, columns, dtype, implementation):
     """By one block or more, with an axis that does not fill them, and a strip that is not whole."""
-    if implementation != "cuda":
-        pytest.skip("the executor has no copies that run beside the threads")
-    check(call("column", dtype, implementation, shape=(columns, 200)), dtype)
+    check(call("strip", dtype, implementation, shape=(columns, 200)), dtype)
 
 
 def check(actual_and_expected, dtype):

@@ -13,17 +13,29 @@ import pytest
 from jax.test_util import check_grads
 
 import jax_gpuops
+from jax_gpuops import _library, _primitive
 
 FUNCTIONS = ("softmax", "log_softmax", "logsumexp")
 LADDER = [a.name for a in jax_gpuops.algorithms("softmax")][:7]
 UNMASKED = ["block_shared", "block_uncached"]  # steps of a ladder that all three functions have
-LONG = helpers.algorithms("softmax", "block", "split", "cluster")  # take rows of any length
-PRODUCTION = [*helpers.algorithms("softmax", "warp", "staged"), *LONG]
+# Take long rows.
+LONG = helpers.algorithms(
+    "softmax", "block_two_pass", "strided", "split", "cluster", "cluster_shared"
+)
+MASKED = [*helpers.algorithms("softmax", "warp", "small_block", "block"), *LONG]
+PRODUCTION = [*MASKED, *helpers.algorithms("softmax", "staged")]
+LONGEST = {"warp": 8000, "small_block": 16_000, "block": 64_000}  # bytes of a row, or of both
 UPSTREAM = {name: getattr(jax.nn, name) for name in FUNCTIONS}
 
 
 def ours(name, x, axis=-1, **kwargs):
     return getattr(jax_gpuops, name)(x, axis=axis, **kwargs)
+
+
+def takes(algorithm, name, x, axis=-1, **options):
+    """Whether an algorithm runs a call on this machine."""
+    dtype = np.dtype(x.dtype).name
+    return not helpers.refusal(name, algorithm, x.shape, dtype, axis=axis, **options)
 
 
 @functools.partial(jax.jit, static_argnames=("name", "axis", "scale", "causal"))
@@ -160,22 +172,22 @@ def test_long_rows(name, algorithm, dtype, implementation):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_rows_that_a_cluster_holds_in_shared_memory(name, dtype, implementation):
     """By 16 blocks or as few as it takes; with a last slice that is short, and with full ones."""
-    if implementation != "cuda":
-        pytest.skip("the executor runs one block after the other")
-    how = {"implementation": implementation, "algorithm": "cluster"}
+    how = {"implementation": implementation, "algorithm": "cluster_shared"}
     size = jnp.dtype(dtype).itemsize
-    lengths = [row_bytes // size for row_bytes in (300_000, 600_000, 600_000 + size, 1 << 20)]
-    xs = [helpers.normal((17, columns), dtype, scale=4) for columns in lengths]
+    rows, row_bytes = 17, (600_000, 300_000, 600_000 + size, 1 << 20)
+    if implementation == "interpret":
+        rows, row_bytes = 4, (560_000, 530_000 + size)
+    xs = [helpers.normal((rows, bytes_ // size), dtype, scale=4) for bytes_ in row_bytes]
     for x in xs:
-        x[1], x[3, : x.shape[1] // 2] = -np.inf, -np.inf
-        x[4, 77], x[5, -1] = np.inf, np.nan
+        x[0, : x.shape[1] // 2], x[1] = -np.inf, -np.inf
+        x[2, 77], x[3, -1] = np.inf, np.nan
     assert_each_accurate(name, xs, dtype, **how)
-    x = xs[1]
-    where = np.random.default_rng(0).random(x.shape) < 0.5
-    where[2] = False
-    for options in ({"where": where}, {"causal": True}, {"scale": -0.3}):
-        with helpers.x64(dtype):
-            assert_accurate(name, ours(name, x, **options, **how), x, **options)
+    for x in xs[:1] if implementation == "interpret" else xs[1:3]:
+        where = np.random.default_rng(0).random(x.shape) < 0.5
+        where[1] = False
+        for options in ({"where": where}, {"where": where[2]}, {"causal": True}, {"scale": -0.3}):
+            with helpers.x64(dtype):
+                assert_accurate(name, ours(name, x, **options, **how), x, **options)
 
 
 @pytest.mark.kernel
@@ -183,9 +195,7 @@ def test_rows_that_a_cluster_holds_in_shared_memory(name, dtype, implementation)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
     """Blocks that wait for each other, on one row, two and many; and rows too long for that."""
-    if implementation != "cuda":
-        pytest.skip("the executor runs one block after the other")
-    how = {"implementation": implementation, "algorithm": "split"}
+    how = {"implementation": implementation}
     size = jnp.dtype(dtype).itemsize
     columns = 80_000 // size
     shapes = [
@@ -196,30 +206,40 @@ def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
         (2, 5_900_000 // size),
         (1, 13000001),
     ]
+    if implementation == "interpret":  # its GPU has 4 multiprocessors
+        shapes = [(14, columns), (14, columns + 1), (3, 130_000 // size), (2, 170_000 // size)]
+        shapes.append((1, 300_000 // size + 1))
     xs = [helpers.normal(shape, dtype, scale=4) for shape in shapes]
     for x in xs[:2]:
         x[1], x[3, : columns // 2] = -np.inf, -np.inf
-        x[5, 77], x[390, columns - 1] = np.inf, np.nan
-    assert_each_accurate(name, xs, dtype, **how)
-    x = xs[0]
-    where = np.random.default_rng(0).random(x.shape) < 0.5
-    where[7] = False
-    for options in ({"where": where}, {"causal": True, "scale": 0.5}):
-        with helpers.x64(dtype):
-            assert_accurate(name, ours(name, x, **options, **how), x, **options)
+        x[5, 77], x[-1, columns - 1] = np.inf, np.nan
+    for algorithm in ("split", "split_pipelined"):
+        taken = [x for x in xs if takes(algorithm, name, x)]
+        assert len(taken) >= 4 or name == "logsumexp"
+        assert_each_accurate(name, taken, dtype, algorithm=algorithm, **how)
+        for x in xs[:2]:
+            where = np.random.default_rng(0).random(x.shape) < 0.5
+            where[7] = False
+            masks = {"where": where}, {"where": where[3]}, {"causal": True, "scale": 0.5}
+            for options in masks:
+                if takes(algorithm, name, x, **options):
+                    with helpers.x64(dtype):
+                        y = ours(name, x, algorithm=algorithm, **options, **how)
+                        assert_accurate(name, y, x, **options)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("algorithm", [None, "block"])
+@pytest.mark.parametrize("algorithm", ["small_block", "block"])
 def test_a_few_rows_of_any_even_length(name, algorithm, dtype, implementation):
     """What small problems have kernels for: one to four packs in each thread of up to 8 warps."""
     how = {"implementation": implementation, "algorithm": algorithm}
     lengths = (8, 16, 32, 64, 128, 264, 520, 1000, 2048, 4096, 8192)
     xs = [helpers.normal((3, columns), dtype, scale=4) for columns in lengths]
+    xs = [x for x in xs if takes(algorithm, name, x)]
     assert_each_accurate(name, xs, dtype, **how)
-    x = helpers.normal((5, 2056), dtype, scale=4)
+    x = helpers.normal((5, 2048), dtype, scale=4)
     x[1], x[2, 7], x[3, :1000] = -np.inf, np.inf, -np.inf
     where = np.random.default_rng(0).random(x.shape) < 0.5
     where[2:4, :8], where[4] = False, False
@@ -233,32 +253,37 @@ def test_a_few_rows_of_any_even_length(name, algorithm, dtype, implementation):
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_columns_that_blocks_hold_in_strips(name, dtype, implementation):
     """By one block to 16, of which those of 1500 and 4400 do not divide the rows of a strip into
-    equal shares, and the first length that they do not hold; up to 69 strips."""
-    if implementation != "cuda":
-        pytest.skip("the executor has no copies that run beside the threads")
-    shapes = [(2, columns, 200) for columns in (257, 513, 1500, 2000, 4400, 5000, 8192, 8193)]
-    xs = [helpers.normal(shape, dtype, scale=4) for shape in [*shapes, (3, 300, 2184)]]
+    equal shares; up to 69 strips."""
+    shapes = [(2, columns, 200) for columns in (257, 513, 1500, 2000, 4400, 5000, 8192)]
+    shapes.append((3, 300, 2184))
+    if implementation == "interpret":
+        shapes = [(2, 257, 200), (1, 1500, 72), (1, 4400, 72)]
+    xs = [helpers.normal(shape, dtype, scale=4) for shape in shapes]
     for x in xs:
         x[0, :, 3], x[0, : x.shape[1] // 2, 4] = -np.inf, -np.inf
-        x[1, 77, 5], x[1, -1, 199] = np.inf, np.nan
+        x[-1, 77, 5], x[-1, -1, -1] = np.inf, np.nan
         # So large that a row of 16-bit elements is computed a second time.
         if dtype != "float16":
             x[0, :, 6] *= np.asarray(1e9, x.dtype)
-    assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="column")
+    assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="strip")
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("columns", [40, 600])
-def test_columns_of_large_values_beside_infinite_ones(name, columns, dtype, implementation):
+@pytest.mark.parametrize(
+    ("columns", "algorithm"), [(40, "column"), (40, "column_two_pass"), (600, "column_two_pass")]
+)
+def test_columns_of_large_values_beside_infinite_ones(
+    name, columns, algorithm, dtype, implementation
+):
     """logsumexp of them is inf, though exp() of the finite ones is as well."""
     sizes = [100.0, 3e7, 1e9, 1e20, 3e38] * 8
     x = np.linspace(0.5, 1, columns)[:, None] * np.asarray(sizes).astype(dtype).astype(np.float64)
     x = x.astype(dtype)
     x[7] = np.inf
     x[:, 20:] = -x[:, 20:]
-    how = {"implementation": implementation, "algorithm": "column"}
+    how = {"implementation": implementation, "algorithm": algorithm}
     with helpers.x64(dtype):
         assert_accurate(name, ours(name, x, 0, **how), x, 0)
 
@@ -268,12 +293,12 @@ def test_columns_of_large_values_beside_infinite_ones(name, columns, dtype, impl
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("scale", [0.3, -2.0])
 def test_scales_of_columns_in_strips(name, scale, dtype, implementation):
-    if implementation != "cuda":
-        pytest.skip("the executor has no copies that run beside the threads")
     x = helpers.normal((1500, 72), dtype, scale=4)
+    if why := helpers.refusal("softmax", "strip", x.shape, axis=0):
+        pytest.skip(why)
     x[:, 1], x[7, 2], x[8, 3] = -np.inf, np.inf, -np.inf
     with helpers.x64(dtype):
-        how = {"implementation": implementation, "algorithm": "column"}
+        how = {"implementation": implementation, "algorithm": "strip"}
         assert_accurate(name, ours(name, x, 0, scale=scale, **how), x, 0, scale=scale)
 
 
@@ -281,11 +306,13 @@ def test_scales_of_columns_in_strips(name, scale, dtype, implementation):
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("inner", [8, 13])
-def test_columns(name, inner, dtype, implementation):
+@pytest.mark.parametrize(
+    ("algorithm", "lengths"), [("column", (1, 31, 33, 500)), ("column_two_pass", (1, 33, 1023))]
+)
+def test_columns(name, inner, algorithm, lengths, dtype, implementation):
     """Columns side by side that fill packs of 16 bytes, and such that do not."""
-    lengths = (1, 31, 33, 1023, 4097)
     xs = [helpers.normal((2, columns, inner), dtype, scale=4) for columns in lengths]
-    assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="column")
+    assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm=algorithm)
 
 
 @pytest.mark.kernel
@@ -400,8 +427,9 @@ def test_rows_that_a_scale_makes_infinite(name, algorithm, dtype, implementation
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("algorithm", LONG)
 def test_long_rows_of_large_values(name, algorithm, dtype, implementation):
-    """Rows that a cluster holds in shared memory; shorter ones where the host takes them."""
-    times = (15_000 if implementation == "cuda" else 1_500) // jnp.dtype(dtype).itemsize
+    """Rows that a cluster holds in shared memory, or registers; on the host, shorter ones."""
+    most = 12_000 if algorithm == "cluster" else 15_000
+    times = (most if implementation == "cuda" else 1_500) // jnp.dtype(dtype).itemsize
     x = np.tile(large_values(dtype), (1, times))
     with helpers.x64(dtype):
         y = ours(name, x, implementation=implementation, algorithm=algorithm)
@@ -412,8 +440,8 @@ def test_long_rows_of_large_values(name, algorithm, dtype, implementation):
 @pytest.mark.parametrize(
     ("algorithm", "axis"),
     [
-        *((name, axis) for name in (*LADDER, *UNMASKED, "block") for axis in range(3)),
-        *(("column", axis) for axis in (0, 1)),
+        *((name, axis) for name in (*LADDER, *UNMASKED, "strided") for axis in range(3)),
+        *((name, axis) for name in ("column", "column_two_pass") for axis in (0, 1)),
         ("warp", 2),
     ],
 )
@@ -469,41 +497,141 @@ SCALES = {
     "zero scale": {"scale": 0.0},
     "scale that float32 rounds to zero": {"scale": 1e-60},
 }
-OPTIONS = {
-    **SCALES,
-    "causal": {"causal": True},
-    "causal and scale": {"causal": True, "scale": -0.125},
-    "full mask": {"where": np.random.default_rng(0).random((3, 5, 133)) < 0.6},
-    "mask of columns": {"where": np.arange(133) % 3 != 1},
-    "mask of rows": {"where": np.array([[True], [False], [True], [True], [False]])},
-    "mask, causal and scale": {
-        "where": np.random.default_rng(0).random((5, 133)) < 0.4,
-        "causal": True,
-        "scale": 1.7,
-    },
-}
 
 
-def options_of(algorithm):
-    """The options that it takes: staged has no masks."""
-    return (SCALES if algorithm == "staged" else OPTIONS).values()
+def options_for(columns):
+    """Options for an array of (3, 5, columns)."""
+    random = np.random.default_rng(0).random
+    return [
+        *SCALES.values(),
+        {"causal": True},
+        {"causal": True, "scale": -0.125},
+        {"where": random((3, 5, columns)) < 0.6},
+        {"where": np.arange(columns) % 3 != 1},
+        {"where": np.array([[True], [False], [True], [True], [False]])},
+        {"where": random((5, columns)) < 0.4, "causal": True, "scale": 1.7},
+    ]
+
+
+OPTIONS = options_for(133)
+
+
+def options_of(algorithm, name, x):
+    """Those of them that an algorithm takes: not all take masks."""
+    return [each for each in options_for(x.shape[-1]) if takes(algorithm, name, x, **each)]
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("columns", [133, 136])
 @pytest.mark.parametrize("algorithm", PRODUCTION)
-def test_options_of_every_production_algorithm(name, algorithm, dtype, implementation):
+def test_options_of_every_production_algorithm(name, algorithm, columns, dtype, implementation):
     """Causal rows are short: threads, warps and blocks behind their ends see no element at all."""
-    x = helpers.normal((3, 5, 133), dtype, scale=3)
+    x = helpers.normal((3, 5, columns), dtype, scale=3)
     function = functools.partial(ours, name, implementation=implementation, algorithm=algorithm)
-    for options, y in under_each(options_of(algorithm), function, x):
+    for options, y in under_each(options_of(algorithm, name, x), function, x):
+        assert_accurate(name, y, x, **options)
+
+
+# Lengths of rows, and so phases of their flags, that are no multiples of what is read at a time.
+ODD_LENGTHS = (1, 3, 7, 9, 131, 133, 197, 1000, 1500, 2047)
+if jax.default_backend() != "gpu":  # the executor takes its time
+    ODD_LENGTHS = (1, 7, 133, 197, 1500)
+
+
+def masks_of_any_phase(shape, seed=0):
+    """Options with masks of each broadcast, and what is left out by causality alone.
+
+    The rows of a mask lie as those of the array do, or not: leading dims that it lacks, or has
+    alone, give its rows other phases. A mask that has no columns leaves out whole rows.
+    """
+    rng = np.random.default_rng(seed)
+    leading, rows, columns = shape
+    shapes = [shape, (rows, columns), (leading, 1, columns), (columns,), (leading, rows, 1)]
+    masks = [rng.random(each) < 0.6 for each in shapes]
+    if rows > 1:
+        masks[0][0, 1] = False
+    return [
+        {"causal": True},
+        *({"where": mask} for mask in masks),
+        {"where": masks[1], "causal": True, "scale": -0.5},
+        {"where": masks[3], "causal": True},
+    ]
+
+
+def of_cases(function, cases, *arrays):
+    """`function(x, *others, **options)` for each pair of x and options, as one program.
+
+    `arrays`: lists of the others.
+    """
+    static = [{k: v for k, v in each.items() if k != "where"} for _, each in cases]
+    masks = [{k: v for k, v in each.items() if k == "where"} for _, each in cases]
+
+    @jax.jit
+    def run(xs, masks, arrays):
+        return [
+            function(*operands, **mask, **options)
+            for *operands, mask, options in zip(xs, *arrays, masks, static, strict=True)
+        ]
+
+    return run([x for x, _ in cases], masks, arrays)
+
+
+def special_rows(shape, dtype):
+    """Rows with an element that is not finite, or throughout, beside others."""
+    x = helpers.normal(shape, dtype, scale=3)
+    x[0, 2, -1], x[1, 0, 0], x[1, 1] = np.inf, np.nan, -np.inf
+    x[1, 2, : shape[-1] // 2] = -np.inf
+    return x
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("algorithm", MASKED)
+def test_masks_of_rows_of_any_phase(name, algorithm, dtype, implementation):
+    size = jnp.dtype(dtype).itemsize
+    lengths = [n for n in ODD_LENGTHS if n * size <= LONGEST.get(algorithm, np.inf)]
+    xs = [special_rows((2, 3, columns), dtype) for columns in lengths]
+    cases = [(x, options) for x in xs for options in masks_of_any_phase(x.shape)]
+    function = functools.partial(ours, name, implementation=implementation, algorithm=algorithm)
+    with helpers.x64(dtype):
+        ys = of_cases(function, cases)
+    for (x, options), y in zip(cases, ys, strict=True):
+        assert_accurate(name, y, x, **options)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("algorithm", LONG)
+def test_masks_of_long_rows_of_any_phase(name, algorithm, dtype, implementation):
+    xs = [helpers.normal((2, 1, columns), dtype, scale=4) for columns in (9001, 40001)]
+    for x in xs:
+        x[1, 0, -2] = -np.inf
+    cases = [(x, options) for x in xs for options in masks_of_any_phase(x.shape)]
+    function = functools.partial(ours, name, implementation=implementation, algorithm=algorithm)
+    for (x, options), y in zip(cases, of_cases(function, cases), strict=True):
+        assert_accurate(name, y, x, **options)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_masks_of_many_rows_of_any_phase(name, dtype, implementation):
+    """More work than the kernels for little work take: by warps, and by blocks."""
+    xs = [helpers.normal(shape, dtype, scale=3) for shape in ((4, 700, 197), (4, 130, 2049))]
+    cases = [(x, options) for x in xs for options in masks_of_any_phase(x.shape)]
+    cases = [case for i, case in enumerate(cases) if i % 2 == (name == "softmax")]
+    function = functools.partial(ours, name, implementation=implementation)
+    for (x, options), y in zip(cases, of_cases(function, cases), strict=True):
         assert_accurate(name, y, x, **options)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("algorithm", ["block", "column"])
+@pytest.mark.parametrize("algorithm", ["strided", "column", "column_two_pass"])
 def test_options_on_another_axis(name, algorithm, implementation):
     x = helpers.normal((3, 5, 8), "float32", scale=3)
     every_option = [
@@ -781,16 +909,69 @@ def assert_accurate_cotangent(name, actual, x, y, cotangent, axis=-1, scale=1.0,
         magnitude = np.abs(cotangent).sum(axis, keepdims=True, where=keep)
         terms = np.abs(cotangent) + np.exp(y) * magnitude
     else:
-        lse = np.expand_dims(reference("logsumexp", x, axis, scale, **options), axis)
-        expected = scale * np.exp(scale * x - lse) * np.expand_dims(cotangent, axis)
+        weights, argument = exact_weights(x, keep, axis, scale)
+        expected = scale * weights * np.expand_dims(cotangent, axis)
         terms = np.abs(expected)
-        argument = np.abs(scale * x) + np.abs(lse)
     expected = np.where(keep, expected, 0)
     spacing = helpers.spacing(expected, actual.dtype)
     roundings = (16 + 2 * argument) * np.finfo(accumulator).eps * max(1, abs(scale))
     error = np.abs(helpers.exact(actual) - expected)
     assert np.all((error <= spacing + roundings * terms)[keep]), (x.shape, axis, scale, options)
     assert np.all(np.asarray(actual)[~keep] == 0)
+
+
+def exact_weights(x, keep, axis=-1, scale=1.0):
+    """Softmax, and the magnitude of what exp may be taken of for it.
+
+    That is `(scale * x - max(scale * x)) - log(sum)`: however large the elements are, it is not.
+    But their products are rounded, unless the scale is a power of two.
+    """
+    z = np.where(keep, scale * helpers.exact(x), -np.inf)
+    shifted = z - z.max(axis, keepdims=True)
+    log_sum = np.log(np.exp(shifted).sum(axis, keepdims=True))
+    rounded = 0 if np.frexp(scale)[0] in (0.5, -0.5) else np.abs(z)
+    argument = np.where(keep, np.abs(shifted) + log_sum + rounded, 0)
+    return np.exp(shifted - log_sum), argument
+
+
+@pytest.mark.parametrize("each", ["ours", "xla", None])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"scale": -2.0, "causal": True}, {"where": np.arange(301) % 3 != 1}, {"scale": 0.3}],
+    ids=["plain", "causal", "masked", "scaled"],
+)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_derivatives_of_logsumexp_are_as_exact_at_any_offset(dtype, options, each, implementation):
+    implementation = implementation if each == "ours" else each
+    xs = [helpers.with_offset(offset, (5, 301), dtype) for offset in helpers.OFFSETS]
+    v = helpers.normal((5, 301), "float32", seed=1).astype(xs[0].dtype)
+    scale, keep = options.get("scale", 1.0), np.broadcast_to(kept(xs[0], **options), v.shape)
+
+    def derivatives(x):
+        def function(x):
+            return ours("logsumexp", x, -1, implementation=implementation, **options)
+
+        def gradient(x):
+            return jax.grad(lambda x: function(x).astype("float32").sum())(x)
+
+        return gradient(x), jax.jvp(function, (x,), (v,))[1], jax.jvp(gradient, (x,), (v,))[1]
+
+    def assert_close(actual, expected, terms):
+        eps = jnp.finfo(v.dtype if each == "xla" else np.float32).eps  # XLA computes in the dtype
+        bound = eps * terms + helpers.spacing(expected, v.dtype)
+        assert np.all(np.abs(helpers.exact(actual) - expected) <= bound), x[0, 0]
+
+    results = jax.jit(lambda xs: [derivatives(x) for x in xs])(xs)
+    for x, (gradient, tangent, second) in zip(xs, results, strict=True):
+        weights, argument = exact_weights(x, keep, scale=scale)
+        weights_v = weights * helpers.exact(v)
+        total = weights_v.sum(-1, keepdims=True)
+        roundings = 16 + 2 * argument
+        assert_close(gradient, scale * weights, abs(scale) * roundings * weights)
+        terms = (roundings * np.abs(weights_v)).sum(-1, keepdims=True)
+        assert_close(tangent, scale * total[:, 0], abs(scale) * terms[:, 0])
+        terms = roundings * np.abs(weights_v) + weights * (terms + roundings * np.abs(total))
+        assert_close(second, scale**2 * (weights_v - weights * total), scale**2 * terms)
 
 
 @pytest.mark.kernel
@@ -805,13 +986,46 @@ def test_gradient(name, dtype, implementation):
         return y, pullback(cotangent)[0]
 
     with helpers.x64(dtype):
-        results = under_each(OPTIONS.values(), function, x, cotangent)
+        results = under_each(OPTIONS, function, x, cotangent)
     for options, (y, actual) in results:
         assert actual.dtype == x.dtype
         assert_accurate_cotangent(name, np.asarray(actual), x, y, cotangent, **options)
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_gradient_under_masks_of_rows_of_any_phase(name, dtype, implementation):
+    cases = []
+    for columns in (1, 7, 9, 197, 1001):
+        x = helpers.normal((2, 3, columns), dtype, scale=3)
+        cases += [(x, options) for options in masks_of_any_phase(x.shape)]
+    shapes = [x.shape[:2] if name == "logsumexp" else x.shape for x, _ in cases]
+    cotangents = [helpers.normal(shape, dtype, seed=1) for shape in shapes]
+
+    def function(x, cotangent, **options):
+        y, pullback = jax.vjp(lambda x: ours(name, x, implementation=implementation, **options), x)
+        return y, pullback(cotangent)[0]
+
+    with helpers.x64(dtype):
+        results = of_cases(function, cases, cotangents)
+    for (x, options), cotangent, (y, actual) in zip(cases, cotangents, results, strict=True):
+        assert_accurate_cotangent(name, np.asarray(actual), x, y, cotangent, **options)
+
+
 TANGENTS = {"softmax": "softmax_tangent", "log_softmax": "log_softmax_cotangent"}
+
+
+def takes_tangent(algorithm, name, x):
+    """As `takes` of a derivative along the last axis."""
+    kernel = _primitive.KERNELS[helpers.primitive(TANGENTS[name])]
+    implementation = "cuda" if jax.default_backend() == "gpu" else "interpret"
+    problem = kernel.problem(x, x, axes=(x.ndim - 1,))
+    try:
+        _library.planned(implementation, "softmax", problem, algorithm)
+    except ValueError:
+        return False
+    return True
 
 
 def assert_tangents_accurate(name, cases, dtype, **how):
@@ -862,15 +1076,16 @@ def test_tangents_of_every_production_algorithm(name, algorithm, dtype, implemen
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", TANGENTS)
-@pytest.mark.parametrize("algorithm", [None, "block"])
+@pytest.mark.parametrize("algorithm", ["small_block", "block"])
 def test_tangents_of_a_few_rows_of_any_even_length(name, algorithm, dtype, implementation):
     """What small problems have kernels for: one to four packs in each thread of up to 8 warps."""
     lengths = (8, 32, 128, 264, 520, 1000, 2048, 4096, 8192)
     cases = [(helpers.normal((3, columns), dtype, scale=3), {}) for columns in lengths]
-    x = helpers.normal((3, 2056), dtype, scale=3)
+    x = helpers.normal((3, 2048), dtype, scale=3)
     where = np.random.default_rng(0).random(x.shape) < 0.5
     where[1] = False
     cases += [(x, {"where": where}), (x, {"causal": True})]
+    cases = [(x, options) for x, options in cases if takes_tangent(algorithm, name, x)]
     how = {"implementation": implementation, "algorithm": algorithm}
     assert_tangents_accurate(name, cases, dtype, **how)
 
@@ -890,36 +1105,58 @@ def test_tangents_of_long_rows(name, algorithm, dtype, implementation):
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", TANGENTS)
 def test_tangents_of_rows_that_a_cluster_holds_in_shared_memory(name, dtype, implementation):
-    if implementation != "cuda":
-        pytest.skip("the executor runs one block after the other")
     size = jnp.dtype(dtype).itemsize
-    lengths = [row_bytes // size for row_bytes in (300_000, 300_000 + size, 1 << 19)]
-    cases = [(helpers.normal((5, columns), dtype, scale=3), {}) for columns in lengths]
+    rows, row_bytes = 5, (300_000, 300_000 + size, 1 << 19)
+    if implementation == "interpret":
+        rows, row_bytes = 2, row_bytes[:2]
+    shapes = [(rows, bytes_ // size) for bytes_ in row_bytes]
+    cases = [(helpers.normal(shape, dtype, scale=3), {}) for shape in shapes]
     cases.append((cases[0][0], {"causal": True}))
-    assert_tangents_accurate(name, cases, dtype, implementation=implementation, algorithm="cluster")
+    how = {"implementation": implementation, "algorithm": "cluster_shared"}
+    assert_tangents_accurate(name, cases, dtype, **how)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", TANGENTS)
 def test_tangents_of_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
-    if implementation != "cuda":
-        pytest.skip("the executor runs one block after the other")
     size = jnp.dtype(dtype).itemsize
     columns = 40_000 // size
     shapes = [(800, columns), (800, columns + 1), (14, 1_400_000 // size + 1), (1, 7000001)]
+    if implementation == "interpret":  # its GPU has 4 multiprocessors
+        shapes = [(14, columns), (14, columns + 1), (3, 88_000 // size), (1, 200_000 // size + 1)]
     cases = [(helpers.normal(shape, dtype, scale=3), {}) for shape in shapes]
     cases.append((cases[0][0], {"causal": True}))
-    assert_tangents_accurate(name, cases, dtype, implementation=implementation, algorithm="split")
+    for algorithm in ("split", "split_pipelined"):
+        taken = [each for each in cases if takes_tangent(algorithm, name, each[0])]
+        how = {"implementation": implementation, "algorithm": algorithm}
+        assert_tangents_accurate(name, taken, dtype, **how)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", TANGENTS)
 @pytest.mark.parametrize("algorithm", PRODUCTION)
-def test_options_of_tangents(name, algorithm, dtype, implementation):
-    x = helpers.normal((3, 5, 133), dtype, scale=3)
-    cases = [(x, options) for options in options_of(algorithm)]
+@pytest.mark.parametrize("columns", [133, 136])
+def test_options_of_tangents(name, algorithm, columns, dtype, implementation):
+    x = helpers.normal((3, 5, columns), dtype, scale=3)
+    cases = [(x, options) for options in options_of(algorithm, "softmax", x)]
+    how = {"implementation": implementation, "algorithm": algorithm}
+    assert_tangents_accurate(name, cases, dtype, **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", TANGENTS)
+@pytest.mark.parametrize("algorithm", MASKED)
+def test_tangents_under_masks_of_rows_of_any_phase(name, algorithm, dtype, implementation):
+    size = jnp.dtype(dtype).itemsize
+    lengths = [n for n in ODD_LENGTHS if 2 * n * size <= LONGEST.get(algorithm, np.inf)]
+    xs = [helpers.normal((2, 3, columns), dtype, scale=3) for columns in lengths]
+    long = helpers.normal((1, 1, 40001), dtype, scale=3)
+    with helpers.x64(dtype):
+        xs += [long] if takes_tangent(algorithm, name, long) else []
+    cases = [(x, options) for x in xs for options in masks_of_any_phase(x.shape)]
     how = {"implementation": implementation, "algorithm": algorithm}
     assert_tangents_accurate(name, cases, dtype, **how)
 
@@ -928,13 +1165,16 @@ def test_options_of_tangents(name, algorithm, dtype, implementation):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", TANGENTS)
 @pytest.mark.parametrize("inner", [8, 13])
-def test_tangents_of_columns(name, inner, dtype, implementation):
+@pytest.mark.parametrize(
+    ("algorithm", "lengths"), [("column", (1, 33, 250)), ("column_two_pass", (1, 1023))]
+)
+def test_tangents_of_columns(name, inner, algorithm, lengths, dtype, implementation):
     cases = []
-    for columns in (1, 33, 1023, 4097):
+    for columns in lengths:
         x = helpers.normal((2, columns, inner), dtype, scale=3)
         where = np.random.default_rng(0).random((columns, 1)) < 0.6
         cases += [(x, {"axis": 1}), (x, {"axis": 1, "where": where})]
-    how = {"implementation": implementation, "algorithm": "column"}
+    how = {"implementation": implementation, "algorithm": algorithm}
     assert_tangents_accurate(name, cases, dtype, **how)
 
 
@@ -942,11 +1182,12 @@ def test_tangents_of_columns(name, inner, dtype, implementation):
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", TANGENTS)
 def test_tangents_of_columns_that_blocks_hold_in_strips(name, dtype, implementation):
-    if implementation != "cuda":
-        pytest.skip("the executor has no copies that run beside the threads")
-    shapes = [(2, columns, 200) for columns in (129, 257, 700, 2300, 2500, 4096, 4097)]
-    xs = [helpers.normal(shape, dtype, scale=3) for shape in [*shapes, (3, 150, 2184)]]
-    how = {"implementation": implementation, "algorithm": "column"}
+    shapes = [(2, columns, 200) for columns in (129, 257, 700, 2300, 2500, 4096)]
+    shapes.append((3, 150, 2184))
+    if implementation == "interpret":
+        shapes = [(2, 129, 200), (1, 700, 72), (1, 2300, 72)]
+    xs = [helpers.normal(shape, dtype, scale=3) for shape in shapes]
+    how = {"implementation": implementation, "algorithm": "strip"}
     assert_tangents_accurate(name, [(x, {"axis": 1}) for x in xs], dtype, **how)
 
 
@@ -979,7 +1220,7 @@ def test_jvp_and_vjp_as_in_jax(name, each, implementation):
         return jax.jvp(function, (x,), (t,)), jax.vjp(function, x)[1](cotangent)
 
     actual, expected = (
-        under_each(OPTIONS.values(), functools.partial(derivatives, function), x, t, cotangent)
+        under_each(OPTIONS, functools.partial(derivatives, function), x, t, cotangent)
         for function in (functools.partial(ours, implementation=implementation), upstream)
     )
     assert_same = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
@@ -1040,21 +1281,20 @@ def test_gradient_of_a_named_algorithm(algorithm, implementation):
 
 
 @pytest.mark.parametrize(
-    ("name", "target"),
+    ("name", "targets"),
     [
-        ("softmax", "softmax_tangent"),
-        ("log_softmax", "log_softmax_cotangent"),
-        ("logsumexp", "logsumexp_cotangent"),
+        ("softmax", {"softmax_v1", "softmax_tangent_v1"}),
+        ("log_softmax", {"log_softmax_v1", "log_softmax_cotangent_v1"}),
+        ("logsumexp", {"logsumexp_with_residuals_v1", "logsumexp_cotangent_v2"}),
     ],
 )
 @pytest.mark.parametrize("axis", [0, 1])
-def test_gradients_run_our_kernels(name, target, axis, implementation):
+def test_gradients_run_our_kernels(name, targets, axis, implementation):
     calls = helpers.custom_calls(
         jax.grad(lambda x: (ours(name, x, axis, implementation=implementation) ** 2).sum()),
         jnp.zeros((4, 8)),
     )
-    assert any(call.startswith(f"jax_gpuops_{name}_v1") for call in calls)
-    assert any(call.startswith(f"jax_gpuops_{target}_v1") for call in calls)
+    assert set(calls) == {f"jax_gpuops_{target}" for target in targets}
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -1108,24 +1348,71 @@ def test_repeats_are_bit_identical(algorithm, implementation):
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
 
 
+def under_each_schedule(function, schedules):
+    """The result of `function()` in the order of threads that the executor has of itself, after a
+    check that it is the same in other ones: pairs of a seed and what is held back."""
+    from jax_gpuops_ffi import _interpret
+
+    expected = np.asarray(function())
+    try:
+        for seed, held_back in schedules:
+            _interpret.set_schedule_seed(seed)
+            _interpret.set_held_back(**held_back)
+            np.testing.assert_array_equal(np.asarray(function()), expected, f"{seed} {held_back}")
+    finally:
+        _interpret.set_schedule_seed(0)
+        _interpret.set_held_back()
+    return expected
+
+
 @pytest.mark.parametrize("algorithm", [*LADDER, *UNMASKED, *PRODUCTION])
 def test_any_order_of_threads(algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""
     if implementation != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
-    from jax_gpuops_ffi import _interpret
-
     x = helpers.normal((5, 100), "float32")
-    results = []
-    try:
-        for seed in range(5):
-            _interpret.set_schedule_seed(seed)
-            y = ours("softmax", x, implementation=implementation, algorithm=algorithm)
-            results.append(np.asarray(y))
-    finally:
-        _interpret.set_schedule_seed(0)
-    for result in results[1:]:
-        np.testing.assert_array_equal(results[0], result)
+    under_each_schedule(
+        lambda: ours("softmax", x, implementation=implementation, algorithm=algorithm),
+        [(seed, {}) for seed in range(1, 5)],
+    )
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("algorithm", "row_bytes", "shape", "axis", "warps"),
+    [
+        ("cluster", 140_000, (2, 0), -1, (0, 1, 7)),  # in registers
+        ("cluster", 530_000, (2, 0), -1, (0, 3, 7)),  # in shared memory
+        # Two groups of two blocks. Behind 24 or 22 warps with pieces of rows come one that posts
+        # states and one that collects those of the other block.
+        ("split", 80_000, (18, 0), -1, (0, 10, 22, 23, 24, 25)),
+        ("column", None, (300, 136), 0, (0, 8, 15)),  # strips of one block
+        ("column", None, (1500, 72), 0, (0, 8, 15)),  # and of several
+        ("staged", None, (700, 33), -1, (0, 3, 7)),
+    ],
+    ids=["registers", "slices", "ring", "strip", "strips", "staged"],
+)
+def test_any_order_of_blocks_and_copies(
+    algorithm, row_bytes, shape, axis, warps, dtype, implementation
+):
+    """Blocks that work together, and copies beside the threads: with copies that come late, early
+    or at any time, and with any of the blocks or warps held back as long as others can run."""
+    if implementation != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    if row_bytes is not None:
+        shape = (shape[0], row_bytes // jnp.dtype(dtype).itemsize)
+    x = helpers.normal(shape, dtype, scale=4)
+    schedules = [
+        *((seed, {}) for seed in range(1, 4)),
+        *((seed, {"warp": warp}) for seed, warp in enumerate(warps)),
+        *((seed, {"block": block}) for seed, block in enumerate((0, 1, 3))),
+    ]
+    y = under_each_schedule(
+        lambda: ours("softmax", x, axis, implementation=implementation, algorithm=algorithm),
+        schedules,
+    )
+    assert_accurate("softmax", y, x, axis)
 
 
 @pytest.mark.kernel
@@ -1167,7 +1454,7 @@ def test_sums_of_long_rows_stay_accurate(implementation):
 BEYOND_INT = 2**31 + 5
 
 
-@pytest.mark.parametrize("algorithm", ["block", "split"])
+@pytest.mark.parametrize("algorithm", ["block_two_pass", "split"])
 def test_a_row_longer_than_32_bits_count(algorithm, implementation):
     if implementation != "cuda":
         pytest.skip("4 GiB take the executor an hour")

@@ -6,6 +6,10 @@
 #include "core/cuda.h"
 #include "core/errors.h"
 
+#ifdef JAX_GPUOPS_INTERPRET
+#include "simt/simt.h"
+#endif
+
 namespace JAX_GPUOPS_NAMESPACE {
 namespace {
 
@@ -35,7 +39,12 @@ Device read_device(int ordinal) {
 
 const Device& device(int ordinal) {
 #ifdef JAX_GPUOPS_INTERPRET
-  static const Device host{ordinal, 0, 2, 2048, kHopperSharedBytes};
+  static const Device host{ordinal,
+                           90,
+                           simt::kMultiprocessors,
+                           simt::kThreadsPerMultiprocessor,
+                           simt::kSharedBytesPerBlock,
+                           /*simulated=*/true};
   return host;
 #else
   static std::mutex mutex;
@@ -48,7 +57,7 @@ const Device& device(int ordinal) {
 }
 
 const Device& nominal_device() {
-  static const Device h200{0, 90, 132, 2048, kHopperSharedBytes};
+  static const Device h200{-1, 90, 132, 2048, kHopperSharedBytes};
   return h200;
 }
 

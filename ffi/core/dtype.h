@@ -1,9 +1,9 @@
-// Element types: the names that kernels, plans and Python share, and the step from a run-time type
-// to a template argument.
+// Element types: the names that kernels, plans and Python share.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -27,23 +27,34 @@ enum class DType {
   kBFloat16,
   kFloat32,
   kFloat64,
+  kFloat8E4M3FN,
+  kFloat8E5M2,
 };
 
 struct DTypeInfo {
   DType dtype;
-  std::string_view name;  // numpy's name
+  std::string_view name;  // numpy's, or ml_dtypes'
   std::size_t bytes;
 };
 
 inline constexpr DTypeInfo kDTypes[] = {
-    {DType::kBool, "bool", 1},         {DType::kInt8, "int8", 1},
-    {DType::kInt16, "int16", 2},       {DType::kInt32, "int32", 4},
-    {DType::kInt64, "int64", 8},       {DType::kUInt8, "uint8", 1},
-    {DType::kUInt16, "uint16", 2},     {DType::kUInt32, "uint32", 4},
-    {DType::kUInt64, "uint64", 8},     {DType::kFloat16, "float16", 2},
-    {DType::kBFloat16, "bfloat16", 2}, {DType::kFloat32, "float32", 4},
+    {DType::kBool, "bool", 1},
+    {DType::kInt8, "int8", 1},
+    {DType::kInt16, "int16", 2},
+    {DType::kInt32, "int32", 4},
+    {DType::kInt64, "int64", 8},
+    {DType::kUInt8, "uint8", 1},
+    {DType::kUInt16, "uint16", 2},
+    {DType::kUInt32, "uint32", 4},
+    {DType::kUInt64, "uint64", 8},
+    {DType::kFloat16, "float16", 2},
+    {DType::kBFloat16, "bfloat16", 2},
+    {DType::kFloat32, "float32", 4},
     {DType::kFloat64, "float64", 8},
+    {DType::kFloat8E4M3FN, "float8_e4m3fn", 1},
+    {DType::kFloat8E5M2, "float8_e5m2", 1},
 };
+static_assert(std::size(kDTypes) == static_cast<int>(DType::kFloat8E5M2) + 1);
 
 inline const DTypeInfo& info(DType dtype) { return kDTypes[static_cast<int>(dtype)]; }
 
@@ -85,29 +96,6 @@ template <>
 inline constexpr DType kDTypeOf<float> = DType::kFloat32;
 template <>
 inline constexpr DType kDTypeOf<double> = DType::kFloat64;
-
-// Calls f(Type<T>{}) for the T among Ts that `dtype` names; throws if it is none of them.
-template <class... Ts, class F>
-void dispatch(DType dtype, F&& f) {
-  const bool found = ((dtype == kDTypeOf<Ts> ? (f(Type<Ts>{}), true) : false) || ...);
-  if (!found) {
-    throw std::invalid_argument("dtype " + std::string(info(dtype).name) +
-                                " is not among those this op has kernels for");
-  }
-}
-
-// Calls f(std::integral_constant<int, n>{}) for the power of two n in [kSmallest, kLargest] that is
-// `value`; throws if it is none of them.
-template <int kSmallest, int kLargest, class F>
-void dispatch_power_of_two(int value, F&& f) {
-  if (value == kSmallest) {
-    f(std::integral_constant<int, kSmallest>{});
-  } else if constexpr (kSmallest < kLargest) {
-    dispatch_power_of_two<2 * kSmallest, kLargest>(value, f);
-  } else {
-    throw std::logic_error("no kernel was built for the size " + std::to_string(value));
-  }
-}
 
 // The type in which an op computes with elements of T: sums of 16-bit floats would lose all but
 // their first digits in their own type.

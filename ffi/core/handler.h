@@ -2,9 +2,12 @@
 // kernels and plans do not.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <exception>
+#include <initializer_list>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -17,6 +20,7 @@
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/queue.h"
+#include "core/record.h"
 #include "core/registry.h"
 #include "xla/ffi/api/ffi.h"
 
@@ -53,6 +57,10 @@ inline DType dtype_of(const ffi::AnyBuffer& buffer) {
       return DType::kFloat32;
     case ffi::F64:
       return DType::kFloat64;
+    case ffi::F8E4M3FN:
+      return DType::kFloat8E4M3FN;
+    case ffi::F8E5M2:
+      return DType::kFloat8E5M2;
     default:
       throw std::invalid_argument("a buffer has an element type no kernel handles");
   }
@@ -71,28 +79,40 @@ inline std::int64_t product(ffi::Span<const std::int64_t> dimensions, std::size_
   return result;
 }
 
-// The memory that kernels see for one buffer. Under AddressSanitizer the host executor gives them
-// a copy in a heap block of the exact size: XLA packs buffers into arenas, where an access beyond
-// the end would hit a neighbour unnoticed.
+#ifdef JAX_GPUOPS_INTERPRET
+// Tests set it to run kernels on buffers that begin so many bytes after where XLA put them.
+inline std::atomic<std::size_t> buffer_offset{0};
+
+// Under AddressSanitizer kernels get copies of buffers in heap blocks of the exact size: XLA packs
+// buffers into arenas, where an access beyond the end would hit a neighbour unnoticed.
+#ifdef __SANITIZE_ADDRESS__
+inline constexpr bool kCopiesBuffers = true;
+#else
+inline constexpr bool kCopiesBuffers = false;
+#endif
+#endif
+
+// The memory that kernels see for one buffer.
 class BufferAccess {
  public:
-  BufferAccess(void* data, std::size_t bytes, bool writable) : data_(data) {
-#if defined(JAX_GPUOPS_INTERPRET) && defined(__SANITIZE_ADDRESS__)
-    bytes_ = bytes;
-    writable_ = writable;
-    const std::size_t phase = reinterpret_cast<std::uintptr_t>(data) % 16;
-    copy_.reset(new char[phase + bytes]);  // kernels see the phase of the original address
+  BufferAccess(void* data, [[maybe_unused]] std::size_t bytes, [[maybe_unused]] bool writable,
+               [[maybe_unused]] bool aligned = false)
+      : data_(data) {
+#ifdef JAX_GPUOPS_INTERPRET
+    const std::size_t offset = aligned ? 0 : buffer_offset.load();
+    if (!kCopiesBuffers && offset == 0) return;
+    // The phase of the original address, as plans see it.
+    const std::size_t phase = (reinterpret_cast<std::uintptr_t>(data) + offset) % 16;
+    copy_.reset(new char[phase + bytes]);
     if (bytes != 0) std::memcpy(copy_.get() + phase, data, bytes);
-    original_ = data;
     data_ = copy_.get() + phase;
-#else
-    (void)bytes;
-    (void)writable;
+    original_ = data;
+    bytes_ = writable ? bytes : 0;
 #endif
   }
-#if defined(JAX_GPUOPS_INTERPRET) && defined(__SANITIZE_ADDRESS__)
+#ifdef JAX_GPUOPS_INTERPRET
   ~BufferAccess() {
-    if (writable_ && bytes_ != 0) std::memcpy(original_, data_, bytes_);
+    if (bytes_ != 0) std::memcpy(original_, data_, bytes_);
   }
 #endif
   BufferAccess(const BufferAccess&) = delete;
@@ -102,11 +122,10 @@ class BufferAccess {
 
  private:
   void* data_;
-#if defined(JAX_GPUOPS_INTERPRET) && defined(__SANITIZE_ADDRESS__)
-  void* original_;
-  std::size_t bytes_;
-  bool writable_;
+#ifdef JAX_GPUOPS_INTERPRET
   std::unique_ptr<char[]> copy_;
+  void* original_ = nullptr;
+  std::size_t bytes_ = 0;  // to be copied back
 #endif
 };
 
@@ -122,6 +141,60 @@ class Result : public BufferAccess {
   explicit Result(ffi::Result<ffi::AnyBuffer> buffer)
       : BufferAccess(buffer->untyped_data(), buffer->size_bytes(), /*writable=*/true) {}
 };
+
+// Memory for partial results, which is aligned as XLA aligns what it allocates.
+class WorkspaceBuffer : public BufferAccess {
+ public:
+  explicit WorkspaceBuffer(ffi::Result<ffi::AnyBuffer> buffer)
+      : BufferAccess(buffer->untyped_data(), buffer->size_bytes(), /*writable=*/false,
+                     /*aligned=*/true) {}
+};
+
+// What kernels may take for granted of an address: the bytes that an access of a pack of 16 needs.
+inline constexpr std::int64_t kFullAlignment = 16;
+
+// The largest power of two, up to kFullAlignment, that divides all addresses; null ones do not
+// count.
+inline std::int64_t common_alignment(std::initializer_list<const void*> addresses) {
+  std::uintptr_t bits = kFullAlignment;
+  for (const void* address : addresses) bits |= reinterpret_cast<std::uintptr_t>(address);
+  return static_cast<std::int64_t>(bits & (~bits + 1));
+}
+
+// The alignment that all buffers of a problem have, in bytes. An op whose problems have no dtype
+// overloads it.
+template <class Problem>
+std::int64_t least_alignment(const Problem& problem) {
+  return static_cast<std::int64_t>(info(problem.dtype).bytes);
+}
+
+// Plans a problem and launches the plan: the one way from a problem to a kernel. The problem has
+// the alignment of the addresses of this execution. In the initialize stage those of the execute
+// stage are not known, so the kernels of both cases are loaded: aligned, and aligned to no more
+// than an element.
+template <class Problem, class Launch>
+void plan_and_launch(const Queue& queue, std::string_view op, Problem problem,
+                     std::string_view algorithm, Launch&& launch) {
+  if (queue.preparing) {
+    problem.alignment = kFullAlignment;
+    launch(queue, plan(problem, algorithm, *queue.device));
+    problem.alignment = least_alignment(problem);
+    try {
+      launch(queue, plan(problem, algorithm, *queue.device));
+    } catch (const std::invalid_argument&) {
+      // A named algorithm that needs alignment: the execute stage will say so if it has none.
+    }
+    return;
+  }
+  const auto chosen = plan(problem, algorithm, *queue.device);
+  if (!is_recording()) return launch(queue, chosen);
+  Execution execution{
+      op, to_fields(problem), name_of(chosen.algorithm), to_fields(chosen.config), {}};
+  Queue recorded = queue;
+  recorded.launched = &execution.kernels;
+  launch(recorded, chosen);
+  record(std::move(execution));
+}
 
 // Runs a handler's body. Whatever it throws becomes an FFI error: an exception that crossed into
 // XLA would end the process.

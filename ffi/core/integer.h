@@ -17,6 +17,11 @@ inline int power_of_two_from(std::int64_t value, int most) {
   return power;
 }
 
+struct Division {
+  std::uint32_t quotient;
+  std::uint32_t remainder;
+};
+
 // Division by what a launch knows and a kernel's compiler does not, as a multiplication: Granlund
 // and Montgomery, Division by invariant integers using multiplication, 1994. Exact for dividends
 // below 2^31.
@@ -39,6 +44,11 @@ struct Divisor {
 
   __host__ __device__ std::uint32_t quotient(std::uint32_t dividend) const {
     return static_cast<std::uint32_t>(std::uint64_t{dividend} * multiplier >> shift);
+  }
+
+  __host__ __device__ Division divide(std::uint32_t dividend) const {
+    const std::uint32_t whole = quotient(dividend);
+    return {whole, dividend - whole * divisor};
   }
 };
 

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <string>
 #include <utility>
 
 #include "core/cuda.h"
@@ -12,11 +13,16 @@
 #include "core/queue.h"
 
 #ifdef JAX_GPUOPS_INTERPRET
-#include <stdexcept>
+#include <cstring>
+#include <string_view>
 
 #include "simt/simt.h"
 #else
+#include <cxxabi.h>
+
+#include <cstdlib>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <tuple>
 #endif
@@ -64,15 +70,35 @@ void load_kernel(const Queue& queue, void (*kernel)(Parameters...)) {
 }
 #endif
 
+#ifdef JAX_GPUOPS_INTERPRET
+// What the compiler calls a kernel: "... [with auto kKernel = ns::kernel<float>; ...]".
+template <auto kKernel>
+std::string kernel_name() {
+  const std::string_view text = __PRETTY_FUNCTION__;
+  const std::size_t begin = text.find("kKernel = ") + std::string_view("kKernel = ").size();
+  return std::string(text.substr(begin, text.rfind("; std::string") - begin));
+}
+#else
+// What the CUDA runtime calls it, which is what profilers show: "void ns::kernel<float>(...)".
+template <auto kKernel>
+std::string kernel_name() {
+  const char* mangled = nullptr;
+  check_cuda(cudaFuncGetName(&mangled, reinterpret_cast<const void*>(kKernel)), "naming a kernel");
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
+  return status == 0 ? name.get() : mangled;
+}
+#endif
+
 template <class... Parameters, class... Arguments>
-void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Parameters...),
-            Arguments&&... arguments) {
+void launch_as(void (*kernel)(Parameters...), const Queue& queue, const LaunchShape& shape,
+               Arguments&&... arguments) {
 #ifdef JAX_GPUOPS_INTERPRET
   if (queue.preparing) return;
-  if (shape.cluster > 1 || shape.together) {
-    throw std::logic_error("the host executor runs one block after the other");
-  }
-  simt::launch(shape.grid, shape.block, shape.shared_bytes, [&] { kernel(arguments...); });
+  const simt::Configuration configuration{shape.grid, shape.block, shape.shared_bytes,
+                                          static_cast<unsigned>(shape.cluster), shape.together};
+  simt::launch(configuration, [&] { kernel(arguments...); });
 #else
   if (queue.preparing) {
     load_kernel(queue, kernel);
@@ -105,30 +131,49 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
 #endif
 }
 
-#ifndef JAX_GPUOPS_INTERPRET
 // Sets memory to 0 before what is launched next.
 inline void clear(const Queue& queue, void* memory, std::size_t bytes) {
   if (queue.preparing) return;
-  check_cuda(cudaMemsetAsync(memory, 0, bytes, queue.stream), "clearing memory");
-}
-#endif
-
-// How many blocks of this shape one multiprocessor holds at a time; at least 1.
-template <class... Parameters>
-int resident_blocks(const Queue& queue, void (*kernel)(Parameters...), int threads,
-                    std::size_t shared_bytes) {
 #ifdef JAX_GPUOPS_INTERPRET
-  (void)kernel;
-  const auto by_shared = queue.device->shared_bytes_per_block / (shared_bytes + 1024);
-  return std::max(1, std::min<int>(queue.device->threads_per_multiprocessor / threads,
-                                   static_cast<int>(by_shared)));
+  std::memset(memory, 0, bytes);
 #else
+  check_cuda(cudaMemsetAsync(memory, 0, bytes, queue.stream), "clearing memory");
+#endif
+}
+
+// Launches kKernel, or while the queue prepares loads it.
+template <auto kKernel, class... Arguments>
+void launch_kernel(const Queue& queue, const LaunchShape& shape, Arguments&&... arguments) {
+  if (queue.launched != nullptr) queue.launched->push_back(kernel_name<kKernel>());
+  launch_as(+kKernel, queue, shape, std::forward<Arguments>(arguments)...);
+}
+
+// The same for a kernel that is known at run time only; its name is not recorded.
+template <class... Parameters, class... Arguments>
+void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Parameters...),
+            Arguments&&... arguments) {
+  launch_as(kernel, queue, shape, std::forward<Arguments>(arguments)...);
+}
+
+// How many blocks of this shape one multiprocessor holds at a time; at least 1. Of a device that is
+// not at hand, and of the host's, it is what threads and shared memory allow.
+template <class... Parameters>
+int resident_blocks(const Queue& queue, [[maybe_unused]] void (*kernel)(Parameters...), int threads,
+                    std::size_t shared_bytes) {
+  constexpr std::size_t kReservedBytes = 1024;  // of shared memory, for each block
+  const Device& device = *queue.device;
+  const auto by_shared = static_cast<int>((device.shared_bytes_per_block + kReservedBytes) /
+                                          (shared_bytes + kReservedBytes));
+  const int most = std::max(1, std::min(device.threads_per_multiprocessor / threads, by_shared));
+#ifdef JAX_GPUOPS_INTERPRET
+  return most;
+#else
+  if (device.ordinal < 0) return most;
   // The query takes microseconds and its result never changes, so it is cached.
   using Key = std::tuple<int, const void*, int, std::size_t>;
   static std::mutex mutex;
   static auto& answers = *new std::map<Key, int>;
-  const Key key{queue.device->ordinal, reinterpret_cast<const void*>(kernel), threads,
-                shared_bytes};
+  const Key key{device.ordinal, reinterpret_cast<const void*>(kernel), threads, shared_bytes};
   std::lock_guard lock(mutex);
   const auto found = answers.find(key);
   if (found != answers.end()) return found->second;

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "core/cuda.h"
-#include "core/ptx.cuh"
+#include "core/ptx/math.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 

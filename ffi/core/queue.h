@@ -1,6 +1,9 @@
 // Where a launch goes: a CUDA stream, or the host executor.
 #pragma once
 
+#include <string>
+#include <vector>
+
 #include "core/cuda.h"
 #include "core/device.h"
 
@@ -15,6 +18,7 @@ struct Queue {
 #endif
   bool preparing = false;
   const Device* device = nullptr;
+  std::vector<std::string>* launched = nullptr;  // the names of kernels, where these are recorded
 };
 
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -3,17 +3,19 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <variant>
 #include <vector>
 
 #include "core/device.h"
+#include "core/fields.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
+
+// The workspace of a problem that is planned before its buffers are known: what the op asks for.
+inline constexpr std::int64_t kWorkspaceAsAsked = -1;
 
 // One named algorithm, as `jax_gpuops.algorithms()` shows it.
 struct AlgorithmInfo {
@@ -21,37 +23,14 @@ struct AlgorithmInfo {
   std::string_view summary;
   std::string_view source;
   std::string_view limits;
-};
-
-// A problem as Python describes it, by name.
-class Arguments {
- public:
-  using Integers = std::vector<std::int64_t>;
-  using Value = std::variant<std::int64_t, std::string, Integers>;
-
-  void set(std::string name, Value value) { values_[std::move(name)] = std::move(value); }
-  std::int64_t integer(std::string_view name) const { return get<std::int64_t>(name); }
-  const Integers& integers(std::string_view name) const { return get<Integers>(name); }
-  const std::string& text(std::string_view name) const { return get<std::string>(name); }
-
- private:
-  template <class T>
-  const T& get(std::string_view name) const {
-    const auto found = values_.find(name);
-    if (found == values_.end()) {
-      throw std::invalid_argument("the problem lacks " + std::string(name));
-    }
-    if (const T* value = std::get_if<T>(&found->second)) return *value;
-    throw std::invalid_argument("the problem's " + std::string(name) + " has the wrong type");
-  }
-
-  std::map<std::string, Value, std::less<>> values_;
+  std::string_view kernels = {};  // the __global__ functions it may launch, separated by spaces
 };
 
 // What would run for a problem, and why.
 struct PlanInfo {
   std::string_view algorithm;
   std::string reason;
+  Fields config = {};
 };
 
 // The entry points of one FFI target, one for each stage XLA runs.
@@ -66,9 +45,10 @@ struct Op {
   std::vector<AlgorithmInfo> algorithms;
   std::vector<Target> targets;
   // Throws std::invalid_argument where the named algorithm cannot take the problem.
-  PlanInfo (*plan)(const Arguments& problem, const Device& device);
-  // Bytes of workspace that one row of the problem needs at most, whatever the number of rows.
-  std::int64_t (*workspace)(const Arguments& problem);
+  PlanInfo (*plan)(const Fields& problem, const Device& device);
+  // Bytes of workspace that the problem needs at most. Of rows, which XLA may partition: those of
+  // one row, whatever the number of rows.
+  std::int64_t (*workspace)(const Fields& problem);
 };
 
 inline std::vector<Op>& registry() {
@@ -79,6 +59,19 @@ inline std::vector<Op>& registry() {
 struct RegisterOp {
   explicit RegisterOp(Op op) { registry().push_back(std::move(op)); }
 };
+
+// The functions of an op that registers `Problem`, whose plan() and workspace_bytes() are found in
+// its namespace.
+template <class Problem>
+PlanInfo plan_of_fields(const Fields& fields, const Device& device) {
+  const auto chosen = plan(from_fields<Problem>(fields), fields.text("algorithm"), device);
+  return {name_of(chosen.algorithm), chosen.reason, to_fields(chosen.config)};
+}
+
+template <class Problem>
+std::int64_t workspace_of_fields(const Fields& fields) {
+  return workspace_bytes(from_fields<Problem>(fields), fields.text("algorithm"));
+}
 
 // The algorithm called `name` in a table indexed by the enumeration `Algorithm`.
 template <class Algorithm, std::size_t kCount>

@@ -1,6 +1,8 @@
 // Packs: several neighbouring elements moved by one instruction, and walks over a row in packs.
 #pragma once
 
+#include <math.h>  // NOLINT: unlike <cmath>, declares the float overloads globally
+
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -8,7 +10,7 @@
 
 #include "core/cuda.h"
 #include "core/dtype.h"
-#include "core/ptx.cuh"
+#include "core/ptx/memory.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 

@@ -7,7 +7,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-void launch_cublas(const Problem&, const Buffers&, const Queue&) {
+void launch_cublas(const Queue&, const Problem&, const Buffers&) {
   throw std::invalid_argument("algorithm 'cublas' is CUDA only: the host has no cuBLAS");
 }
 
@@ -126,7 +126,7 @@ CublasOperation operation(bool transpose) {
 
 }  // namespace
 
-void launch_cublas(const Problem& problem, const Buffers& buffers, const Queue& queue) {
+void launch_cublas(const Queue& queue, const Problem& problem, const Buffers& buffers) {
   DeviceHandle& entry = device_handle(queue.device->ordinal);
   if (queue.preparing) return;
 

@@ -3,10 +3,14 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <type_traits>
 
 #include "core/cuda.h"
+#include "core/integer.h"
+#include "core/launch.h"
 #include "core/vector.h"
+#include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
@@ -26,9 +30,6 @@ struct Factor {
   bool deep;
   bool packed;  // packs of kPack start at aligned addresses and never straddle an edge
 };
-
-// What a thread loads from global memory, or stores to it, at a time.
-inline constexpr int kPack = 4;
 
 // Sums become results: result = alpha sum + beta c, rounded once.
 template <class T>
@@ -120,6 +121,28 @@ __device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, st
     }
   }
   store_to(static_cast<T*>(epilogue.result), static_cast<const T*>(epilogue.c));
+}
+
+// A product to be launched.
+template <class T>
+struct Call {
+  const Queue& queue;
+  const Config& config;
+  std::int64_t batch;
+  Gemm<T> gemm;
+};
+
+// One block a tile. A grid has 2^31 - 1 blocks at most; further tiles take another launch.
+template <auto kKernel, class T>
+void launch_tiles(const Call<T>& call, std::size_t shared_bytes) {
+  Gemm<T> gemm = call.gemm;
+  const std::int64_t tiles = call.batch * divide_up(gemm.a.extent, call.config.tile_rows) *
+                             divide_up(gemm.b.extent, call.config.tile_cols);
+  const auto threads = static_cast<unsigned>(call.config.threads);
+  for (; gemm.first_tile < tiles; gemm.first_tile += std::numeric_limits<std::int32_t>::max()) {
+    launch_kernel<kKernel>(call.queue,
+                           {grid_extent(tiles - gemm.first_tile), threads, shared_bytes}, gemm);
+  }
 }
 
 }  // namespace matmul

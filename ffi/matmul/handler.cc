@@ -1,5 +1,6 @@
 #include "core/handler.h"
 
+#include <optional>
 #include <string_view>
 
 #include "matmul/matmul.h"
@@ -9,6 +10,17 @@ namespace matmul {
 
 struct Attributes {
   std::string_view algorithm;  // empty: the plan chooses
+  std::string_view precision;  // by its name in kPrecisions
+  std::string_view epilogue;   // by its name in kEpilogueOps
+  bool transpose_a;
+  bool transpose_b;
+  double alpha;
+  double beta;
+};
+
+// Those of programs exported before there was a choice of precision and epilogue.
+struct AttributesV1 {
+  std::string_view algorithm;
   bool transpose_a;
   bool transpose_b;
   double alpha;
@@ -19,6 +31,14 @@ struct Attributes {
 }  // namespace JAX_GPUOPS_NAMESPACE
 
 XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(JAX_GPUOPS_NAMESPACE::matmul::Attributes,
+                                      StructMember<std::string_view>("algorithm"),
+                                      StructMember<std::string_view>("precision"),
+                                      StructMember<std::string_view>("epilogue"),
+                                      StructMember<bool>("transpose_a"),
+                                      StructMember<bool>("transpose_b"),
+                                      StructMember<double>("alpha"), StructMember<double>("beta"));
+
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(JAX_GPUOPS_NAMESPACE::matmul::AttributesV1,
                                       StructMember<std::string_view>("algorithm"),
                                       StructMember<bool>("transpose_a"),
                                       StructMember<bool>("transpose_b"),
@@ -36,28 +56,26 @@ Problem to_problem(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b, const ffi::
   const auto a_dims = a.dimensions(), b_dims = b.dimensions();
   require(a_dims.size() == 2 || a_dims.size() == 3, "a must have two or three dimensions");
   require(b_dims.size() == 2 || b_dims.size() == 3, "b must have two or three dimensions");
-  const bool share_a = a_dims.size() == 2, share_b = b_dims.size() == 2;
-  const std::int64_t batch = !share_a ? a_dims[0] : !share_b ? b_dims[0] : 1;
-  require(share_a || share_b || a_dims[0] == b_dims[0], "a and b must have the same batch");
+  Problem problem{};
+  problem.share_a = a_dims.size() == 2;
+  problem.share_b = b_dims.size() == 2;
+  problem.batch = !problem.share_a ? a_dims[0] : !problem.share_b ? b_dims[0] : 1;
+  require(problem.share_a || problem.share_b || a_dims[0] == b_dims[0],
+          "a and b must have the same batch");
   const std::int64_t* const a_matrix = a_dims.end() - 2;
   const std::int64_t* const b_matrix = b_dims.end() - 2;
-  const std::int64_t k = a_matrix[attributes.transpose_a ? 0 : 1];
-  require(k == b_matrix[attributes.transpose_b ? 1 : 0], "a and b must have the same depth k");
+  problem.transpose_a = attributes.transpose_a;
+  problem.transpose_b = attributes.transpose_b;
+  problem.m = a_matrix[problem.transpose_a ? 1 : 0];
+  problem.n = b_matrix[problem.transpose_b ? 0 : 1];
+  problem.k = a_matrix[problem.transpose_a ? 0 : 1];
+  require(problem.k == b_matrix[problem.transpose_b ? 1 : 0], "a and b must have the same depth k");
   require(a.element_type() == b.element_type(), "a and b must have one dtype");
-  const DType dtype = dtype_of(a), result_dtype = dtype_of(result);
-  const bool is_half = dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-  require(result_dtype == dtype || (is_half && result_dtype == DType::kFloat32),
-          "the result must have the dtype of a and b or that of their accumulator");
-  return {dtype,
-          result_dtype,
-          batch,
-          a_matrix[attributes.transpose_a ? 1 : 0],
-          b_matrix[attributes.transpose_b ? 0 : 1],
-          k,
-          attributes.transpose_a,
-          attributes.transpose_b,
-          share_a,
-          share_b};
+  problem.dtype = dtype_of(a);
+  problem.result_dtype = dtype_of(result);
+  problem.precision = enum_from_name<Precision>(attributes.precision);
+  problem.epilogue = enum_from_name<EpilogueOp>(attributes.epilogue);
+  return problem;
 }
 
 // True for (m, n), after the batch if a or b has one.
@@ -68,54 +86,71 @@ bool has_shape_of_product(const ffi::AnyBuffer& buffer, const Problem& problem) 
          (rank == 2 || dims[0] == problem.batch);
 }
 
+using Addend = std::optional<ffi::AnyBuffer>;
+using Out = ffi::Result<ffi::AnyBuffer>;
+
 template <Backend kBackend>
-void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
-              const ffi::AnyBuffer* c, ffi::Result<ffi::AnyBuffer> result,
-              const Attributes& attributes) {
-  const Problem problem = to_problem(a, b, *result, attributes);
+void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer& b, const Addend& c,
+              Out result, std::optional<Out> workspace, const Attributes& attributes) {
+  require((attributes.algorithm == name_of(Algorithm::kCublas)) == (kBackend == Backend::kCublas),
+          "algorithm 'cublas', and no other, has a target of its own");
+  Problem problem = to_problem(a, b, *result, attributes);
   require(has_shape_of_product(*result, problem), "the result must have the shape of the product");
-  require(c == nullptr ||
-              (c->element_type() == result->element_type() && has_shape_of_product(*c, problem)),
+  require(!c || (c->element_type() == result->element_type() && has_shape_of_product(*c, problem)),
           "c must have the shape and dtype of the result");
   const auto dims = result->dimensions();
   if (product(dims, 0, dims.size()) == 0) return;
   const Operand a_data(a), b_data(b);
-  const Operand c_data(c == nullptr ? a : *c);
+  std::optional<Operand> c_data;
+  if (c) c_data.emplace(*c);
   const Result result_data(result);
-  const Buffers buffers{
-      a_data.data(),      b_data.data(),    c == nullptr ? nullptr : c_data.data(),
-      result_data.data(), attributes.alpha, attributes.beta};
-  if constexpr (kBackend == Backend::kCublas) {
-    launch_cublas(problem, buffers, queue);
-  } else {
-    launch(plan(problem, attributes.algorithm, *queue.device), problem, buffers, queue);
-  }
+  std::optional<WorkspaceBuffer> memory;
+  if (workspace) memory.emplace(*workspace);
+  const Buffers buffers{a_data.data(),
+                        b_data.data(),
+                        c ? c_data->data() : nullptr,
+                        result_data.data(),
+                        memory ? memory->data() : nullptr,
+                        attributes.alpha,
+                        attributes.beta};
+  problem.has_c = c.has_value();
+  problem.scaled = attributes.alpha != 1;
+  problem.workspace = workspace ? static_cast<std::int64_t>((*workspace)->size_bytes()) : 0;
+  problem.alignment = common_alignment({buffers.a, buffers.b, buffers.c, buffers.result});
+  plan_and_launch(queue, "matmul", problem, attributes.algorithm,
+                  [&](const Queue& to_queue, const Plan& chosen) {
+                    launch(to_queue, chosen, problem, buffers);
+                  });
 }
 
 template <Backend kBackend>
-void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> result,
+void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend c, Out result, Out workspace,
          Attributes attributes) {
-  multiply<kBackend>(queue, a, b, nullptr, result, attributes);
+  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  multiply<kBackend>(queue, a, b, c, result, workspace, attributes);
+}
+
+// The first version had a target of its own for a sum with c.
+
+Attributes of_this_version(const AttributesV1& v1) {
+  return {v1.algorithm,
+          kPrecisions[static_cast<int>(Precision::kDefault)],
+          kEpilogueOps[static_cast<int>(EpilogueOp::kNone)],
+          v1.transpose_a,
+          v1.transpose_b,
+          v1.alpha,
+          v1.beta};
 }
 
 template <Backend kBackend>
-void run_add(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c,
-             ffi::Result<ffi::AnyBuffer> result, Attributes attributes) {
-  multiply<kBackend>(queue, a, b, &c, result, attributes);
+void run_v1(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Out result, AttributesV1 attributes) {
+  multiply<kBackend>(queue, a, b, std::nullopt, result, std::nullopt, of_this_version(attributes));
 }
 
-Problem to_problem(const Arguments& arguments) {
-  const auto flag = [&](std::string_view name) { return arguments.integer(name) != 0; };
-  return {dtype_from_name(arguments.text("dtype")),
-          dtype_from_name(arguments.text("result_dtype")),
-          arguments.integer("batch"),
-          arguments.integer("m"),
-          arguments.integer("n"),
-          arguments.integer("k"),
-          flag("transpose_a"),
-          flag("transpose_b"),
-          flag("share_a"),
-          flag("share_b")};
+template <Backend kBackend>
+void run_add_v1(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Out result,
+                AttributesV1 attributes) {
+  multiply<kBackend>(queue, a, b, c, result, std::nullopt, of_this_version(attributes));
 }
 
 // cuBLAS allocates memory and streams of its own, so its targets stay out of CUDA graphs.
@@ -124,15 +159,14 @@ constexpr ffi::Traits kNoTraits{};
 const RegisterOp kRegistration(Op{
     "matmul",
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
-    {make_target<&run<Backend::kOurs>>("jax_gpuops_gemm_v1"),
-     make_target<&run_add<Backend::kOurs>>("jax_gpuops_gemm_add_v1"),
-     make_target<&run<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v1"),
-     make_target<&run_add<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_add_v1")},
-    [](const Arguments& arguments, const Device& device) {
-      const Plan chosen = plan(to_problem(arguments), arguments.text("algorithm"), device);
-      return PlanInfo{kAlgorithms[static_cast<int>(chosen.algorithm)].name, chosen.reason};
-    },
-    [](const Arguments&) { return std::int64_t{0}; },
+    {make_target<&run<Backend::kOurs>>("jax_gpuops_gemm_v2"),
+     make_target<&run<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v2"),
+     make_target<&run_v1<Backend::kOurs>>("jax_gpuops_gemm_v1"),
+     make_target<&run_add_v1<Backend::kOurs>>("jax_gpuops_gemm_add_v1"),
+     make_target<&run_v1<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v1"),
+     make_target<&run_add_v1<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_add_v1")},
+    &plan_of_fields<Problem>,
+    &workspace_of_fields<Problem>,
 });
 
 }  // namespace

@@ -1,6 +1,7 @@
 // Matrix multiplication: BLAS's gemm over a batch.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -13,12 +14,64 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
+// What a product is asked to be computed in: jax.lax.Precision, the higher of the two operands', or
+// jax.lax.DotAlgorithmPreset, which names the types of operands, products and sums.
+enum class Precision {
+  kDefault,
+  kHigh,
+  kHighest,
+  kAnyF8AnyF8F32,
+  kAnyF8AnyF8F32FastAccum,
+  kAnyF8AnyF8Any,
+  kAnyF8AnyF8AnyFastAccum,
+  kF16F16F16,
+  kF16F16F32,
+  kBF16BF16BF16,
+  kBF16BF16F32,
+  kBF16BF16F32X3,
+  kBF16BF16F32X6,
+  kBF16BF16F32X9,
+  kTF32TF32F32,
+  kTF32TF32F32X3,
+  kF32F32F32,
+  kF64F64F64,
+};
+
+inline constexpr std::string_view kPrecisions[] = {
+    "DEFAULT",
+    "HIGH",
+    "HIGHEST",
+    "ANY_F8_ANY_F8_F32",
+    "ANY_F8_ANY_F8_F32_FAST_ACCUM",
+    "ANY_F8_ANY_F8_ANY",
+    "ANY_F8_ANY_F8_ANY_FAST_ACCUM",
+    "F16_F16_F16",
+    "F16_F16_F32",
+    "BF16_BF16_BF16",
+    "BF16_BF16_F32",
+    "BF16_BF16_F32_X3",
+    "BF16_BF16_F32_X6",
+    "BF16_BF16_F32_X9",
+    "TF32_TF32_F32",
+    "TF32_TF32_F32_X3",
+    "F32_F32_F32",
+    "F64_F64_F64",
+};
+constexpr auto& names_of(Precision) { return kPrecisions; }
+
+// What is done to alpha op(a) op(b) + beta c before it is rounded.
+enum class EpilogueOp { kNone };
+
+inline constexpr std::string_view kEpilogueOps[] = {"none"};
+constexpr auto& names_of(EpilogueOp) { return kEpilogueOps; }
+
 // result[i] = alpha op(a[i]) op(b[i]) + beta c[i] for each i in the batch, all row-major:
 // op(a) is m x k and stored k x m if `transpose_a`; op(b) is k x n and stored n x k if
 // `transpose_b`; c and the result are m x n. A shared factor is one matrix for the whole batch.
 struct Problem {
   DType dtype;         // of a and b
   DType result_dtype;  // of c and the result: that of a and b, or their accumulator's
+  Precision precision;
   std::int64_t batch;
   std::int64_t m;
   std::int64_t n;
@@ -27,13 +80,39 @@ struct Problem {
   bool transpose_b;
   bool share_a;
   bool share_b;
+  bool has_c;
+  bool scaled;  // alpha is not 1
+  EpilogueOp epilogue;
+  std::int64_t alignment;  // of all arrays, in bytes
+  std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says
+
+  template <class Self, class Visit>
+  static void fields(Self& self, Visit&& visit) {
+    visit("dtype", self.dtype);
+    visit("result_dtype", self.result_dtype);
+    visit("precision", self.precision);
+    visit("batch", self.batch);
+    visit("m", self.m);
+    visit("n", self.n);
+    visit("k", self.k);
+    visit("transpose_a", self.transpose_a);
+    visit("transpose_b", self.transpose_b);
+    visit("share_a", self.share_a);
+    visit("share_b", self.share_b);
+    visit("has_c", self.has_c);
+    visit("scaled", self.scaled);
+    visit("epilogue", self.epilogue);
+    visit("alignment", self.alignment);
+    visit("workspace", self.workspace);
+  }
 };
 
 struct Buffers {
   const void* a;
   const void* b;
-  const void* c;  // null: there is no c, and beta is ignored
+  const void* c;  // null if the problem has none; beta is ignored then
   void* result;
+  void* workspace;
   double alpha;
   double beta;
 };
@@ -45,6 +124,7 @@ enum class Algorithm {
   kBlockTiled,
   kBankConflictFree,
   kDoubleBuffered,
+  kTensorCore,
   kCublas,
 };
 
@@ -55,38 +135,145 @@ inline constexpr std::string_view kSgemmNotes =
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"naive", "A thread per element; the lanes of a warp read different rows of a.", kGemmLadder,
-     "none"},
+     "none", "naive_kernel"},
     {"coalesced", "A thread per element; the lanes of a warp read adjacent elements of b.",
-     kSgemmNotes, "none"},
+     kSgemmNotes, "none", "coalesced_kernel"},
     {"shared", "Tiles of 32 x 32 in shared memory: each element is read 32 times less often.",
-     kSgemmNotes, "none"},
+     kSgemmNotes, "none", "shared_kernel"},
     {"block_tiled", "A 128 x 128 tile per block, 8 x 8 elements per thread, in registers.",
-     kGemmLadder, "none"},
+     kGemmLadder, "none", "block_tiled_kernel"},
     {"bank_conflict_free",
      "block_tiled with a transposed in shared memory, and quarters that the lanes read without "
      "bank conflicts.",
-     kGemmLadder, "none"},
+     kGemmLadder, "none", "bank_conflict_free_kernel"},
     {"double_buffered",
      "bank_conflict_free with two buffers: the next tile loads while this one is multiplied.",
-     kGemmLadder, "none"},
+     kGemmLadder, "none", "double_buffered_kernel"},
+    {"tensor_core",
+     "Tensor cores: blocks that stay take tile after tile; one warp copies by tensor maps, others "
+     "multiply by wgmma.",
+     "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
+     "float16 and bfloat16; rows of a, b and the result, as stored, of whole 16 bytes, and arrays "
+     "aligned to 16 bytes; no c, alpha 1; compute capability 9.0",
+     "persistent_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only"},
+};
+
+inline std::string_view name_of(Algorithm algorithm) {
+  return kAlgorithms[static_cast<int>(algorithm)].name;
+}
+
+// How a kernel is launched, one block a tile of the result, but for tensor_core, whose blocks take
+// several. cublas has none of it.
+struct Config {
+  int threads = 0;  // of a block
+  int tile_rows = 0;
+  int tile_cols = 0;
+  // Packs of kPack elements begin at aligned addresses and never straddle an edge.
+  bool pack_a = false;
+  bool pack_b = false;
+  bool pack_result = false;
+  bool row_major = false;  // the kernel for row-major factors in packs, of those with two
+  // Of tensor_core:
+  std::int64_t blocks = 0;
+  int cluster_rows = 0;  // blocks of a cluster: neighbours along m
+  int stages = 0;        // of slices of a and b, in shared memory
+  int group = 0;         // rows of tiles of clusters that are taken together
+  std::int64_t shared_bytes = 0;
+
+  template <class Self, class Visit>
+  static void fields(Self& self, Visit&& visit) {
+    visit("threads", self.threads);
+    visit("tile_rows", self.tile_rows);
+    visit("tile_cols", self.tile_cols);
+    visit("pack_a", self.pack_a);
+    visit("pack_b", self.pack_b);
+    visit("pack_result", self.pack_result);
+    visit("row_major", self.row_major);
+    visit("blocks", self.blocks);
+    visit("cluster_rows", self.cluster_rows);
+    visit("stages", self.stages);
+    visit("group", self.group);
+    visit("shared_bytes", self.shared_bytes);
+  }
 };
 
 struct Plan {
   Algorithm algorithm;
   std::string reason;
+  Config config;
 };
 
 // The algorithm called `algorithm`, or the best one for the problem if it is empty. Throws
-// std::invalid_argument if the named one cannot take the problem.
+// std::invalid_argument if no kernel, or not the named one, can take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
-// Runs one of our kernels.
-void launch(const Plan& plan, const Problem& problem, const Buffers& buffers, const Queue& queue);
+// Bytes of workspace for the whole problem: rows are not independent here, and XLA partitions none.
+std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
-// Runs cuBLAS. While the queue prepares, loads the library and creates its handle.
-void launch_cublas(const Problem& problem, const Buffers& buffers, const Queue& queue);
+// Runs the plan.
+void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers);
+
+// The library call of `cublas`. While the queue prepares, loads the library and creates its handle.
+void launch_cublas(const Queue& queue, const Problem& problem, const Buffers& buffers);
+
+// The launcher of tensor_core for factors of dtype T, __half or __nv_bfloat16. Its source is
+// compiled for compute capability 9.0 alone.
+template <class T>
+void launch_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
+                        const Buffers& buffers);
+
+// Sizes on which both plans and kernels depend.
+
+inline constexpr int kPack =
+    4;  // what a thread loads from global memory, or stores to it, at a time
+
+// naive and coalesced: a thread for each element.
+inline constexpr int kElementThreads = 256;
+inline constexpr int kNaiveRows = 32;
+inline constexpr int kNaiveCols = kElementThreads / kNaiveRows;
+inline constexpr int kCoalescedCols = 32;
+inline constexpr int kCoalescedRows = kElementThreads / kCoalescedCols;
+
+// shared
+inline constexpr int kSharedTile = 32;
+inline constexpr int kSharedThreads = kSharedTile * kSharedTile;
+
+// block_tiled and those after it
+inline constexpr int kTile = 128;
+inline constexpr int kTileThreads = 256;
+
+// tensor_core: the tiles that it has kernels for.
+struct TensorCoreTile {
+  int result_bytes;  // of an element
+  int rows;
+  int cols;
+  int consumers;  // warpgroups that multiply
+  int stages;
+  int cluster_rows;
+  bool late_stores;  // see Persistent
+  // Speed once all multiprocessors have a tile, in percent of that of the largest: of factors whose
+  // rows begin at multiples of 128 bytes, and of others. Measured on an H200 with 16-bit results;
+  // with those of 32 bits, the small tile's are estimates.
+  int speed;
+  int unaligned_speed;
+
+  constexpr int threads() const { return 128 * (1 + consumers); }
+
+  // The ring of slices 64 deep, two panels of results for each consumer, and the barriers, from a
+  // multiple of 1024 on; what a launch gives begins at a multiple of 128.
+  constexpr int shared_bytes() const {
+    const int bytes = stages * (rows + cols) * 128 + consumers * 2 * 8192 + 2 * stages * 8;
+    return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
+  }
+};
+
+inline constexpr TensorCoreTile kTensorCoreTiles[] = {
+    {2, 128, 256, 2, 4, 2, true, 100, 100}, {2, 128, 128, 2, 6, 1, true, 96, 57},
+    {2, 64, 128, 1, 6, 1, false, 86, 38},   {4, 128, 256, 2, 4, 2, false, 100, 100},
+    {4, 64, 128, 1, 6, 1, false, 90, 40},
+};
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

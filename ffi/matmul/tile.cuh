@@ -9,9 +9,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-inline constexpr int kTile = 128;
 inline constexpr int kTileDepth = 8;
-inline constexpr int kTileThreads = 256;
 inline constexpr int kPerThread = 8;
 static_assert(kTile * kTileDepth == kTileThreads * kPack, "each thread loads one pack of a tile");
 static_assert(kTile * kTile == kTileThreads * kPerThread * kPerThread,

@@ -15,12 +15,11 @@
 #pragma once
 
 #include "core/shared.h"
+#include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
-
-inline constexpr int kColumnThreads = 256;
 
 struct StridedRows {
   std::int64_t outer;
@@ -34,9 +33,10 @@ struct ColumnStorage {
   typename Reducer::Partial upper[kPack][kColumnThreads / 2];
 };
 
-template <class Reducer, int kPack>
+template <class Reducer, int kPack, class Masks>
 __global__ void __launch_bounds__(kColumnThreads)
-    column_kernel(const typename Reducer::Element* __restrict__ x, Target y, StridedRows rows) {
+    column_kernel(const typename Reducer::Element* __restrict__ x, Target y, StridedRows rows,
+                  Masks masks) {
   using Element = typename Reducer::Element;
   using Value = Accumulator<Element>;
   auto& upper = shared<ColumnStorage<Reducer, kPack>>().upper;
@@ -64,8 +64,21 @@ __global__ void __launch_bounds__(kColumnThreads)
       const Element* const row = x + outer * rows.columns * rows.inner + inner;
       std::int64_t column = begin + depth;
       Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
+      typename Masks::Row mask[kPack];
+      if constexpr (Masks::kMasks) {
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) mask[i] = masks.of(outer * rows.inner + inner + i);
+      }
       const auto load_column = [&](int u) {
         load<kPack>(row + (column + u * depths) * rows.inner, value[u]);
+        if constexpr (Masks::kMasks) {
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) {
+            if (!mask[i](column + u * depths)) {
+              value[u][i] = static_cast<Value>(Reducer::identity());
+            }
+          }
+        }
       };
       for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
 #pragma unroll
@@ -120,6 +133,30 @@ __global__ void __launch_bounds__(kColumnThreads)
       for (int i = 0; i < kPack; ++i) Reducer::store(y, result + i, partial[i]);
     }
   }
+}
+
+template <class Reducer, int kPack, class Masks>
+void launch_part(const Queue& queue, std::int64_t parts, const typename Reducer::Element* x,
+                 const Target& y, const StridedRows& rows, const Masks& masks) {
+  const std::int64_t packs = rows.outer * (rows.inner / kPack);
+  const dim3 grid(grid_extent(divide_up(packs, rows.lanes)), static_cast<unsigned>(parts));
+  launch_kernel<column_kernel<Reducer, kPack, Masks>>(
+      queue, {grid, kColumnThreads, sizeof(ColumnStorage<Reducer, kPack>)}, x, y, rows, masks);
+}
+
+template <class Instance>
+void launch_column(const Call& call) {
+  const auto& [queue, config, problem, buffers] = call;
+  const StridedRows rows{problem.outer, problem.columns, problem.inner, config.lanes};
+  const Target to = config.parts == 1 ? call.result() : Instance::partial_target(call);
+  dispatch_value<1, kWidestPack<typename Instance::Element>>(config.pack, [&](auto pack) {
+    launch_part<typename Instance::First, decltype(pack)::value>(
+        call.queue, call.config.parts, Instance::elements(call), to, rows, Instance::masks(call));
+  });
+  if (config.parts == 1) return;
+  const StridedRows left{problem.outer, config.parts, problem.inner, config.last_lanes};
+  launch_part<typename Instance::Last, 1>(queue, 1, Instance::partials(call), call.result(), left,
+                                          NoMasks{});
 }
 
 }  // namespace reduce

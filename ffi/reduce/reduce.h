@@ -8,6 +8,7 @@
 
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/mask.h"
 #include "core/queue.h"
 #include "core/registry.h"
 
@@ -15,6 +16,9 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
 enum class Function { kSum, kProd, kMax, kMin, kArgMax, kArgMin };
+
+inline constexpr std::string_view kFunctions[] = {"sum", "prod", "max", "min", "argmax", "argmin"};
+constexpr auto& names_of(Function) { return kFunctions; }
 
 constexpr bool is_arg(Function function) { return function >= Function::kArgMax; }
 
@@ -28,8 +32,31 @@ struct Problem {
   std::int64_t outer;
   std::int64_t columns;
   std::int64_t inner;
+  bool masked;             // some elements are left out by a boolean array
+  std::int64_t alignment;  // of the array, in bytes
+  std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says of each row
 
   std::int64_t rows() const { return outer * inner; }
+
+  template <class Self, class Visit>
+  static void fields(Self& self, Visit&& visit) {
+    visit("function", self.function);
+    visit("dtype", self.dtype);
+    visit("result", self.result);
+    visit("outer", self.outer);
+    visit("columns", self.columns);
+    visit("inner", self.inner);
+    visit("masked", self.masked);
+    visit("alignment", self.alignment);
+    visit("workspace", self.workspace);
+  }
+};
+
+struct Buffers {
+  const void* x;
+  Mask mask;
+  void* y;
+  void* workspace;  // for what blocks pass on to the next launch
 };
 
 enum class Algorithm {
@@ -43,68 +70,100 @@ enum class Algorithm {
   kColumn,
 };
 
+// The steps of the ladder before `multiple`.
+constexpr bool is_step(Algorithm algorithm) { return algorithm < Algorithm::kMultiple; }
+
 inline constexpr std::string_view kHarris =
     "Mark Harris, Optimizing Parallel Reduction in CUDA, NVIDIA, 2007";
 inline constexpr std::string_view kContiguousValues =
-    "no argmax or argmin; rows that are contiguous in memory";
+    "no argmax or argmin; no mask of floats; rows that are contiguous in memory";
 inline constexpr std::string_view kContiguous = "rows that are contiguous in memory";
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"naive", "A tree in shared memory; a modulo selects the active threads, so warps diverge.",
-     kHarris, kContiguousValues},
+     kHarris, kContiguousValues, "naive_kernel"},
     {"stride", "The same tree with adjacent active threads and a strided index: bank conflicts.",
-     kHarris, kContiguousValues},
+     kHarris, kContiguousValues, "stride_kernel"},
     {"sequential", "The tree adds the upper half to the lower: no divergence, no conflicts.",
-     kHarris, kContiguousValues},
+     kHarris, kContiguousValues, "sequential_kernel"},
     {"first_add", "sequential, with the tree's first level done while loading.", kHarris,
-     kContiguousValues},
+     kContiguousValues, "first_add_kernel"},
     {"unroll", "first_add, with the last warp unrolled: shuffles instead of barriers.", kHarris,
-     kContiguousValues},
+     kContiguousValues, "unroll_kernel"},
     {"multiple", "Several blocks per row, many elements per thread, 16-byte loads.", kHarris,
-     kContiguous},
+     kContiguous, "multiple_kernel"},
     {"row", "A group of lanes, a warp or a block per row, by its length.",
-     "NVIDIA CUB, segmented reduction", kContiguous},
+     "NVIDIA CUB, segmented reduction", kContiguous, "row_kernel multiple_kernel"},
     {"column", "Lanes along the contiguous axis inside the rows, threads down the columns.",
-     "PyTorch, Reduce.cuh; XLA, column reduction", "none"},
+     "PyTorch, Reduce.cuh; XLA, column reduction", "none", "column_kernel"},
+};
+
+inline std::string_view name_of(Algorithm algorithm) {
+  return kAlgorithms[static_cast<int>(algorithm)].name;
+}
+
+// How a kernel is launched, and a second time where the blocks of the first leave partial results.
+struct Config {
+  int threads = 0;             // of a block
+  int lanes = 0;               // row: on one row, 0 for a block; column: along the inner axis
+  int pack = 1;                // column: rows that a lane reads at a time
+  std::int64_t parts = 1;      // of a row, each a block's, which leaves a partial result
+  int last_threads = 0;        // of a block of the second launch, if there are parts
+  int last_lanes = 0;          // likewise
+  std::int64_t workspace = 0;  // bytes in use
+
+  template <class Self, class Visit>
+  static void fields(Self& self, Visit&& visit) {
+    visit("threads", self.threads);
+    visit("lanes", self.lanes);
+    visit("pack", self.pack);
+    visit("parts", self.parts);
+    visit("last_threads", self.last_threads);
+    visit("last_lanes", self.last_lanes);
+    visit("workspace", self.workspace);
+  }
 };
 
 struct Plan {
   Algorithm algorithm;
   std::string reason;
+  Config config;
 };
 
-// Memory for what blocks pass on to the next launch. Its size need not be what workspace_bytes()
-// says: the launch then splits rows less.
-struct Workspace {
-  void* data;
-  std::size_t bytes;
-};
-
-// The algorithm called `algorithm`, or the best one for the problem if it is empty. Throws
-// std::invalid_argument if the named one cannot take the problem.
+// The algorithm called `algorithm`, or the best one for the problem if it is empty. Rows are split
+// only as far as the workspace has room for what the parts leave. Throws std::invalid_argument if
+// no kernel, or not the named one, can take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
 // Bytes of workspace for each row: an upper bound that depends neither on the number of rows nor
 // on where they lie, because a shard of the problem has only its share.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
-// Runs the plan: x has outer * columns * inner elements, y has rows().
-void launch(const Plan& plan, const Problem& problem, const void* x, void* y, Workspace workspace,
-            const Queue& queue);
+// How many blocks of kThreads of the algorithm's first launch a multiprocessor holds at a time. A
+// compiled kernel knows its registers, so this is asked of the kernel where the device is at hand.
+int resident_multiple_blocks(const Problem& problem, const Device& device);
+int resident_column_blocks(const Problem& problem, int pack, const Device& device);
 
-// Sizes on which both the bound of the workspace and the launches depend.
+// Runs the plan: x has outer * columns * inner elements, y has rows(), at least one each.
+void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers);
+
+// By which the kernels are compiled apart.
+void launch_rows(const Queue& queue, const Plan& plan, const Problem& problem,
+                 const Buffers& buffers);
+void launch_columns(const Queue& queue, const Plan& plan, const Problem& problem,
+                    const Buffers& buffers);
+
+// Sizes on which both plans and kernels depend.
 
 inline constexpr int kLadderThreads = 256;
+inline constexpr int kMultipleThreads = 512;  // at most
+inline constexpr int kRowThreads = 256;
+inline constexpr int kColumnThreads = 256;
 
-// How many elements a block of the ladder's steps before `multiple` takes.
-constexpr std::int64_t ladder_block_columns(Algorithm algorithm) {
+// How many elements a block of a step of the ladder takes.
+constexpr std::int64_t step_columns(Algorithm algorithm) {
   return algorithm < Algorithm::kFirstAdd ? kLadderThreads : 2 * kLadderThreads;
 }
-
-// A row is split over several blocks only in parts that are worth one.
-inline constexpr std::int64_t kSplitBytes = 16 * 1024;
-inline constexpr std::int64_t kSplitColumns = 256;
-inline constexpr std::int64_t kMaxSplits = 2048;
 
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -13,12 +13,10 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-inline constexpr int kRowThreads = 256;
-
-template <class Reducer>
+template <class Reducer, class Masks>
 __global__ void __launch_bounds__(kRowThreads)
     row_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
-               int lanes_log2) {
+               int lanes_log2, Masks masks) {
   const int lanes = 1 << lanes_log2;
   const int lane = threadIdx.x & (lanes - 1);
   const int row_in_block = threadIdx.x >> lanes_log2;
@@ -31,11 +29,24 @@ __global__ void __launch_bounds__(kRowThreads)
     const bool has_row = row < rows.count;
     auto partial = Reducer::identity();
     if (has_row) {
-      partial = fold_row<Reducer>(x + row * rows.columns, rows.columns, lane, lanes);
+      partial = fold_row<Reducer>(x + row * rows.columns, rows.columns, masks.of(row), lane, lanes);
     }
     partial = group_reduce(partial, typename Reducer::Combine{}, lanes);
     if (has_row && lane == 0) Reducer::store(y, row, partial);
   }
+}
+
+template <class Instance>
+void launch_row(const Call& call) {
+  const auto& [queue, config, problem, buffers] = call;
+  if (config.lanes == 0) return launch_multiple<Instance>(call);
+  const ContiguousRows rows{problem.rows(), problem.columns};
+  const int rows_per_block = config.threads / config.lanes;
+  const int lanes_log2 = __builtin_ctz(static_cast<unsigned>(config.lanes));
+  launch_kernel<row_kernel<typename Instance::First, typename Instance::Masks>>(
+      queue,
+      {grid_extent(divide_up(rows.count, rows_per_block)), static_cast<unsigned>(config.threads)},
+      Instance::elements(call), call.result(), rows, lanes_log2, Instance::masks(call));
 }
 
 }  // namespace reduce

@@ -38,8 +38,8 @@ const RegisterOp kRegistration(Op{
     "selftest",
     {},
     {make_target<&run>("jax_gpuops_selftest_v1")},
-    [](const Arguments&, const Device&) { return PlanInfo{}; },
-    [](const Arguments&) { return std::int64_t{0}; },
+    [](const Fields&, const Device&) { return PlanInfo{}; },
+    [](const Fields&) { return std::int64_t{0}; },
 });
 
 }  // namespace

@@ -91,6 +91,11 @@ inline void __syncwarp(unsigned mask = 0xffffffff, Site site = Site::here()) {
 inline void __threadfence_block() {}
 inline void __threadfence() {}
 
+// ---- Integers ----
+
+inline int min(int a, int b) { return a < b ? a : b; }
+inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
+
 // ---- Bytes ----
 
 // Byte i of the result is the one of the eight of (high, low) that digit i of `selector` names.

@@ -1,3 +1,5 @@
+// Launches, the order of threads, and what they do together: barriers, shuffles, votes.
+
 #include "simt/simt.h"
 
 #include <algorithm>
@@ -6,7 +8,6 @@
 #include <cstring>
 #include <deque>
 #include <exception>
-#include <memory>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -14,6 +15,7 @@
 
 #include "simt/cuda.h"
 #include "simt/fiber.h"
+#include "simt/launch.h"
 
 #ifdef JAX_GPUOPS_ASAN
 #include <sanitizer/asan_interface.h>
@@ -27,18 +29,13 @@ namespace simt {
 namespace {
 
 constexpr unsigned kMaxBlockThreads = 1024;
-constexpr std::size_t kMaxSharedBytes = 227 * 1024;
-constexpr std::size_t kSharedAlignment = 128;
 constexpr std::size_t kMaxValueBytes = 16;
 
 std::atomic<std::uint64_t> global_schedule_seed{0};
+std::atomic<int> held_back_warp{-1};
+std::atomic<int> held_back_block{-1};
 
 // ---- Words for errors ----
-
-std::string to_string(uint3 index) {
-  return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
-         std::to_string(index.z) + ")";
-}
 
 std::string hexadecimal(unsigned mask) {
   char text[16];
@@ -47,6 +44,8 @@ std::string hexadecimal(unsigned mask) {
 }
 
 uint3 to_uint3(dim3 extent) { return make_uint3(extent.x, extent.y, extent.z); }
+
+std::uint64_t blocks_of(dim3 grid) { return std::uint64_t{grid.x} * grid.y * grid.z; }
 
 // ---- Floating-point environment ----
 
@@ -80,23 +79,7 @@ class SubnormalsKept {
 
 // ---- Order ----
 
-// SplitMix64 (Steele, Lea and Flood, 2014).
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-
-  std::uint64_t below(std::uint64_t bound) {
-    std::uint64_t z = (state_ += 0x9e3779b97f4a7c15);
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
-    return (z ^ (z >> 31)) % bound;
-  }
-
- private:
-  std::uint64_t state_;
-};
-
-// Visits each of `count` blocks once. A grid may have more blocks than fit a table, so the
+// Visits each of `count` blocks, or clusters, once. A grid may have more than fit a table, so the
 // shuffled order is a walk with a stride prime to the count.
 class BlockOrder {
  public:
@@ -122,118 +105,32 @@ class BlockOrder {
 
 // ---- Threads ----
 
-enum class Scope { kBlock, kLiveLanes, kLanes };
-
-// A call that waits for other threads, with what the thread brings to it.
-struct Call {
-  const char* function;
-  Site site;
-  Scope scope;
-  unsigned mask;  // the lanes that take part, for the scopes within a warp
-  bool predicate;
-  int source_lane;
-  void* value;
-  std::size_t value_bytes;
-};
-
 // True if the two are the same collective, so that their threads wait for each other.
 bool match(const Call& a, const Call& b) {
   return a.site.line == b.site.line && a.mask == b.mask && a.scope == b.scope &&
-         a.value_bytes == b.value_bytes && std::strcmp(a.function, b.function) == 0 &&
-         std::strcmp(a.site.file, b.site.file) == 0;
+         a.value_bytes == b.value_bytes && a.parity == b.parity &&
+         (a.scope != Scope::kMbarrier || a.value == b.value) &&
+         std::strcmp(a.function, b.function) == 0 && std::strcmp(a.site.file, b.site.file) == 0;
 }
 
-std::string to_string(const Call& call) {
-  std::string text =
-      std::string(call.function) + "() at " + call.site.file + ":" + std::to_string(call.site.line);
-  if (call.scope != Scope::kBlock) text += " with mask " + hexadecimal(call.mask);
+std::string call_text(const Call& call) {
+  std::string text = to_string(call.function, call.site);
+  if (call.scope == Scope::kLanes || call.scope == Scope::kLiveLanes) {
+    text += " with mask " + hexadecimal(call.mask);
+  }
   return text;
 }
 
-struct Thread {
-  enum class State { kReady, kWaiting, kExited };
-
-  uint3 index;
-  State state;
-  Call call;        // while it waits
-  unsigned result;  // of the last call: lanes, or a number of threads
-  Fiber* fiber;
-  bool started;
-};
-
-// Unwinds the fibers of a launch that has failed; no std::exception, so that a kernel does not
-// catch it by chance.
-struct Cancelled {};
-
 // The stacks of this host thread, kept because mapping them costs more than most launches.
-Fiber& pooled_fiber(std::size_t index) {
+std::deque<Fiber>& pooled_fibers() {
   thread_local std::deque<Fiber> fibers;
-  while (fibers.size() <= index) fibers.emplace_back();
-  return fibers[index];
+  return fibers;
 }
+constexpr std::size_t kPooledFibers = 4096;  // that are kept
 
 // ---- The launch ----
 
-struct AlignedDelete {
-  void operator()(void* memory) const {
-    ::operator delete(memory, std::align_val_t(kSharedAlignment));
-  }
-};
-
-class Launch;
 thread_local Launch* active = nullptr;
-
-// The state of one launch. The public functions below find the calling host thread's by `active`.
-class Launch {
- public:
-  Launch(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& body);
-  ~Launch() { active = nullptr; }
-  Launch(const Launch&) = delete;
-  Launch& operator=(const Launch&) = delete;
-
-  void run();
-
-  // What the running thread calls.
-  unsigned wait(const Call& call);
-  [[noreturn]] void fail(const std::string& what) const { throw Error(place() + ": " + what); }
-  std::string place() const;
-  int lane() const { return static_cast<int>(number(*thread_) % kWarpSize); }
-  unsigned live_lanes() const;
-
-  void* shared_memory() const { return shared_memory_.get(); }
-  std::size_t shared_bytes() const { return shared_bytes_; }
-
- private:
-  void run_block();
-  void run_round();
-  void resume(Thread& thread);
-  void run_thread();
-  void cancel();
-
-  bool complete_block_call();
-  bool complete_warp_call(const Thread& caller);
-  void exchange(Thread* warp, unsigned lanes);
-  void release(Thread& thread, unsigned result);
-  std::string describe_deadlock() const;
-
-  std::size_t number(const Thread& thread) const { return &thread - threads_.data(); }
-  std::size_t first_of_warp(const Thread& thread) const {
-    return number(thread) / kWarpSize * kWarpSize;
-  }
-
-  const std::function<void()>& body_;
-  const std::size_t shared_bytes_;
-  const std::unique_ptr<void, AlignedDelete> shared_memory_;
-  const std::uint64_t seed_;
-  Random random_;
-  std::vector<Thread> threads_;
-  std::vector<Thread*> ready_;  // of this round
-  std::size_t in_block_call_ = 0;
-  std::size_t exited_ = 0;
-  Thread* thread_ = nullptr;  // the running one
-  std::exception_ptr error_;
-  bool cancelled_ = false;
-};
 
 #ifdef JAX_GPUOPS_ASAN
 void report_place(const char*) {
@@ -242,59 +139,159 @@ void report_place(const char*) {
 }
 #endif
 
-Launch::Launch(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& body)
+}  // namespace
+
+std::string to_string(uint3 index) {
+  return "(" + std::to_string(index.x) + ", " + std::to_string(index.y) + ", " +
+         std::to_string(index.z) + ")";
+}
+
+std::string to_string(const char* function, Site site) {
+  return std::string(function) + "() at " + site.file + ":" + std::to_string(site.line);
+}
+
+Launch& active_launch() {
+  if (active == nullptr) throw Error("a function for kernels was called outside a launch");
+  return *active;
+}
+
+Launch::Launch(const Configuration& configuration, const std::function<void()>& body)
     : body_(body),
-      shared_bytes_(shared_bytes),
-      shared_memory_(::operator new(shared_bytes, std::align_val_t(kSharedAlignment))),
+      configuration_(configuration),
       seed_(schedule_seed()),
       random_(seed_),
-      threads_(std::size_t{block.x} * block.y * block.z) {
+      timing_(static_cast<Timing>(seed_ % 3)),
+      shared_offset_(seed_ % 8 * 128),
+      blocks_(configuration.cooperative ? blocks_of(configuration.grid) : configuration.cluster),
+      clusters_(blocks_.size() / configuration.cluster) {
   active = this;
-  gridDim = grid;
-  blockDim = block;
-  for (std::size_t i = 0; i < threads_.size(); ++i) {
-    const auto n = static_cast<unsigned>(i);
-    threads_[i].index = make_uint3(n % block.x, n / block.x % block.y, n / block.x / block.y);
+  const dim3 extent = configuration.block;
+  gridDim = configuration.grid;
+  blockDim = extent;
+  const std::size_t threads = std::size_t{extent.x} * extent.y * extent.z;
+  const std::size_t warps = (threads + kWarpSize - 1) / kWarpSize;
+  // What the seed holds back: a warp, a block, or nothing.
+  std::int64_t slow_warp = held_back_warp;
+  std::int64_t slow_block = held_back_block;
+  if (seed_ != 0 && slow_warp < 0 && slow_block < 0) {
+    const std::uint64_t choice = random_.below(4);
+    if (choice == 1) slow_warp = static_cast<std::int64_t>(random_.below(warps));
+    if (choice == 2) slow_block = static_cast<std::int64_t>(random_.below(blocks_.size()));
   }
+  holds_back_ = slow_warp >= 0 || slow_block >= 0;
+  auto& fibers = pooled_fibers();
+  while (fibers.size() < threads * blocks_.size()) fibers.emplace_back();
+  std::size_t fiber = 0;
+  for (std::size_t b = 0; b < blocks_.size(); ++b) {
+    Block& block = blocks_[b];
+    block.cluster = &clusters_[b / configuration.cluster];
+    block.cluster->blocks.push_back(&block);
+    block.rank = static_cast<unsigned>(b % configuration.cluster);
+    block.allocation.reset(::operator new(shared_offset_ + configuration.shared_bytes,
+                                          std::align_val_t(kSharedAlignment)));
+    block.shared = static_cast<unsigned char*>(block.allocation.get()) + shared_offset_;
+#ifdef JAX_GPUOPS_ASAN
+    __asan_poison_memory_region(block.allocation.get(), shared_offset_);
+#endif
+    block.threads.resize(threads);
+    block.warp_syncs.resize(warps);
+    for (std::size_t i = 0; i < threads; ++i) {
+      const auto n = static_cast<unsigned>(i);
+      Thread& thread = block.threads[i];
+      thread.index = make_uint3(n % extent.x, n / extent.x % extent.y, n / extent.x / extent.y);
+      thread.block = &block;
+      thread.held_back = static_cast<std::int64_t>(i / kWarpSize) == slow_warp ||
+                         static_cast<std::int64_t>(b) == slow_block;
+      thread.fiber = &fibers[fiber++];
+    }
+  }
+}
+
+Launch::~Launch() {
+  drop_copies();
+  auto& fibers = pooled_fibers();
+  while (fibers.size() > kPooledFibers) fibers.pop_back();
+  active = nullptr;
 }
 
 void Launch::run() {
-  for (std::size_t i = 0; i < threads_.size(); ++i) threads_[i].fiber = &pooled_fiber(i);
-  const std::uint64_t blocks = std::uint64_t{gridDim.x} * gridDim.y * gridDim.z;
-  BlockOrder order(blocks, seed_ != 0, random_);
-  for (std::uint64_t i = 0; i < blocks; ++i) {
-    const std::uint64_t block = order.next();
-    blockIdx = make_uint3(static_cast<unsigned>(block % gridDim.x),
-                          static_cast<unsigned>(block / gridDim.x % gridDim.y),
-                          static_cast<unsigned>(block / gridDim.x / gridDim.y));
-    run_block();
+  const std::uint64_t groups = blocks_of(configuration_.grid) / blocks_.size();
+  BlockOrder order(groups, seed_ != 0, random_);
+  for (std::uint64_t i = 0; i < groups; ++i) {
+    const std::uint64_t first = order.next() * blocks_.size();
+    for (std::size_t b = 0; b < blocks_.size(); ++b) start_block(blocks_[b], first + b);
+    run_residents();
   }
+  finish_copies();
 }
 
-void Launch::run_block() {
-  std::memset(shared_memory_.get(), 0xff, shared_bytes_);
-  exited_ = 0;
-  in_block_call_ = 0;
-  for (Thread& thread : threads_) {
+void Launch::start_block(Block& block, std::uint64_t number) {
+  const dim3 grid = configuration_.grid;
+  block.index = make_uint3(static_cast<unsigned>(number % grid.x),
+                           static_cast<unsigned>(number / grid.x % grid.y),
+                           static_cast<unsigned>(number / grid.x / grid.y));
+  std::memset(block.shared, 0xff, configuration_.shared_bytes);
+  block.exited = 0;
+  block.in_call = 0;
+  block.mbarriers.clear();
+  block.warpgroups.reset();
+  for (Thread& thread : block.threads) {
     thread.state = Thread::State::kReady;
     thread.started = false;
+    thread.arrivals = thread.waits = 0;
+    thread.writes = 0;
+    thread.fenced = thread.met_fenced = false;
     thread.fiber->assign([](void* launch) { static_cast<Launch*>(launch)->run_thread(); }, this);
   }
-  while (exited_ < threads_.size() && !error_) run_round();
+  block.cluster->phase = 0;
+  block.cluster->arrived = 0;
+  block.cluster->live = block.threads.size() * block.cluster->blocks.size();
+}
+
+void Launch::run_residents() {
+  live_ = blocks_.size() * blocks_[0].threads.size();
+  has_warpgroups_ = false;
+  while (live_ > 0 && !error_) run_round();
   if (error_) {
     cancel();
     std::rethrow_exception(error_);
   }
 }
 
-// Resumes each thread that can run once.
+template <class Predicate>
+void Launch::gather(Predicate&& runs) {
+  for (Block& block : blocks_) {
+    for (Thread& thread : block.threads) {
+      if (runs(thread)) ready_.push_back(&thread);
+    }
+  }
+}
+
+// Resumes each thread that can run once: those that are held back, and those that wait until
+// others have written something, where no other can. Where none can at all, a copy takes place.
 void Launch::run_round() {
+  using State = Thread::State;
   ready_.clear();
-  for (Thread& thread : threads_) {
-    if (thread.state == Thread::State::kReady) ready_.push_back(&thread);
+  if (timing_ == Timing::kAny && !copies_.empty()) land_some();
+  if (timing_ == Timing::kAny && has_warpgroups_) run_some_products();
+  if (error_) return;
+  if (!holds_back_) {
+    gather([](const Thread& thread) { return thread.state == State::kReady; });
+  } else {
+    gather([](const Thread& t) { return t.state == State::kReady && !t.held_back; });
+    if (ready_.empty()) gather([](const Thread& t) { return t.state == State::kReady; });
+  }
+  if (polling_ > 0 && (ready_.empty() || (seed_ != 0 && random_.below(4) == 0))) {
+    gather([&](const Thread& thread) {
+      return thread.state == State::kPolling && thread.polled != activity_;
+    });
   }
   if (ready_.empty()) {
-    error_ = std::make_exception_ptr(Error(describe_deadlock()));
+    if (copies_.empty()) {
+      error_ = std::make_exception_ptr(Error(describe_deadlock()));
+    } else {
+      land(seed_ == 0 ? 0 : random_.below(copies_.size()));
+    }
     return;
   }
   if (seed_ != 0) {
@@ -309,11 +306,30 @@ void Launch::run_round() {
 }
 
 void Launch::resume(Thread& thread) {
+  const bool polled = thread.state == Thread::State::kPolling;
+  if (polled) {
+    thread.state = Thread::State::kReady;
+    --polling_;
+  }
   thread_ = &thread;
   threadIdx = thread.index;
+  blockIdx = thread.block->index;
   thread.started = true;
   thread.fiber->resume();
   thread_ = nullptr;
+  // Threads that poll in vain do not keep each other going.
+  if (!polled || thread.state != Thread::State::kPolling) ++activity_;
+}
+
+void Launch::let_others_run(const char* function, Site site) {
+  if (cancelled_) throw Cancelled();
+  Thread& thread = *thread_;
+  thread.call = {function, site, Scope::kOthers};
+  thread.state = Thread::State::kPolling;
+  thread.polled = activity_;
+  ++polling_;
+  Fiber::suspend();
+  if (cancelled_) throw Cancelled();
 }
 
 // What each fiber runs.
@@ -325,16 +341,24 @@ void Launch::run_thread() {
     if (!error_) error_ = std::current_exception();
   }
   Thread& thread = *thread_;
+  Block& block = *thread.block;
   thread.state = Thread::State::kExited;
-  ++exited_;
+  ++block.exited;
+  --live_;
+  if (cancelled_ || error_) return;
   // Lanes at __syncwarp() may have waited for this one alone.
-  const std::size_t begin = first_of_warp(thread);
-  const std::size_t end = std::min(begin + kWarpSize, threads_.size());
-  for (std::size_t i = begin; i < end && !cancelled_; ++i) {
-    const Thread& other = threads_[i];
-    if (other.state == Thread::State::kWaiting && other.call.scope == Scope::kLiveLanes) {
-      complete_warp_call(other);
+  Thread* const warp = warp_of(thread);
+  for (std::size_t i = 0; i < warp_size(warp); ++i) {
+    if (warp[i].state == Thread::State::kWaiting && warp[i].call.scope == Scope::kLiveLanes) {
+      complete_warp_call(warp[i]);
     }
+  }
+  try {
+    if (block.warpgroups != nullptr) check_exit(thread);
+    leave_cluster(thread);
+    if (block.exited == block.threads.size()) check_copies_of(block);
+  } catch (...) {
+    error_ = std::current_exception();
   }
 }
 
@@ -342,23 +366,33 @@ void Launch::run_thread() {
 // for the next launch.
 void Launch::cancel() {
   cancelled_ = true;
-  for (Thread& thread : threads_) {
-    while (thread.started && thread.state != Thread::State::kExited) resume(thread);
+  for (Block& block : blocks_) {
+    for (Thread& thread : block.threads) {
+      while (thread.started && thread.state != Thread::State::kExited) resume(thread);
+    }
   }
 }
 
 std::string Launch::place() const {
-  std::string text = "block " + to_string(blockIdx);
-  if (thread_ != nullptr) text += ", thread " + to_string(thread_->index);
-  return text;
+  if (thread_ == nullptr) return "block " + to_string(blockIdx);
+  return describe(*thread_);
+}
+
+std::size_t Launch::number(const Thread& thread) { return &thread - thread.block->threads.data(); }
+
+Thread* Launch::warp_of(const Thread& thread) {
+  return &thread.block->threads[number(thread) / kWarpSize * kWarpSize];
+}
+
+std::size_t Launch::warp_size(const Thread* warp) {
+  return std::min<std::size_t>(kWarpSize, warp->block->threads.size() - number(*warp));
 }
 
 unsigned Launch::live_lanes() const {
   unsigned lanes = 0;
-  const std::size_t begin = first_of_warp(*thread_);
-  const std::size_t end = std::min(begin + kWarpSize, threads_.size());
-  for (std::size_t i = begin; i < end; ++i) {
-    if (threads_[i].state != Thread::State::kExited) lanes |= 1u << (i - begin);
+  const Thread* const warp = warp_of(*thread_);
+  for (std::size_t i = 0; i < warp_size(warp); ++i) {
+    if (warp[i].state != Thread::State::kExited) lanes |= 1u << i;
   }
   return lanes;
 }
@@ -375,20 +409,22 @@ unsigned Launch::wait(const Call& call) {
   thread.state = Thread::State::kWaiting;
   bool complete;
   if (call.scope == Scope::kBlock) {
-    ++in_block_call_;
-    complete = complete_block_call();
+    ++thread.block->in_call;
+    complete = complete_block_call(*thread.block);
+  } else if (call.scope != Scope::kLanes && call.scope != Scope::kLiveLanes) {
+    complete = false;  // the caller knows
   } else {
     if ((call.mask >> lane() & 1) == 0) {
-      fail(to_string(call) + " is called by lane " + std::to_string(lane()) +
+      fail(call_text(call) + " is called by lane " + std::to_string(lane()) +
            ", which the mask does not name");
     }
     const unsigned absent = call.mask & ~live_lanes();
     if (call.scope == Scope::kLanes && absent != 0) {
-      fail(to_string(call) + " names absent lanes " + hexadecimal(absent) +
+      fail(call_text(call) + " names absent lanes " + hexadecimal(absent) +
            ": the warp does not have them or they have exited");
     }
     if ((call.mask >> call.source_lane & 1) == 0) {
-      fail(to_string(call) + " reads from lane " + std::to_string(call.source_lane) +
+      fail(call_text(call) + " reads from lane " + std::to_string(call.source_lane) +
            ", which the mask does not name");
     }
     complete = complete_warp_call(thread);
@@ -401,22 +437,30 @@ unsigned Launch::wait(const Call& call) {
 }
 
 // Threads at different barriers all stay waiting, which run_round() then finds.
-bool Launch::complete_block_call() {
-  if (in_block_call_ < threads_.size()) return false;
+bool Launch::complete_block_call(Block& block) {
+  std::vector<Thread>& threads = block.threads;
+  if (block.in_call < threads.size()) return false;
   unsigned count = 0;
-  for (const Thread& thread : threads_) {
-    if (!match(thread.call, threads_[0].call)) return false;
+  bool fenced = true;
+  for (const Thread& thread : threads) {
+    if (!match(thread.call, threads[0].call)) return false;
     count += thread.call.predicate;
+    fenced = fenced && thread.fenced;
   }
-  in_block_call_ = 0;
-  for (Thread& thread : threads_) release(thread, count);
+  block.in_call = 0;
+  ++block.syncs;
+  for (Thread& thread : threads) {
+    thread.met_fenced = fenced;
+    thread.fenced = false;
+    release(thread, count);
+  }
   return true;
 }
 
 bool Launch::complete_warp_call(const Thread& caller) {
   const Call& call = caller.call;
-  Thread* const warp = &threads_[first_of_warp(caller)];
-  const std::size_t size = std::min<std::size_t>(kWarpSize, &threads_.back() + 1 - warp);
+  Thread* const warp = warp_of(caller);
+  const std::size_t size = warp_size(warp);
   unsigned lanes = 0;
   for (std::size_t i = 0; i < size; ++i) {
     if ((call.mask >> i & 1) == 0) continue;
@@ -430,6 +474,7 @@ bool Launch::complete_warp_call(const Thread& caller) {
 }
 
 void Launch::exchange(Thread* warp, unsigned lanes) {
+  ++warp->block->warp_syncs[number(*warp) / kWarpSize];
   unsigned ballot = 0;
   unsigned char values[kWarpSize][kMaxValueBytes];
   for (int i = 0; i < kWarpSize; ++i) {
@@ -457,64 +502,118 @@ std::string Launch::describe_deadlock() const {
     const Thread* first;
     std::size_t others;
   };
-  std::vector<Group> groups;
-  for (const Thread& thread : threads_) {
-    const auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& candidate) {
-      return thread.state == candidate.first->state &&
-             (thread.state == Thread::State::kExited || match(thread.call, candidate.first->call));
-    });
-    if (group == groups.end()) {
-      groups.push_back({&thread, 0});
-    } else {
-      ++group->others;
+  bool in_block_call = false;
+  bool in_other_call = false;
+  std::string who;
+  const Block* first_stuck = nullptr;
+  std::size_t stuck_blocks = 0;
+  for (const Block& block : blocks_) {
+    if (block.exited == block.threads.size()) continue;
+    if (first_stuck == nullptr) first_stuck = &block;
+    if (++stuck_blocks > 4) continue;
+    std::vector<Group> groups;
+    for (const Thread& thread : block.threads) {
+      const bool exited = thread.state == Thread::State::kExited;
+      if (!exited) {
+        const Scope scope = thread.call.scope;
+        in_block_call = in_block_call || scope == Scope::kBlock;
+        in_other_call = in_other_call || (scope != Scope::kBlock && scope != Scope::kLanes &&
+                                          scope != Scope::kLiveLanes);
+      }
+      const auto group = std::find_if(groups.begin(), groups.end(), [&](const Group& candidate) {
+        return thread.state == candidate.first->state &&
+               (exited || match(thread.call, candidate.first->call));
+      });
+      if (group == groups.end()) {
+        groups.push_back({&thread, 0});
+      } else {
+        ++group->others;
+      }
+    }
+    if (&block != first_stuck) who += "; block " + to_string(block.index);
+    for (const Group& group : groups) {
+      const bool exited = group.first->state == Thread::State::kExited;
+      who += std::string(group.first == groups[0].first ? ": " : "; ") + "thread " +
+             to_string(group.first->index);
+      if (group.others > 0) who += " and " + std::to_string(group.others) + " more";
+      who +=
+          exited ? " exited" : " at " + call_text(group.first->call) + describe_wait(*group.first);
     }
   }
-  std::string text = "block " + to_string(blockIdx) + ": divergent " +
-                     (in_block_call_ > 0 ? "barrier" : "warp collective") + ", no thread can go on";
-  for (const Group& group : groups) {
-    const bool exited = group.first->state == Thread::State::kExited;
-    text += std::string(group.first == groups[0].first ? ": " : "; ") + "thread " +
-            to_string(group.first->index);
-    if (group.others > 0) text += " and " + std::to_string(group.others) + " more";
-    text += exited ? " exited" : " at " + to_string(group.first->call);
-  }
-  return text;
+  if (stuck_blocks > 4) who += "; and " + std::to_string(stuck_blocks - 4) + " more blocks";
+  return "block " + to_string(first_stuck->index) + ": " +
+         (in_other_call   ? "deadlock"
+          : in_block_call ? "divergent barrier"
+                          : "divergent warp collective") +
+         ", no thread can go on" + who;
 }
 
-void check_configuration(dim3 grid, dim3 block, std::size_t shared_bytes) {
+namespace {
+
+// What runs together must have room on the simulated GPU.
+void check_residency(const Configuration& configuration) {
+  const std::string invalid = "invalid configuration argument: ";
+  const unsigned cluster = configuration.cluster;
+  if (cluster - 1u >= kMaxClusterBlocks || configuration.grid.x % cluster != 0) {
+    throw Error(invalid + "clusters of " + std::to_string(cluster) + " blocks in a grid of " +
+                std::to_string(configuration.grid.x) + " along x; clusters have 1 to " +
+                std::to_string(kMaxClusterBlocks) + " blocks, and divide the grid");
+  }
+  if (!configuration.cooperative) return;
+  const dim3 block = configuration.block;
+  const auto room = static_cast<std::uint64_t>(kMultiprocessors) *
+                    resident_blocks(block.x * block.y * block.z, configuration.shared_bytes);
+  if (blocks_of(configuration.grid) > room) {
+    throw Error(invalid + "a cooperative launch of " +
+                std::to_string(blocks_of(configuration.grid)) + " blocks, of which " +
+                std::to_string(kMultiprocessors) + " multiprocessors hold " + std::to_string(room) +
+                " at a time");
+  }
+}
+
+void check_configuration(const Configuration& configuration) {
+  const dim3 grid = configuration.grid;
+  const dim3 block = configuration.block;
   const auto within = [](unsigned extent, unsigned limit) { return extent - 1u < limit; };
   if (within(grid.x, 0x7fffffff) && within(grid.y, 65535) && within(grid.z, 65535) &&
       within(block.x, 1024) && within(block.y, 1024) && within(block.z, 64) &&
       std::uint64_t{block.x} * block.y * block.z <= kMaxBlockThreads &&
-      shared_bytes <= kMaxSharedBytes) {
-    return;
+      configuration.shared_bytes <= kSharedBytesPerBlock) {
+    return check_residency(configuration);
   }
   throw Error("invalid configuration argument: grid " + to_string(to_uint3(grid)) + ", block " +
-              to_string(to_uint3(block)) + ", " + std::to_string(shared_bytes) +
+              to_string(to_uint3(block)) + ", " + std::to_string(configuration.shared_bytes) +
               " bytes of shared memory; the limits are (2147483647, 65535, 65535), "
               "(1024, 1024, 64) with 1024 threads, and " +
-              std::to_string(kMaxSharedBytes) + " bytes, and no extent may be 0");
-}
-
-Launch& active_launch() {
-  if (active == nullptr) throw Error("a function for kernels was called outside a launch");
-  return *active;
+              std::to_string(kSharedBytesPerBlock) + " bytes, and no extent may be 0");
 }
 
 }  // namespace
 
-void launch(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& body) {
-  check_configuration(grid, block, shared_bytes);
+void launch(const Configuration& configuration, const std::function<void()>& body) {
+  check_configuration(configuration);
   if (active != nullptr) fail("a kernel may not launch another");
 #ifdef JAX_GPUOPS_ASAN
   __asan_set_error_report_callback(&report_place);
 #endif
   const SubnormalsKept subnormals_kept;
-  Launch(grid, block, shared_bytes, body).run();
+  Launch(configuration, body).run();
+}
+
+int resident_blocks(unsigned threads, std::size_t shared_bytes) {
+  constexpr std::size_t kReservedBytes = 1024;  // by CUDA, for each block
+  constexpr std::size_t kSharedBytes = kSharedBytesPerBlock + kReservedBytes;
+  return static_cast<int>(std::min<std::size_t>(kThreadsPerMultiprocessor / threads,
+                                                kSharedBytes / (shared_bytes + kReservedBytes)));
 }
 
 void set_schedule_seed(std::uint64_t seed) { global_schedule_seed = seed; }
 std::uint64_t schedule_seed() { return global_schedule_seed; }
+
+void set_held_back(int warp, int block) {
+  held_back_warp = warp;
+  held_back_block = block;
+}
 
 void* shared_memory() { return active_launch().shared_memory(); }
 std::size_t shared_memory_bytes() { return active_launch().shared_bytes(); }
@@ -522,18 +621,18 @@ std::size_t shared_memory_bytes() { return active_launch().shared_bytes(); }
 void fail(const std::string& what) { active_launch().fail(what); }
 
 int block_barrier(const char* function, Site site, bool predicate) {
-  const Call call{function, site, Scope::kBlock, 0, predicate, 0, nullptr, 0};
+  const Call call{function, site, Scope::kBlock, 0, predicate};
   return static_cast<int>(active_launch().wait(call));
 }
 
 void warp_barrier(const char* function, Site site, unsigned mask) {
   Launch& launch = active_launch();
-  launch.wait({function, site, Scope::kLiveLanes, mask, false, launch.lane(), nullptr, 0});
+  launch.wait({function, site, Scope::kLiveLanes, mask, false, launch.lane()});
 }
 
 unsigned warp_vote(const char* function, Site site, unsigned mask, bool predicate) {
   Launch& launch = active_launch();
-  return launch.wait({function, site, Scope::kLanes, mask, predicate, launch.lane(), nullptr, 0});
+  return launch.wait({function, site, Scope::kLanes, mask, predicate, launch.lane()});
 }
 
 void warp_shuffle(const char* function, Site site, unsigned mask, int source_lane, void* value,

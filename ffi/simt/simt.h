@@ -1,10 +1,16 @@
 // Runs CUDA kernels on the host, for tests, debugging and teaching.
 //
-// A launch runs its blocks one after another on the calling thread. Every CUDA thread of a block is
-// a fiber, which runs until it must wait for others at a barrier, a shuffle or a vote. Between two
-// such points a thread is never interrupted, so atomics need no care, and what a kernel with a
-// missing barrier computes depends on the order of its threads alone: that order is the schedule
-// seed's to choose, and the same seed gives the same run.
+// A launch runs its blocks one after another on the calling thread, or those of a cluster together,
+// or all blocks of a cooperative launch. Every CUDA thread is a fiber, which runs until it must
+// wait for others, at a barrier, a shuffle or a vote, or for a copy. Between two such points a
+// thread is never interrupted, so atomics need no care, and what a kernel with a missing barrier
+// computes depends on the order of its threads alone: that order is the schedule seed's to choose,
+// and the same seed gives the same run.
+//
+// Copies that run beside the threads take place when the rules allow it, which the seed chooses as
+// well. Until then their destination is filled with 0xFF bytes, which are NaN in every
+// floating-point type, and nobody may write to it, nor to the source. The same holds of products of
+// matrices (wgmma), their sums and their operands.
 //
 // A kernel that breaks the rules of CUDA's thread model stops the launch with an Error. Memory is
 // AddressSanitizer's to check: built with it, an access beyond shared memory or a heap buffer ends
@@ -15,6 +21,7 @@
 
 #include <vector_types.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -31,22 +38,56 @@ class Error : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+// The simulated GPU: a Hopper GPU with few multiprocessors, so that small problems fill it.
+inline constexpr int kMultiprocessors = 4;
+inline constexpr int kThreadsPerMultiprocessor = 2048;
+inline constexpr std::size_t kSharedBytesPerBlock = 227 * 1024;
+inline constexpr unsigned kMaxClusterBlocks = 16;
+
+// How many blocks one of its multiprocessors holds at a time.
+int resident_blocks(unsigned threads, std::size_t shared_bytes);
+
+struct Configuration {
+  dim3 grid;
+  dim3 block;
+  std::size_t shared_bytes = 0;
+  unsigned cluster = 1;      // neighbouring blocks along x that run together as a cluster
+  bool cooperative = false;  // all blocks run together, so that they may wait for each other
+};
+
 // Runs `body` once for each thread of each block. Throws Error if the configuration is beyond
 // CUDA's limits or the kernel fails, and whatever `body` itself throws; the rest of the grid then
 // does not run. May be called by several host threads at once, but not by a kernel.
 //
 // Subnormal numbers are kept during the launch, as on a GPU, even where the caller (XLA:CPU) has
 // the processor flush them to zero.
-void launch(dim3 grid, dim3 block, std::size_t shared_bytes, const std::function<void()>& body);
+void launch(const Configuration& configuration, const std::function<void()>& body);
 
+inline void launch(dim3 grid, dim3 block, std::size_t shared_bytes,
+                   const std::function<void()>& body) {
+  launch(Configuration{grid, block, shared_bytes}, body);
+}
+
+// What may vary from run to run on a GPU, for all launches of the process that begin later.
+//
 // The order of blocks, and of the threads that can run in each scheduling round: ascending for 0,
-// the initial seed, else shuffled. The seed holds for all launches of the process that begin later.
+// the initial seed, else shuffled. A quarter of the other seeds each hold back one warp of every
+// block, or one of the blocks that run together: it runs only when nothing else can.
+//
+// When copies beside the threads take place, and words that blocks post for each other arrive: for
+// seeds 0, 3, 6 ... only when no thread can run without them, or at the end of the launch; for 1,
+// 4, 7 ... at once; for others at any time between.
 void set_schedule_seed(std::uint64_t seed);
 std::uint64_t schedule_seed();
 
+// Holds back what the caller names in place of what the seed does: a warp of every block, one of
+// the blocks that run together, counted from 0, or both; -1 is none.
+void set_held_back(int warp, int block);
+
 // ---- For code in kernels ----
 
-// The block's dynamic shared memory, aligned to 128 bytes. It is a heap block of just the launch's
+// The block's dynamic shared memory, aligned to 128 bytes, and for other seeds than 0 not always to
+// more. It is a heap block of just the launch's
 // size, so that AddressSanitizer's redzones lie at its ends, and begins each CUDA block filled with
 // 0xFF bytes, which are NaN in every floating-point type.
 void* shared_memory();
@@ -55,7 +96,7 @@ std::size_t shared_memory_bytes();
 // Throws an Error that begins with the calling thread's block and thread index.
 [[noreturn]] void fail(const std::string& what);
 
-// ---- What simt/cuda.h is made of ----
+// ---- What simt/cuda.h and core/ptx/ are made of ----
 
 struct Site {
   const char* file;
@@ -83,6 +124,84 @@ void warp_shuffle(const char* function, Site site, unsigned mask, int source_lan
 // The calling thread's place in its warp, and the lanes of the warp that have not exited.
 int lane();
 unsigned live_lanes();
+
+// For loops that wait until other blocks have written something. Returns when another thread has
+// run or a copy taken place.
+void let_others_run(const char* function, Site site);
+
+// Accesses of global memory that order no others: a store may arrive late.
+void relaxed_store(std::uint64_t* to, std::uint64_t value, Site site);
+std::uint64_t relaxed_load(const std::uint64_t* from);
+void relaxed_add(std::uint32_t* counter, std::uint32_t value);
+
+// Clusters. Lanes of a warp must all take part in a barrier, or none.
+int cluster_rank();
+void cluster_arrive(const char* function, Site site);
+void cluster_wait(const char* function, Site site);
+
+// Mbarriers, which lie in the calling block's shared memory. Threads see one that another has
+// initialised after a barrier of both. A phase is over when there were as many calls of
+// mbarrier_arrive() as mbarrier_init() was told, and copies have brought all bytes that these
+// expect; `parity` is that of the phase's number, which begins with 0.
+void mbarrier_init(std::uint64_t* barrier, unsigned arrivals, Site site);
+void mbarrier_arrive(const char* function, Site site, std::uint64_t* barrier, unsigned bytes);
+void mbarrier_wait(const char* function, Site site, std::uint64_t* barrier, unsigned parity);
+
+// Copies beside the threads: from global to shared memory, which the barrier counts; from shared to
+// global memory, and the wait until all of the calling thread's have read their source; and of up
+// to 8 bytes to what is `to` and `barrier` in block `rank` of the cluster.
+void bulk_read(const char* function, Site site, void* to, const void* from, std::size_t bytes,
+               std::uint64_t* barrier);
+void proxy_fence();
+void bulk_write(const char* function, Site site, void* to, const void* from, std::size_t bytes);
+void bulk_wait_read(const char* function, Site site, unsigned pending);
+void async_store(const char* function, Site site, const void* value, void* to, std::size_t bytes,
+                 std::uint64_t* barrier, int rank);
+
+// Addresses of shared memory as PTX counts them: of the calling block's, and of the place that
+// `local` has in block `rank` of the cluster, at which a thread may arrive.
+unsigned window_address(const void* pointer, Site site);
+unsigned window_address_in_block(const void* local, int rank, Site site);
+void mbarrier_arrive_at(const char* function, Site site, unsigned address);
+
+// Copies of boxes of a tensor, which lie in shared memory as lines of 128 bytes: the 16-byte piece
+// p of the line at address a is at p ^ (a / 128 % 8). core/tensor_map.h makes the maps.
+struct TensorMap {
+  unsigned char* data = nullptr;
+  int element_bytes = 0;
+  std::int64_t extent[3] = {};
+  std::int64_t stride_bytes[2] = {};
+  int box[3] = {};
+};
+using Position = std::array<int, 3>;
+void tensor_read(const char* function, Site site, void* to, const TensorMap& map, Position at,
+                 std::uint64_t* barrier);
+void tensor_multicast(const char* function, Site site, void* to, const TensorMap& map, Position at,
+                      std::uint64_t* barrier, unsigned blocks);
+void tensor_write(const char* function, Site site, const TensorMap& map, Position at,
+                  const void* from);
+
+// Warpgroups. Barrier `number` of `threads` threads, of which some do not wait; registers that
+// threads give up or take, of those that a launch of one block a multiprocessor gives them.
+void named_barrier(const char* function, Site site, int number, int threads, bool waits);
+void set_registers(const char* function, Site site, unsigned registers, bool takes);
+
+// One wgmma: sums (+)= left right^T, of 64 x `cols` over 16 of the depth.
+struct ProductCall {
+  unsigned cols;
+  bool half;  // else bfloat16
+  bool deep_left;
+  bool deep_right;
+  bool add;
+  std::uint64_t left;
+  std::uint64_t right;
+};
+void begin_products(const char* function, Site site);
+void multiply_add(const char* function, Site site, float* sums, const ProductCall& call);
+void end_products(const char* function, Site site);
+void wait_for_products(const char* function, Site site, unsigned pending);
+void store_matrices(const char* function, Site site, unsigned address,
+                    std::array<std::uint32_t, 4> words);
 
 }  // namespace simt
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -14,7 +14,7 @@
 #pragma once
 
 #include "core/shared.h"
-#include "softmax/instances.h"
+#include "softmax/launcher.cuh"
 #include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -236,6 +236,72 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
     if (threadIdx.x == 0) write_row(tensors, number, state);
     turn ^= 1;
   }
+}
+
+template <class Family, class T>
+void launch_block(const Call& call) {
+  const auto launch = [&](auto kind, auto packs) {
+    using Share = typename Family::template Share<T, packs, kind>;
+    launch_kernel<block_kernel<Share, kBlockThreads, kBlocksResident>>(
+        call.queue, launch_shape(call, sizeof(BlockStorage<typename Share::State>)),
+        tensors_of<T>(call), call.config.piece);
+  };
+  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
+      call.config.layout, [&](auto kind) {
+        if constexpr (Family::kTangent) {
+          dispatch_value<kMostBlockPacks>(call.config.packs,
+                                          [&](auto packs) { launch(kind, packs); });
+        } else {
+          constexpr auto& kPacks = kind == Kind::kRagged ? kRaggedBlockPacks : kBlockPacks;
+          dispatch_value<kPacks[0], kPacks[1]>(call.config.packs,
+                                               [&](auto packs) { launch(kind, packs); });
+        }
+      });
+}
+
+template <class Family, class T>
+void launch_small_block(const Call& call) {
+  constexpr int kOperands = Family::kTangent ? 2 : 1;
+  const auto launch = [&](auto kind, auto packs, auto variant) {
+    using Share = typename Family::template Share<T, packs, kind, variant>;
+    launch_kernel<small_block_kernel<Share>>(
+        call.queue, launch_shape(call, sizeof(typename SmallBlock<Accumulator<T>>::Storage)),
+        tensors_of<T>(call));
+  };
+  dispatch_value<Kind::kSmall, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
+      call.config.layout, [&](auto kind) {
+        if constexpr (kind == Kind::kSmall) {
+          dispatch_variant<Family, Variant::kSoftmax>(call, [&](auto variant) {
+            constexpr auto& kPacks = kSmallBlockPacks;
+            dispatch_value<kOperands * kPacks[0], kOperands * kPacks[1], kOperands * kPacks[2]>(
+                call.config.packs, [&](auto packs) { launch(kind, packs, variant); });
+          });
+        } else {
+          dispatch_value<kOperands * kMostSmallBlockPacks>(call.config.packs, [&](auto packs) {
+            launch(kind, packs, Constant<Variant::kGeneral>{});
+          });
+        }
+      });
+}
+
+template <class Family, class T, Kind kKind, int kPacks>
+void launch_passing_block(const Call& call) {
+  using Share = typename Family::template Share<T, kPacks, kKind>;
+  launch_kernel<block_passing_kernel<Share, kBlockThreads, kBlocksResident>>(
+      call.queue, launch_shape(call, sizeof(BlockStorage<typename Share::State>)),
+      tensors_of<T>(call));
+}
+
+template <class Family, class T>
+void launch_block_two_pass(const Call& call) {
+  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
+      call.config.layout,
+      [&](auto kind) { launch_passing_block<Family, T, kind, kPassingPacks>(call); });
+}
+
+template <class Family, class T>
+void launch_strided(const Call& call) {
+  launch_passing_block<Family, T, Kind::kAny, kAnyPacks>(call);
 }
 
 }  // namespace softmax

@@ -12,15 +12,15 @@
 // slices where they had written, took 4 to 10 % more time.
 #pragma once
 
-#include "core/ptx.cuh"
+#include "core/ptx/cluster.cuh"
 #include "core/shared.h"
 #include "softmax/block.cuh"
+#include "softmax/launcher.cuh"
 #include "softmax/pieces.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-#ifndef JAX_GPUOPS_INTERPRET
 // Two sets of slots, as in BlockStorage.
 template <class State>
 struct alignas(kSharedAlignment) ClusterStorage {
@@ -45,6 +45,8 @@ class Exchange {
       initialise(storage_.arrived);
       initialise(storage_.arrived + 1);
     }
+    // The block's threads see the mbarriers after this, and those of others after the cluster's
+    // barrier. What combine_block() writes from here on are slots beside them.
     __syncthreads();
     cluster_arrive();
     started_ = true;
@@ -238,7 +240,36 @@ __global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
   __trap();
 #endif
 }
-#endif
+
+template <class Family, class T>
+void launch_cluster(const Call& call) {
+  const Config& config = call.config;
+  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
+      config.layout, [&](auto kind) {
+        constexpr bool kHasPlain = has_plain_cluster(kDTypeOf<T>, kind);
+        constexpr Variant kOther = kHasPlain ? Variant::kPlainSoftmax : Variant::kGeneral;
+        dispatch_variant<Family, kOther>(call, [&](auto variant) {
+          using Share = typename Family::template Share<T, kClusterPacks, kind, variant>;
+          launch_kernel<cluster_kernel<Share>>(
+              call.queue, launch_shape(call, sizeof(ClusterStorage<typename Share::State>)),
+              tensors_of<T>(call), config.cluster, config.slice, config.piece);
+        });
+      });
+}
+
+template <class Family, class T>
+void launch_cluster_shared(const Call& call) {
+  const Config& config = call.config;
+  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
+      config.layout, [&](auto kind) {
+        dispatch_variant<Family, kVariantInShared<T, kind>>(call, [&](auto variant) {
+          using Share = typename Family::template Share<T, slice_held(sizeof(T)), kind, variant>;
+          launch_kernel<cluster_slice_kernel<Share>>(
+              call.queue, launch_shape(call, sizeof(SliceStorage<typename Share::State>)),
+              tensors_of<T>(call), config.cluster, config.slice);
+        });
+      });
+}
 
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -15,7 +15,7 @@
 #pragma once
 
 #include "core/shared.h"
-#include "softmax/instances.h"
+#include "softmax/launcher.cuh"
 #include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -355,7 +355,7 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
         share.write(tensors, exponents, steps_from(done), selection, states);
       }
     }
-    if (tensors.row_results.data != nullptr && group == 0 && exists) {
+    if (tensors.reduces() && group == 0 && exists) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
     }
@@ -368,6 +368,28 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
     if (outer >= outers) break;
     take(outer, std::int64_t{blockIdx.x} * rows);
   }
+}
+
+template <class Family, class T, bool kOnce, int kHeld>
+void launch_column_of(const Call& call) {
+  dispatch_value<column_pack(sizeof(T)), 1>(call.config.pack, [&](auto pack) {
+    constexpr int kOwn = Family::kTangent ? kHeld / 2 : kHeld;
+    launch_kernel<column_kernel<T, Family::kTangent, pack, kOwn, kOnce>>(
+        call.queue, launch_shape(call), tensors_of<T>(call), call.config.lanes, call.problem.outer,
+        call.config.steps);
+  });
+}
+
+template <class Family, class T>
+void launch_column(const Call& call) {
+  dispatch_value<kColumnHeld[0], kColumnHeld[1], kColumnHeld[2]>(
+      call.config.packs, [&](auto held) { launch_column_of<Family, T, true, held>(call); });
+}
+
+template <class Family, class T>
+void launch_column_two_pass(const Call& call) {
+  dispatch_value<kColumnHeld[2]>(
+      call.config.packs, [&](auto held) { launch_column_of<Family, T, false, held>(call); });
 }
 
 }  // namespace softmax

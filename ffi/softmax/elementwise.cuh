@@ -1,14 +1,17 @@
-// The gradients of logsumexp and cross entropy: p = exp(x - logsumexp(x)), which is known, so no
-// element waits for another. One read and one write; y may be x itself.
+// The gradients of logsumexp and cross entropy: of p = exp(scale * (x - maximum)) / sum all but x
+// is known, so no element waits for another. One read and one write; y may be x itself.
 #pragma once
 
+#include "softmax/launcher.cuh"
 #include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-inline constexpr int kElementwiseThreads = 256;
-inline constexpr int kElementwisePacks = 4;  // loads in flight
+// Blocks on a multiprocessor: as many as memory's pipe takes, where registers allow it without
+// spills.
+template <class T, Kind kKind>
+inline constexpr int kElementwiseBlocks = sizeof(T) < 8 && kKind == Kind::kEven ? 6 : 1;
 
 // From the elements of a row to their results, and back to where they came from.
 template <class T, Kind kKind>
@@ -21,18 +24,23 @@ class RowGradient {
       : label_(has_labels(tensors.function) ? tensors.label(number) : -1),
         cotangent_(tensors.g[number] * tensors.scale),
         weight_(cotangent_) {
-    const A lse = tensors.lse[number];
+    const A maximum = tensors.maximum[number];
+    // Of a row whose logsumexp is infinite, this and its powers make what JAX does: inf / inf and
+    // 0 / 0 are NaN, and finite elements beside inf weigh 0.
+    const A log_sum = tensors.log_sum[number];
+    const A inverse_sum = exponential_for<T>(-log_sum);
     const Exponents<T> exponents(tensors.function, tensors.scale);
-    regular_ = is_finite(lse);
+    regular_ = is_finite(log_sum) && is_finite(cotangent_);
     // Lifted as in softmax: p may be a subnormal number.
-    const bool lifted = regular_ && Exponents<T>::kBaseTwo;
-    const A anchor = Exponents<T>::kBaseTwo ? A(lse * (Exponents<T>::kLog2E / 2)) : lse;
-    power_ = exponents.powers(regular_ ? anchor : A(0), A(lifted ? Exponents<T>::kLift : 0));
-    lowering_ = lifted ? A(0x1p-64f) : A(1);
-    // A row whose logsumexp is infinite has the weights that JAX gives it: inf / inf and 0 / 0 are
-    // NaN, and finite elements beside inf weigh 0.
-    if (!regular_) weight_ = cotangent_ / exponential(lse);
-    regular_ = regular_ && is_finite(weight_);
+    const A lift = Exponents<T>::kBaseTwo && is_finite(log_sum) ? Exponents<T>::kLift : 0;
+    power_ = exponents.powers(exponents.scaled(maximum), lift);
+    if constexpr (Exponents<T>::kBaseTwo) {
+      // The power of the maximum is 1, but for the lift and what the anchor was rounded by.
+      factor_ = inverse_sum * power_of_two(-power_.exponent(maximum));
+    } else {
+      factor_ = 1;
+      weight_ *= inverse_sum;
+    }
   }
 
   __device__ __forceinline__ void write(
@@ -47,7 +55,7 @@ class RowGradient {
       widen(pack_at(packs, p), x);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        x[i] = power_(x[i]) * lowering_ * weight_;
+        x[i] = power_(x[i]) * factor_ * weight_;
       }
       if constexpr (kHasMask<kKind>) {
         if (!regular_) replace_unkept(tensors, stretch, p, x);
@@ -79,14 +87,14 @@ class RowGradient {
   A cotangent_;
   A weight_;
   typename Exponents<T>::Powers power_;
-  A lowering_;
+  A factor_;  // apart from the weight, which may be a subnormal number
   bool regular_;
 };
 
 // `lanes` threads, a divisor of the block's, take a stretch of a row, of which each row has
 // `steps`.
 template <class T, Kind kKind>
-__global__ void __launch_bounds__(kElementwiseThreads)
+__global__ void __launch_bounds__(kElementwiseThreads, kElementwiseBlocks<T, kKind>)
     elementwise_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, Divisor steps) {
   using A = Accumulator<T>;
   constexpr int kPack = kWidestPack<T>;
@@ -107,6 +115,16 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   // What there is one of for each row is read here, when the packs are already on their way.
   const RowGradient<T, kKind> gradient(tensors, number);
   gradient.write(tensors, row, first, stretch, pack);
+}
+
+template <class T>
+void launch_elementwise(const Call& call) {
+  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged, Kind::kAny>(
+      call.config.layout, [&](auto kind) {
+        launch_kernel<elementwise_kernel<T, kind>>(call.queue, launch_shape(call),
+                                                   tensors_of<T>(call), call.config.lanes,
+                                                   Divisor(call.config.steps));
+      });
 }
 
 }  // namespace softmax

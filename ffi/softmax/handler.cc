@@ -1,6 +1,7 @@
 #include "core/handler.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <string_view>
 
@@ -51,7 +52,8 @@ Problem to_problem(Function function, const ffi::AnyBuffer& x, const Where& wher
           product(dims, first_inner, last),
           where.has_value(),
           attributes.causal ? dims[last - 1] : 0,
-          attributes.scale != 1};
+          attributes.scale != 1,
+          kFullAlignment};  // until the addresses are known
 }
 
 // The mask broadcasts to x dim by dim. Neighbouring dims that the mask has, or lacks, are one.
@@ -111,9 +113,17 @@ void require_labels(const ffi::AnyBuffer& labels, const Problem& problem) {
           "there must be one label for each row");
 }
 
+std::int64_t alignment_of(const Problem& problem, const Buffers& buffers) {
+  const std::int64_t alignment = common_alignment({buffers.x, buffers.t, buffers.y});
+  const auto element_bytes = static_cast<std::int64_t>(info(problem.dtype).bytes);
+  const bool has_whole_packs = problem.columns * element_bytes % kFullAlignment == 0;
+  if (buffers.mask.column_stride == 0 || !has_whole_packs) return alignment;
+  return std::min(alignment, common_alignment({buffers.mask.data}) * element_bytes);
+}
+
 // Plans and launches, unless there is nothing to do.
-void run(const Queue& queue, const Problem& problem, const Attributes& attributes,
-         const ffi::AnyBuffer& x, const Where& where, Buffers buffers) {
+void run(const Queue& queue, Problem problem, const Attributes& attributes, const ffi::AnyBuffer& x,
+         const Where& where, Buffers buffers) {
   if (x.element_count() == 0) {
     require(!reduces(problem.function) || problem.rows() == 0,
             "logsumexp of rows without elements has no kernel");
@@ -124,16 +134,11 @@ void run(const Queue& queue, const Problem& problem, const Attributes& attribute
     mask.emplace(*where);
     buffers.mask = to_mask(*where, mask->data(), x.dimensions(), attributes.inner_dims);
   }
-  const Plan chosen = plan(problem, attributes.algorithm, *queue.device);
-  if (is_ladder(chosen.algorithm)) {
-    launch_ladder(chosen, problem, buffers, queue);
-  } else if (is_elementwise(problem.function)) {
-    launch_elementwise(chosen, problem, attributes.scale, buffers, queue);
-  } else if (is_forward(problem.function)) {
-    launch_forward(chosen, problem, attributes.scale, buffers, queue);
-  } else {
-    launch_tangent(chosen, problem, attributes.scale, buffers, queue);
-  }
+  problem.alignment = alignment_of(problem, buffers);
+  plan_and_launch(queue, "softmax", problem, attributes.algorithm,
+                  [&](const Queue& to_queue, const Plan& chosen) {
+                    launch(to_queue, chosen, problem, attributes.scale, buffers);
+                  });
 }
 
 using Out = ffi::Result<ffi::AnyBuffer>;
@@ -150,41 +155,71 @@ template <Function kFunction>
 void run_forward(Queue queue, ffi::AnyBuffer x, Where where, Out y, Out workspace,
                  Attributes attributes) {
   const Problem problem = to_problem(kFunction, x, where, attributes);
+  require_like(*y, x, "the result must be like x");
   const Operand x_memory(x);
   const Result y_memory(y);
   Buffers buffers;
   buffers.x = x_memory.data();
-  if (kFunction == Function::kLogSumExp) {
-    buffers.narrow_row_result = y->element_type() == x.element_type();
-    if (!buffers.narrow_row_result) {
-      require_rows(*y, problem, "the result must have one element for each row");
-    }
-    require(static_cast<std::int64_t>(y->element_count()) == problem.rows(),
-            "the result must have one element for each row");
-    buffers.row_result = y_memory.data();
-  } else {
-    require_like(*y, x, "the result must be like x");
-    buffers.y = y_memory.data();
-  }
+  buffers.y = y_memory.data();
+  run(queue, problem, attributes, x, where, workspace, buffers);
+}
+
+void require_logsumexp(const ffi::AnyBuffer& y, const ffi::AnyBuffer& x, const Problem& problem) {
+  require(y.element_type() == x.element_type() &&
+              static_cast<std::int64_t>(y.element_count()) == problem.rows(),
+          "the result must have one element for each row, of the type of x");
+}
+
+void require_parts(const ffi::AnyBuffer& maximum, const ffi::AnyBuffer& log_sum,
+                   const Problem& problem) {
+  require_rows(maximum, problem, "maximum must have one element for each row");
+  require_rows(log_sum, problem, "log_sum must have one element for each row");
+}
+
+void run_logsumexp(Queue queue, ffi::AnyBuffer x, Where where, Out y, Out workspace,
+                   Attributes attributes) {
+  const Problem problem = to_problem(Function::kLogSumExp, x, where, attributes);
+  require_logsumexp(*y, x, problem);
+  const Operand x_memory(x);
+  const Result y_memory(y);
+  Buffers buffers;
+  buffers.x = x_memory.data();
+  buffers.logsumexps.result = y_memory.data();
+  run(queue, problem, attributes, x, where, workspace, buffers);
+}
+
+void run_logsumexp_with_residuals(Queue queue, ffi::AnyBuffer x, Where where, Out y, Out maximum,
+                                  Out log_sum, Out workspace, Attributes attributes) {
+  const Problem problem = to_problem(Function::kLogSumExp, x, where, attributes);
+  require_logsumexp(*y, x, problem);
+  require_parts(*maximum, *log_sum, problem);
+  const Operand x_memory(x);
+  const Result y_memory(y);
+  const Result maximum_memory(maximum);
+  const Result log_sum_memory(log_sum);
+  Buffers buffers;
+  buffers.x = x_memory.data();
+  buffers.logsumexps = {y_memory.data(), maximum_memory.data(), log_sum_memory.data()};
   run(queue, problem, attributes, x, where, workspace, buffers);
 }
 
 void run_cross_entropy(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer labels, Where where, Out loss,
-                       Out lse, Out workspace, Attributes attributes) {
+                       Out maximum, Out log_sum, Out workspace, Attributes attributes) {
   const Problem problem = to_problem(Function::kCrossEntropy, x, where, attributes);
   require_labels(labels, problem);
   require_rows(*loss, problem, "the loss must have one element for each row");
-  require_rows(*lse, problem, "logsumexp must have one element for each row");
+  require_parts(*maximum, *log_sum, problem);
   const Operand x_memory(x);
   const Operand labels_memory(labels);
   const Result loss_memory(loss);
-  const Result lse_memory(lse);
+  const Result maximum_memory(maximum);
+  const Result log_sum_memory(log_sum);
   Buffers buffers;
   buffers.x = x_memory.data();
   buffers.labels = labels_memory.data();
   buffers.wide_labels = labels.element_type() == ffi::S64;
   buffers.loss = loss_memory.data();
-  buffers.row_result = lse_memory.data();
+  buffers.logsumexps = {nullptr, maximum_memory.data(), log_sum_memory.data()};
   run(queue, problem, attributes, x, where, workspace, buffers);
 }
 
@@ -206,21 +241,23 @@ void run_tangent(Queue queue, ffi::AnyBuffer y, ffi::AnyBuffer t, Where where, O
 
 // The result may be x itself.
 void run_elementwise(Queue queue, Function function, const ffi::AnyBuffer& x,
-                     const ffi::AnyBuffer& lse, const ffi::AnyBuffer& g,
-                     const ffi::AnyBuffer* labels, const Where& where, Out result,
-                     const Attributes& attributes) {
+                     const ffi::AnyBuffer& maximum, const ffi::AnyBuffer& log_sum,
+                     const ffi::AnyBuffer& g, const ffi::AnyBuffer* labels, const Where& where,
+                     Out result, const Attributes& attributes) {
   const Problem problem = to_problem(function, x, where, attributes);
-  require_rows(lse, problem, "logsumexp must have one element for each row");
+  require_parts(maximum, log_sum, problem);
   require_rows(g, problem, "the cotangent must have one element for each row");
   require_like(*result, x, "the result must be like x");
   const Operand x_memory(x);
-  const Operand lse_memory(lse);
+  const Operand maximum_memory(maximum);
+  const Operand log_sum_memory(log_sum);
   const Operand g_memory(g);
   std::optional<Operand> labels_memory;
   const Result result_memory(result);
   Buffers buffers;
   buffers.x = x_memory.data();
-  buffers.lse = lse_memory.data();
+  buffers.maximum = maximum_memory.data();
+  buffers.log_sum = log_sum_memory.data();
   buffers.g = g_memory.data();
   if (labels != nullptr) {
     require_labels(*labels, problem);
@@ -232,33 +269,18 @@ void run_elementwise(Queue queue, Function function, const ffi::AnyBuffer& x,
   run(queue, problem, attributes, x, where, buffers);
 }
 
-void run_logsumexp_cotangent(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer lse, ffi::AnyBuffer g,
-                             Where where, Out result, Attributes attributes) {
-  run_elementwise(queue, Function::kLogSumExpCotangent, x, lse, g, nullptr, where, result,
-                  attributes);
+void run_logsumexp_cotangent(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer maximum,
+                             ffi::AnyBuffer log_sum, ffi::AnyBuffer g, Where where, Out result,
+                             Attributes attributes) {
+  run_elementwise(queue, Function::kLogSumExpCotangent, x, maximum, log_sum, g, nullptr, where,
+                  result, attributes);
 }
 
-void run_cross_entropy_cotangent(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer lse,
-                                 ffi::AnyBuffer g, ffi::AnyBuffer labels, Where where, Out result,
-                                 Attributes attributes) {
-  run_elementwise(queue, Function::kCrossEntropyCotangent, x, lse, g, &labels, where, result,
-                  attributes);
-}
-
-Problem to_problem(const Arguments& arguments) {
-  const auto* const function =
-      std::find(std::begin(kFunctions), std::end(kFunctions), arguments.text("function"));
-  if (function == std::end(kFunctions)) {
-    throw std::invalid_argument("there is no function '" + arguments.text("function") + "'");
-  }
-  return {static_cast<Function>(function - std::begin(kFunctions)),
-          dtype_from_name(arguments.text("dtype")),
-          arguments.integer("outer"),
-          arguments.integer("columns"),
-          arguments.integer("inner"),
-          arguments.integer("masked") != 0,
-          arguments.integer("queries"),
-          arguments.integer("scaled") != 0};
+void run_cross_entropy_cotangent(Queue queue, ffi::AnyBuffer x, ffi::AnyBuffer maximum,
+                                 ffi::AnyBuffer log_sum, ffi::AnyBuffer g, ffi::AnyBuffer labels,
+                                 Where where, Out result, Attributes attributes) {
+  run_elementwise(queue, Function::kCrossEntropyCotangent, x, maximum, log_sum, g, &labels, where,
+                  result, attributes);
 }
 
 const RegisterOp kRegistration(Op{
@@ -266,20 +288,16 @@ const RegisterOp kRegistration(Op{
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
     {make_target<&run_forward<Function::kSoftmax>>("jax_gpuops_softmax_v1"),
      make_target<&run_forward<Function::kLogSoftmax>>("jax_gpuops_log_softmax_v1"),
-     make_target<&run_forward<Function::kLogSumExp>>("jax_gpuops_logsumexp_v1"),
-     make_target<&run_cross_entropy>("jax_gpuops_cross_entropy_v1"),
+     make_target<&run_logsumexp>("jax_gpuops_logsumexp_v1"),
+     make_target<&run_logsumexp_with_residuals>("jax_gpuops_logsumexp_with_residuals_v1"),
+     make_target<&run_cross_entropy>("jax_gpuops_cross_entropy_v2"),
      make_target<&run_tangent<Function::kSoftmaxTangent>>("jax_gpuops_softmax_tangent_v1"),
      make_target<&run_tangent<Function::kLogSoftmaxCotangent>>(
          "jax_gpuops_log_softmax_cotangent_v1"),
-     make_target<&run_logsumexp_cotangent>("jax_gpuops_logsumexp_cotangent_v1"),
-     make_target<&run_cross_entropy_cotangent>("jax_gpuops_cross_entropy_cotangent_v1")},
-    [](const Arguments& arguments, const Device& device) {
-      const Plan chosen = plan(to_problem(arguments), arguments.text("algorithm"), device);
-      return PlanInfo{kAlgorithms[static_cast<int>(chosen.algorithm)].name, chosen.reason};
-    },
-    [](const Arguments& arguments) {
-      return workspace_bytes(to_problem(arguments), arguments.text("algorithm"));
-    },
+     make_target<&run_logsumexp_cotangent>("jax_gpuops_logsumexp_cotangent_v2"),
+     make_target<&run_cross_entropy_cotangent>("jax_gpuops_cross_entropy_cotangent_v2")},
+    &plan_of_fields<Problem>,
+    &workspace_of_fields<Problem>,
 });
 
 }  // namespace

@@ -3,10 +3,19 @@
 
 #include <cstdint>
 
+#include "core/dtype.h"
+#include "softmax/softmax.h"
+
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
 inline constexpr int kPacksOfLine = 8;  // in 128 bytes
+
+// Of the ladder.
+inline constexpr int kBaselineThreads = 256;
+inline constexpr int kMaxBlockThreads = 1024;
+
+inline constexpr int kWarpBlockThreads = 128;
 
 // `lanes` threads on a row, `packs` packs of 16 bytes of it in each (for the functions that are
 // linear in t, of both operands together), `rows` rows at a time.
@@ -48,6 +57,18 @@ inline constexpr int kClusterPacks = 8;
 inline constexpr int kClusterThreads = 256;
 inline constexpr int kClusterBlocksResident = 4;  // on a multiprocessor
 inline constexpr int kMostClusterBlocks = 16;     // that CUDA allows; over 8 are hard to place
+// Whether plain softmax has a kernel of its own: 64 registers are few for what other functions and
+// scales need as well. Even rows of 16-bit elements do with them, and take 1 % more time in such a
+// kernel.
+constexpr bool has_plain_cluster(DType dtype, RowLayout layout) {
+  return layout == RowLayout::kRagged ||
+         (dtype == DType::kFloat32 && layout != RowLayout::kMaskedRagged);
+}
+// The same of kernels that keep rows in shared memory: for a shorter way from the state of a row to
+// its results. 16-bit rows gain less.
+constexpr bool has_plain_in_shared(DType dtype, RowLayout layout) {
+  return dtype == DType::kFloat32 && layout != RowLayout::kMaskedRagged;
+}
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kBlocksResident = 2;
 // For little work, as many threads as 8 warps have, and few packs in each.
@@ -81,6 +102,8 @@ inline constexpr int kFinishThreads = 256;
 // For rows that are not packed, each element read by itself.
 inline constexpr int kAnyPacks = 1;
 
+inline constexpr int kStagedThreads = 256;
+
 // `lanes` threads on a row, `per_lane` elements of it in each, of which at least `sure` lie in
 // every row that a plan uses the instance for.
 struct StagedInstance {
@@ -92,6 +115,9 @@ inline constexpr StagedInstance kStagedInstances[] = {{1, 8, 0},  {2, 8, 4},   {
                                                       {4, 9, 8},  {8, 8, 4},   {16, 8, 4},
                                                       {32, 8, 4}, {32, 16, 8}, {32, 32, 16}};
 inline constexpr std::int64_t kStagedColumns = 32 * 32;
+
+inline constexpr int kElementwiseThreads = 256;
+inline constexpr int kElementwisePacks = 4;  // loads in flight
 
 // Elements side by side that a thread of column holds, 8 bytes of them, and along the axis. For an
 // axis of up to 32, 8 in blocks of 128 threads: 16 in as many or more take 2 to 3 % more time.

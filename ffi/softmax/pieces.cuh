@@ -6,13 +6,12 @@
 // reduce it, and when the state of the row is known read it again for the results.
 #pragma once
 
-#include "core/ptx.cuh"
+#include "core/ptx/bulk_copy.cuh"
 #include "softmax/block.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-#ifndef JAX_GPUOPS_INTERPRET
 // The pieces that the calling warp has of rows: kCount, each with room for what the warp's
 // registers hold of each operand, one operand behind the other.
 template <class Share, int kCount>
@@ -49,7 +48,8 @@ class Pieces {
     if (packs > kPacks) packs = kPacks;
     if constexpr (kHasMask<Share::kKind>) {
       const std::int64_t readable = part.row.selection.readable();
-      const std::int64_t read = (readable + Share::kPack - 1) / Share::kPack - from;
+      const std::int64_t read =
+          (part.row.phase + readable + Share::kPack - 1) / Share::kPack - from;
       if (packs > read) packs = read;
     }
     const auto bytes = static_cast<unsigned>(packs > 0 ? packs * 16 : 0);
@@ -88,7 +88,6 @@ class Pieces {
   Mbarrier* copied_;
   T* copies_;
 };
-#endif
 
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE

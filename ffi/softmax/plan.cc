@@ -1,6 +1,9 @@
 #include <algorithm>
+#include <iterator>
+#include <limits>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 #include "core/integer.h"
 #include "softmax/instances.h"
@@ -24,16 +27,60 @@ constexpr std::int64_t kStagedTileBytes = 32 * 1024;
 
 constexpr std::int64_t kMostSlices = 2048;
 
-int pack_elements(const Problem& problem) {
-  return 16 / static_cast<int>(info(problem.dtype).bytes);
+constexpr std::int64_t kMostBlocks = std::numeric_limits<std::int32_t>::max();
+
+constexpr int kWarpThreads = 32;
+
+// ---- The problem ----
+
+int element_bytes(const Problem& problem) { return static_cast<int>(info(problem.dtype).bytes); }
+int pack_elements(const Problem& problem) { return 16 / element_bytes(problem); }
+
+bool has_mask(const Problem& problem) { return problem.masked || problem.queries != 0; }
+
+// Of the arrays, if all else allows it.
+bool is_aligned(const Problem& problem) { return problem.alignment >= 16; }
+
+bool has_whole_packs(const Problem& problem) {
+  return problem.columns % pack_elements(problem) == 0;
 }
 
-bool is_even(const Problem& problem) {
-  return problem.columns % pack_elements(problem) == 0 && !problem.masked && problem.queries == 0;
+bool is_even(const Problem& problem) { return has_whole_packs(problem) && !has_mask(problem); }
+
+RowLayout layout_of(const Problem& problem) {
+  if (problem.inner != 1 || !is_aligned(problem)) return RowLayout::kAny;
+  if (has_mask(problem)) {
+    return has_whole_packs(problem) ? RowLayout::kMasked : RowLayout::kMaskedRagged;
+  }
+  return has_whole_packs(problem) ? RowLayout::kEven : RowLayout::kRagged;
 }
 
-bool is_linear_in_t(Function function) {
-  return function == Function::kSoftmaxTangent || function == Function::kLogSoftmaxCotangent;
+// That of a kernel that numbers the elements of even rows with 32 bits.
+RowLayout small_layout_of(const Problem& problem) {
+  const RowLayout layout = layout_of(problem);
+  return layout == RowLayout::kEven ? RowLayout::kSmall : layout;
+}
+
+bool is_plain_softmax(const Problem& problem) {
+  return problem.function == Function::kSoftmax && !problem.scaled;
+}
+
+int operands(const Problem& problem) { return is_linear_in_t(problem.function) ? 2 : 1; }
+
+// How many packs of a row a thread holds that has room for `packs`.
+int packs_held(const Problem& problem, int packs) { return std::max(1, packs / operands(problem)); }
+
+// Of what a thread or block knows of a row: one number for those linear in t, else two.
+std::int64_t state_bytes(const Problem& problem) {
+  const std::int64_t number = problem.dtype == DType::kFloat64 ? 8 : 4;
+  return is_linear_in_t(problem.function) ? number : 2 * number;
+}
+
+// The packs of 16 bytes that cover a row, at most: uneven rows may begin and end inside a pack.
+std::int64_t most_packs(const Problem& problem) {
+  const int elements = pack_elements(problem);
+  const std::int64_t phase = problem.inner == 1 && !has_whole_packs(problem) ? elements - 1 : 0;
+  return divide_up(problem.columns + phase, elements);
 }
 
 std::string columns_text(const Problem& problem) {
@@ -43,6 +90,10 @@ std::string columns_text(const Problem& problem) {
 
 // ---- Which algorithms can take a problem ----
 
+bool is_little_work(const Problem& problem) {
+  return problem.rows() * most_packs(problem) <= kSmallPacks;
+}
+
 bool fits_shared(const Problem& problem, const Device& device) {
   const std::size_t capacity =
       (device.shared_bytes_per_block - kBlockSharedOverhead) / info(problem.dtype).bytes;
@@ -50,26 +101,117 @@ bool fits_shared(const Problem& problem, const Device& device) {
 }
 
 bool fits_warp(const Problem& problem) {
-  return most_packs(problem) <= 32 * packs_held(problem.function, 16);
+  return most_packs(problem) <= kWarpThreads * packs_held(problem, 16);
 }
 
-bool has_mask(const Problem& problem) { return problem.masked || problem.queries != 0; }
+bool fits_small_block(const Problem& problem) {
+  return most_packs(problem) <= kSmallBlockThreads * kMostSmallBlockPacks;
+}
 
 // The packs that a thread of a block holds at most: alone, and of rows that are read again.
-int most_held(const Problem& problem) { return packs_held(problem.function, kMostBlockPacks); }
-int passing_held(const Problem& problem) { return packs_held(problem.function, kPassingPacks); }
+int most_held(const Problem& problem) { return packs_held(problem, kMostBlockPacks); }
+int passing_held(const Problem& problem) { return packs_held(problem, kPassingPacks); }
 
-// For block, without reading a row twice.
 bool fits_block(const Problem& problem) {
   return most_packs(problem) <= kBlockThreads * most_held(problem);
 }
 
 bool fits_cluster(const Problem& problem) {
-  return most_packs(problem) <= kMostClusterBlocks * packs_held(problem.function, kSlicePacks);
+  const int held = packs_held(problem, kClusterPacks);
+  return divide_up(most_packs(problem), kMostClusterBlocks) <= kClusterThreads * held;
+}
+
+bool fits_cluster_shared(const Problem& problem) {
+  return most_packs(problem) <= kMostClusterBlocks * packs_held(problem, kSlicePacks);
 }
 
 bool fits_staged(const Problem& problem) {
   return problem.inner == 1 && problem.columns <= kStagedColumns && !has_mask(problem);
+}
+
+// The blocks of split that can run together, and the packs of a row that each has room for.
+std::int64_t blocks_together(const Device& device) {
+  return device.runs_hopper_code() ? device.multiprocessors : 0;
+}
+std::int64_t held_by_ring(const Problem& problem) {
+  const int bytes = element_bytes(problem);
+  return std::int64_t{kWarpThreads} * ring_warps(bytes) * packs_held(problem, ring_held(bytes));
+}
+
+// Whether they hold a row, and one of them does not. Longer rows, of which shared memory holds one
+// and not three, take two launches: blocks with one row under way each took 1.2 times as long.
+bool fits_ring(const Problem& problem, const Device& device) {
+  const std::int64_t held = held_by_ring(problem);
+  const std::int64_t packs = most_packs(problem);
+  return !reduces(problem.function) && packs > held && packs <= blocks_together(device) * held;
+}
+
+// How column and strip lie along the axis.
+struct ColumnSizes {
+  int held;             // elements of the axis in a thread
+  int threads;          // of a block
+  std::int64_t groups;  // of threads that hold the axis
+
+  bool fits_block() const { return groups * kFewestColumnLanes <= threads; }
+};
+
+// As many threads as possible, unless the axis is so long that little would lie side by side.
+ColumnSizes column_sizes(const Problem& problem, bool holds_axis) {
+  constexpr int kLongest = 2;
+  static_assert(std::size(kColumnHeld) == kLongest + 1);
+  const auto held = [&](int index) { return packs_held(problem, kColumnHeld[index]); };
+  int index = problem.columns <= held(0) ? 0 : problem.columns <= 4 * held(1) ? 1 : kLongest;
+  if (!holds_axis) index = kLongest;
+  ColumnSizes sizes{};
+  sizes.held = kColumnHeld[index];
+  sizes.groups = divide_up(problem.columns, held(index));
+  sizes.threads = index < kLongest ? 128 : 256;
+  while (sizes.threads < kColumnThreads && sizes.groups * kColumnLanes > sizes.threads) {
+    sizes.threads *= 2;
+  }
+  return sizes;
+}
+
+std::int64_t strip_blocks(const Problem& problem) {
+  const std::int64_t blocks =
+      divide_up(problem.columns, kStripWarps * packs_held(problem, kStripSteps));
+  return blocks > kMostUnevenStripBlocks ? kMostClusterBlocks : blocks;
+}
+
+std::int64_t strip_steps(const Problem& problem) {
+  return divide_up(problem.columns, strip_blocks(problem) * kStripWarps);
+}
+
+// Whether the rows can be read in packs along the last axis; why not, or nothing.
+std::string refusal_of_rows(const Problem& problem) {
+  if (problem.inner != 1) return "takes rows along the last axis only";
+  if (!is_aligned(problem)) {
+    return "needs arrays at multiples of 16 bytes; 'strided' takes any address";
+  }
+  return "";
+}
+
+std::string refusal_of_column(const Problem& problem) {
+  return problem.inner != 1 ? "" : "takes another axis than the last; 'strided' takes any";
+}
+
+std::string refusal_of_strip(const Problem& problem, const Device& device) {
+  if (std::string why = refusal_of_column(problem); !why.empty()) return why;
+  if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
+  if (!is_aligned(problem)) return "needs arrays at multiples of 16 bytes";
+  if (problem.masked) return "takes no mask; 'column' does";
+  if (problem.inner % pack_elements(problem) != 0) {
+    return "takes whole packs of 16 bytes beside the axis only; 'column' takes any number";
+  }
+  if (problem.outer > kMostBlocksBeyondX) return "takes fewer rows of strips";
+  if (divide_up(problem.columns, kStripWarps * packs_held(problem, kStripSteps)) >
+      kMostClusterBlocks) {
+    return "cannot hold " + columns_text(problem) + "; 'column_two_pass' takes any length";
+  }
+  if (strip_steps(problem) <= strip_held(is_linear_in_t(problem.function))) {
+    return "takes longer axes; 'column' takes short ones";
+  }
+  return "";
 }
 
 // Why an algorithm cannot take a problem; empty if it can.
@@ -86,259 +228,464 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
     if (problem.function > Function::kLogSumExp) {
       return "computes softmax, log_softmax and logsumexp only";
     }
-    if (problem.masked || problem.queries != 0) return "takes no mask";
+    if (has_mask(problem)) return "takes no mask";
     if (problem.scaled) return "takes no scale";
   }
+  const auto packed_rows_that = [&](bool fit, const std::string& where, const char* instead) {
+    std::string why = refusal_of_rows(problem);
+    if (!why.empty() || fit) return why;
+    return "cannot hold " + columns_text(problem) + where + "; '" + instead + "' takes any length";
+  };
+  const auto on_hopper = [&](std::string why) {
+    return why.empty() && !device.runs_hopper_code() ? "needs a GPU of compute capability 9.0"
+                                                     : why;
+  };
   switch (algorithm) {
     case Algorithm::kBlockShared:
       if (fits_shared(problem, device)) return "";
       return "cannot hold " + columns_text(problem) + " in " +
              std::to_string(device.shared_bytes_per_block) +
-             " bytes of shared memory; 'block' takes any length";
+             " bytes of shared memory; 'block_uncached' takes any length";
     case Algorithm::kWarp:
-      if (problem.inner != 1) return "takes rows along the last axis only";
-      if (fits_warp(problem)) return "";
-      return "cannot hold " + columns_text(problem) + " in registers; 'block' takes any length";
+      return packed_rows_that(fits_warp(problem), " in registers", "block_two_pass");
     case Algorithm::kStaged:
       if (fits_staged(problem)) return "";
       return "takes rows of at most " + std::to_string(kStagedColumns) +
              " neighbouring elements without a mask";
-    case Algorithm::kCluster:
-      if (problem.inner != 1) return "takes rows along the last axis only";
-      if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-      if (fits_cluster(problem)) return "";
-      return "cannot hold " + columns_text(problem) + "; 'split' takes any length";
+    case Algorithm::kSmallBlock:
+      if (problem.rows() * problem.columns > kMostBlocks) return "takes less than 2^31 elements";
+      return packed_rows_that(fits_small_block(problem), " in registers", "block_two_pass");
+    case Algorithm::kBlock:
+      return packed_rows_that(fits_block(problem), " in registers", "block_two_pass");
+    case Algorithm::kBlockTwoPass:
     case Algorithm::kSplit:
-      return problem.inner == 1 ? "" : "takes rows along the last axis only";
+      return refusal_of_rows(problem);
+    case Algorithm::kCluster:
+      return on_hopper(packed_rows_that(fits_cluster(problem), " in registers", "split"));
+    case Algorithm::kClusterShared:
+      return on_hopper(packed_rows_that(fits_cluster_shared(problem), "", "split"));
+    case Algorithm::kSplitPipelined: {
+      const std::string why = on_hopper(refusal_of_rows(problem));
+      if (!why.empty() || fits_ring(problem, device)) return why;
+      if (reduces(problem.function)) return "needs results for the elements; 'split' does not";
+      return "takes rows that the shared memory of the GPU holds, and that of a block does not, "
+             "not " +
+             columns_text(problem) + "; 'split' takes any length";
+    }
     case Algorithm::kColumn:
-      return problem.inner != 1 ? "" : "takes another axis than the last; 'block' takes any";
+      if (std::string why = refusal_of_column(problem); !why.empty()) return why;
+      if (column_sizes(problem, true).fits_block()) return "";
+      return "cannot hold " + columns_text(problem) + "; 'column_two_pass' takes any length";
+    case Algorithm::kColumnTwoPass:
+      return refusal_of_column(problem);
+    case Algorithm::kStrip:
+      return refusal_of_strip(problem, device);
     default:
       return "";
   }
 }
 
-// ---- How each spreads over threads ----
+// ---- How each is launched ----
 
-Shape warp_shape(const Problem& problem) {
-  const std::int64_t packs = most_packs(problem);
-  Shape shape;
-  const auto take = [&](const WarpInstance& each) {
-    if (shape.lanes != 0 || each.lanes * packs_held(problem.function, each.packs) < packs) return;
-    shape.lanes = each.lanes;
-    shape.packs = each.packs;
-    shape.rows = each.rows;
-  };
-  if (problem.rows() * packs <= kSmallPacks) {
-    for (const WarpInstance& each : kSmallWarpInstances) take(each);
-    shape.small = shape.lanes != 0;
-  }
-  for (const WarpInstance& each : kWarpInstances) take(each);
-  return shape;
+// A grid of blocks, or clusters of them, that each take a row at a time.
+std::int64_t blocks_on_rows(const Problem& problem, int cluster = 1) {
+  return std::min(problem.rows(), kMostBlocks / cluster) * cluster;
 }
 
-Shape staged_shape(const Problem& problem) {
-  Shape shape;
+std::int64_t at_most_blocks(std::int64_t blocks) { return std::min(blocks, kMostBlocks); }
+
+// Whole warps, for `packs` packs of which a thread holds up to `held`.
+int threads_for(std::int64_t packs, int held) {
+  const std::int64_t warps = divide_up(packs, std::int64_t{kWarpThreads} * held);
+  return static_cast<int>(std::max<std::int64_t>(2, warps) * kWarpThreads);
+}
+
+// How many packs each of `parts` parts has at most: whole lines of 128 bytes.
+std::int64_t packs_of_part(std::int64_t packs, std::int64_t parts) {
+  return divide_up(divide_up(packs, parts), kPacksOfLine) * kPacksOfLine;
+}
+
+int piece_of_warp(std::int64_t packs, int threads) {
+  return static_cast<int>(packs_of_part(packs, threads / kWarpThreads));
+}
+
+Config ladder_config(Algorithm algorithm, const Problem& problem) {
+  Config config;
+  const auto of_warps = [&](int rows, int pack) {
+    config.threads = kWarpThreads;
+    config.rows = rows;
+    config.pack = pack;
+    config.blocks = at_most_blocks(divide_up(problem.rows(), rows));
+    return config;
+  };
+  switch (algorithm) {
+    case Algorithm::kBaseline:
+      config.threads = kBaselineThreads;
+      config.blocks = 1;
+      return config;
+    case Algorithm::kOneWarpOneRow:
+      return of_warps(1, 1);
+    case Algorithm::kOneWarpTwoRows:
+      return of_warps(2, 1);
+    case Algorithm::kOneWarpFourRows:
+      return of_warps(4, 1);
+    case Algorithm::kOneWarpOneRowFloat4:
+      return of_warps(1, 4);
+    case Algorithm::kOneWarpTwoRowsFloat4:
+      return of_warps(2, 4);
+    case Algorithm::kOneWarpFourRowsFloat4:
+      return of_warps(4, 4);
+    case Algorithm::kBlockUncached:
+      config.threads = kMaxBlockThreads;
+      break;
+    default:
+      break;
+  }
+  config.blocks = blocks_on_rows(problem);
+  return config;
+}
+
+Config warp_config(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  Config config;
+  config.layout = layout_of(problem);
+  config.threads = kWarpBlockThreads;
+  const auto take = [&](const WarpInstance& each) {
+    if (config.lanes != 0 || each.lanes * packs_held(problem, each.packs) < packs) return;
+    config.lanes = each.lanes;
+    config.packs = each.packs;
+    config.rows = each.rows;
+  };
+  if (config.layout != RowLayout::kEven) {
+    for (const WarpInstance& each : kRaggedWarpInstances) take(each);
+  } else {
+    if (is_little_work(problem)) {
+      for (const WarpInstance& each : kSmallWarpInstances) take(each);
+      if (config.lanes != 0) {
+        config.layout = RowLayout::kSmall;
+        if (problem.function == Function::kSoftmax) config.variant = Variant::kSoftmax;
+      }
+    }
+    for (const WarpInstance& each : kWarpInstances) take(each);
+  }
+  const std::int64_t rows = kWarpBlockThreads / config.lanes * config.rows;
+  config.blocks = at_most_blocks(divide_up(problem.rows(), rows));
+  return config;
+}
+
+Config staged_config(const Problem& problem) {
+  Config config;
+  config.layout = layout_of(problem);
+  config.threads = kStagedThreads;
   for (const StagedInstance& each : kStagedInstances) {
     if (each.lanes * each.per_lane >= problem.columns) {
-      shape.lanes = each.lanes;
-      shape.packs = each.per_lane;
+      config.lanes = each.lanes;
+      config.packs = each.per_lane;
       break;
     }
   }
   // Whole rounds of the block's groups, and whole packs: both are powers of two.
-  const std::int64_t unit = std::max(256 / shape.lanes, pack_elements(problem));
-  const std::int64_t row_bytes =
-      problem.columns * static_cast<std::int64_t>(info(problem.dtype).bytes);
-  shape.rows =
-      static_cast<int>(unit * std::max<std::int64_t>(1, kStagedTileBytes / row_bytes / unit));
-  return shape;
+  const std::int64_t unit = std::max(kStagedThreads / config.lanes, pack_elements(problem));
+  const std::int64_t row_bytes = problem.columns * element_bytes(problem);
+  config.rows = unit * std::max<std::int64_t>(1, kStagedTileBytes / row_bytes / unit);
+  config.blocks = at_most_blocks(divide_up(problem.rows(), config.rows));
+  config.shared_bytes = config.rows * row_bytes * operands(problem);
+  return config;
 }
 
-// Whole warps, for `packs` packs of which a thread holds up to `held`.
-int threads_for(std::int64_t packs, int held) {
-  return static_cast<int>(std::max<std::int64_t>(2, divide_up(packs, 32 * held)) * 32);
-}
-
-Shape block_shape(const Problem& problem) {
+Config small_block_config(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
-  Shape shape;
-  if (problem.rows() * packs <= kSmallPacks && packs <= kSmallBlockThreads * kMostSmallBlockPacks) {
-    shape.small = true;
+  Config config;
+  config.layout = small_layout_of(problem);
+  config.blocks = blocks_on_rows(problem);
+  int held = kMostSmallBlockPacks;
+  if (config.layout == RowLayout::kSmall) {
     for (const int each : kSmallBlockPacks) {
-      shape.packs = each;
-      if (is_even(problem) && packs <= kSmallBlockThreads * each) break;
+      held = each;
+      if (packs <= kSmallBlockThreads * each) break;
     }
-    shape.threads = threads_for(packs, shape.packs);
-    return shape;
+    if (problem.function == Function::kSoftmax) config.variant = Variant::kSoftmax;
   }
-  shape.whole = fits_block(problem);
-  if (!shape.whole) {
-    shape.threads = kBlockThreads;
-    return shape;
-  }
-  const int few = is_even(problem) || has_mask(problem) ? kBlockPacks[0] : kRaggedBlockPacks[0];
+  config.packs = held * operands(problem);
+  config.threads = threads_for(packs, held);
+  return config;
+}
+
+Config block_config(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  Config config;
+  config.layout = layout_of(problem);
+  config.blocks = blocks_on_rows(problem);
+  const int few = config.layout == RowLayout::kRagged ? kRaggedBlockPacks[0] : kBlockPacks[0];
   const bool takes_few =
       is_forward(problem.function) && !reduces(problem.function) && packs <= kFewPacksThreads * few;
-  shape.packs = takes_few ? few : kMostBlockPacks;
-  shape.threads = threads_for(packs, packs_held(problem.function, shape.packs));
-  return shape;
+  config.packs = takes_few ? few : kMostBlockPacks;
+  config.threads = threads_for(packs, packs_held(problem, config.packs));
+  config.piece = piece_of_warp(packs, config.threads);
+  return config;
 }
 
-Shape cluster_shape(const Problem& problem, const Device& device) {
+Config block_two_pass_config(const Problem& problem, RowLayout layout) {
+  Config config;
+  config.layout = layout;
+  config.blocks = blocks_on_rows(problem);
+  config.threads = kBlockThreads;
+  config.packs = layout == RowLayout::kAny ? kAnyPacks : kPassingPacks;
+  return config;
+}
+
+// The blocks of a row that fill the GPU, if rows are few.
+std::int64_t blocks_to_fill(const Problem& problem, const Device& device) {
+  return device.multiprocessors / std::max<std::int64_t>(1, problem.rows());
+}
+
+// As few warps as possible, in blocks of which a multiprocessor takes several. No blocks if the
+// registers of `most_blocks` do not hold a row.
+Config cluster_config(const Problem& problem, const Device& device, int most_blocks) {
   const std::int64_t packs = most_packs(problem);
-  const int held = packs_held(problem.function, kClusterPacks);
-  const std::int64_t least = device.multiprocessors / std::max<std::int64_t>(1, problem.rows());
-  Shape shape;
-  // As few warps as possible, in blocks of which a multiprocessor takes several.
-  const auto try_up_to = [&](int most_blocks) {
-    int fewest = 0;
-    for (int blocks = std::max(2, static_cast<int>(std::min<std::int64_t>(least, most_blocks)));
-         blocks <= most_blocks; ++blocks) {
-      const int threads = threads_for(divide_up(packs, blocks), held);
-      if (threads > kClusterThreads || (fewest != 0 && blocks * threads >= fewest)) continue;
-      fewest = blocks * threads;
-      shape.cluster = blocks;
-      shape.threads = threads;
-    }
-    return fewest != 0;
-  };
-  if (try_up_to(kMostClusterBlocks / 2)) return shape;
-  // Where registers of 16 blocks hold it, slices take 1 % more time, with 16-bit elements 2 % less.
-  const bool prefers_slices =
-      is_forward(problem.function) && is_even(problem) && pack_elements(problem) == 8;
-  if (!prefers_slices && try_up_to(kMostClusterBlocks)) return shape;
-  const std::int64_t fewest = divide_up(packs, packs_held(problem.function, kSlicePacks));
-  shape.whole = false;
-  shape.threads = kSliceThreads;
-  shape.cluster = static_cast<int>(std::clamp<std::int64_t>(least, fewest, kMostClusterBlocks));
-  return shape;
+  const int held = packs_held(problem, kClusterPacks);
+  const std::int64_t least = blocks_to_fill(problem, device);
+  Config config;
+  config.layout = layout_of(problem);
+  config.packs = kClusterPacks;
+  int fewest = 0;
+  for (int blocks = std::max(2, static_cast<int>(std::min<std::int64_t>(least, most_blocks)));
+       blocks <= most_blocks; ++blocks) {
+    const int threads = threads_for(divide_up(packs, blocks), held);
+    if (threads > kClusterThreads || (fewest != 0 && blocks * threads >= fewest)) continue;
+    fewest = blocks * threads;
+    config.cluster = blocks;
+    config.threads = threads;
+  }
+  if (fewest == 0) return config;
+  config.blocks = blocks_on_rows(problem, config.cluster);
+  config.slice = packs_of_part(packs, config.cluster);
+  config.piece = piece_of_warp(config.slice, config.threads);
+  if (is_plain_softmax(problem) && has_plain_cluster(problem.dtype, config.layout)) {
+    config.variant = Variant::kPlainSoftmax;
+  }
+  return config;
 }
 
-// The blocks of split that can run together, and the packs of a row that each has room for.
-std::int64_t blocks_together(const Device& device) {
-  return device.runs_hopper_code() ? device.multiprocessors : 0;
-}
-std::int64_t held_by_ring(const Problem& problem) {
-  const int bytes = static_cast<int>(info(problem.dtype).bytes);
-  return std::int64_t{32} * ring_warps(bytes) * packs_held(problem.function, ring_held(bytes));
+Config cluster_config(const Problem& problem, const Device& device) {
+  const Config config = cluster_config(problem, device, kMostClusterBlocks / 2);
+  return config.blocks != 0 ? config : cluster_config(problem, device, kMostClusterBlocks);
 }
 
-// Whether they hold a row, and one of them does not. Longer rows, of which shared memory holds one
-// and not three, take two launches: blocks with one row under way each took 1.2 times as long.
-bool can_wait(const Problem& problem, const Device& device) {
-  const std::int64_t held = held_by_ring(problem);
+// Where registers of 16 blocks hold a row, shared memory takes 1 % more time, with 16-bit elements
+// 2 % less.
+bool cluster_is_faster(const Problem& problem, const Device& device) {
+  if (cluster_config(problem, device, kMostClusterBlocks / 2).blocks != 0) return true;
+  return fits_cluster(problem) &&
+         !(is_forward(problem.function) && is_even(problem) && pack_elements(problem) == 8);
+}
+
+// Of kernels that keep rows in shared memory.
+Variant variant_in_shared(const Problem& problem) {
+  return is_plain_softmax(problem) && has_plain_in_shared(problem.dtype, layout_of(problem))
+             ? Variant::kPlainSoftmax
+             : Variant::kGeneral;
+}
+
+Config cluster_shared_config(const Problem& problem, const Device& device) {
   const std::int64_t packs = most_packs(problem);
-  return !reduces(problem.function) && packs > held && packs <= blocks_together(device) * held;
+  const std::int64_t fewest =
+      std::max<std::int64_t>(2, divide_up(packs, packs_held(problem, kSlicePacks)));
+  Config config;
+  config.layout = layout_of(problem);
+  config.variant = variant_in_shared(problem);
+  config.threads = kSliceThreads;
+  config.packs = slice_held(element_bytes(problem));
+  config.cluster = static_cast<int>(
+      std::clamp<std::int64_t>(blocks_to_fill(problem, device), fewest, kMostClusterBlocks));
+  config.blocks = blocks_on_rows(problem, config.cluster);
+  config.slice = packs_of_part(packs, config.cluster);
+  config.shared_bytes = std::int64_t{16} * kSlicePacks;
+  return config;
 }
 
-// Less than 8 MiB of each operand stay in the L2 cache, and to read them twice is faster than that
-// blocks wait for each other.
-bool waits(const Problem& problem, const Device& device) {
-  return can_wait(problem, device) && problem.rows() * most_packs(problem) >= std::int64_t{1} << 19;
+// Less than 8 MiB of each operand stay in the L2 cache of an H200, and to read them twice is faster
+// than that blocks wait for each other; of GPUs with fewer multiprocessors, as much less.
+bool ring_is_faster(const Problem& problem, const Device& device) {
+  const std::int64_t kept =
+      (std::int64_t{1} << 19) * device.multiprocessors / nominal_device().multiprocessors;
+  return fits_ring(problem, device) && problem.rows() * most_packs(problem) >= kept;
 }
 
 // For a slice, a quarter of what there is room for is enough.
-std::int64_t most_slices(const Problem& problem, const Device& device) {
+std::int64_t most_ring_slices(const Problem& problem, const Device& device) {
   return std::min(blocks_together(device),
                   divide_up(most_packs(problem), held_by_ring(problem) / 4));
 }
 
-Shape split_shape(const Problem& problem, const Device& device) {
+// As many rows at a time as there is room for, or fewer if they take as many turns, and as many
+// blocks on each.
+Config split_pipelined_config(const Problem& problem, const Device& device) {
+  const int bytes = element_bytes(problem);
   const std::int64_t packs = most_packs(problem);
   const std::int64_t rows = std::max<std::int64_t>(1, problem.rows());
-  Shape shape;
-  shape.waits = waits(problem, device);
-  if (shape.waits) {
-    // As many rows at a time as there is room for, or fewer if they take as many turns, and as many
-    // blocks on each.
-    const std::int64_t fewest = divide_up(packs, held_by_ring(problem));
-    const std::int64_t turns = divide_up(rows, blocks_together(device) / fewest);
-    const std::int64_t groups = divide_up(rows, turns);
-    shape.threads = ring_threads(static_cast<int>(info(problem.dtype).bytes));
-    shape.slices = std::min(blocks_together(device) / groups, most_slices(problem, device));
-    return shape;
-  }
-  shape.threads = kBlockThreads;
-  const std::int64_t held = std::int64_t{kBlockThreads} * most_held(problem);
-  if (reduces(problem.function) && packs <= kMostSlices * held) {
-    // Slices that registers hold, and a block for each multiprocessor at least.
+  const std::int64_t fewest = divide_up(packs, held_by_ring(problem));
+  const std::int64_t turns = divide_up(rows, blocks_together(device) / fewest);
+  const std::int64_t wanted_groups = divide_up(rows, turns);
+  Config config;
+  config.layout = layout_of(problem);
+  config.variant = variant_in_shared(problem);
+  config.threads = ring_threads(bytes);
+  config.packs = ring_held(bytes);
+  config.slices =
+      std::min(blocks_together(device) / wanted_groups, most_ring_slices(problem, device));
+  config.slice = packs_of_part(packs, config.slices * ring_warps(bytes));
+  const std::int64_t groups = std::min(rows, blocks_together(device) / config.slices);
+  config.blocks = groups * config.slices;
+  config.workspace_bytes = groups * board_bytes(config.slices, state_bytes(problem));
+  return config;
+}
+
+// Whether the registers of blocks hold slices: where the state of a row is all that is asked for.
+bool holds_slices(const Problem& problem) {
+  return reduces(problem.function) &&
+         most_packs(problem) <= kMostSlices * kBlockThreads * most_held(problem);
+}
+
+std::int64_t split_slices(const Problem& problem, const Device& device) {
+  const std::int64_t packs = most_packs(problem);
+  const std::int64_t rows = std::max<std::int64_t>(1, problem.rows());
+  std::int64_t slices = 0;
+  if (holds_slices(problem)) {
+    // A block for each multiprocessor at least.
+    const std::int64_t held = std::int64_t{kBlockThreads} * most_held(problem);
     const std::int64_t wanted = divide_up(std::int64_t{2} * device.multiprocessors, rows);
     const std::int64_t fewest = divide_up(packs, held);
-    shape.slices = std::clamp(wanted, fewest, std::max(fewest, divide_up(packs, held / 4)));
-    shape.slices = std::min(shape.slices, kMostSlices);
-    return shape;
+    slices = std::clamp(wanted, fewest, std::max(fewest, divide_up(packs, held / 4)));
+  } else {
+    const std::int64_t least = kBlockThreads * passing_held(problem);
+    const std::int64_t wanted = divide_up(std::int64_t{16} * device.multiprocessors, rows);
+    slices = std::clamp<std::int64_t>(wanted, 1, divide_up(packs, least));
   }
-  shape.whole = false;
-  const std::int64_t least = kBlockThreads * passing_held(problem);
-  const std::int64_t wanted = divide_up(std::int64_t{16} * device.multiprocessors, rows);
-  shape.slices = std::clamp<std::int64_t>(wanted, 1, divide_up(packs, least));
-  shape.slices = std::min(shape.slices, kMostSlices);
-  return shape;
+  return std::min(slices, kMostSlices);
 }
 
-Shape column_shape(const Problem& problem, const Device& device) {
-  const std::int64_t columns = problem.columns;
-  const auto held = [&](int index) { return packs_held(problem.function, kColumnHeld[index]); };
-  // As many threads as possible, unless the axis is so long that little would lie side by side.
-  const int index = columns <= held(0) ? 0 : columns <= 4 * held(1) ? 1 : 2;
-  const std::int64_t groups = divide_up(columns, held(index));
-  Shape shape;
-  shape.packs = kColumnHeld[index];
-  shape.threads = index < 2 ? 128 : 256;
-  while (shape.threads < kColumnThreads && groups * kColumnLanes > shape.threads) {
-    shape.threads *= 2;
+Config split_config(const Problem& problem, std::string_view algorithm, const Device& device) {
+  const std::int64_t rows = problem.rows();
+  // On a GPU of more multiprocessors than the nominal one, workspace is what limits slices.
+  const std::int64_t room = workspace_bytes(problem, algorithm) / state_bytes(problem);
+  Config config;
+  config.layout = layout_of(problem);
+  config.threads = kBlockThreads;
+  config.slices = std::min(split_slices(problem, device), room);
+  config.slice = packs_of_part(most_packs(problem), config.slices);
+  config.workspace_bytes = rows * config.slices * state_bytes(problem);
+  if (holds_slices(problem)) {
+    config.packs = kMostBlockPacks;
+    config.piece = piece_of_warp(config.slice, config.threads);
+    config.blocks = at_most_blocks(rows);
+    config.blocks_along_y = config.slices;
+  } else {
+    config.packs = kPassingPacks;
+    config.blocks = at_most_blocks(rows * config.slices);
   }
-  const int bytes = static_cast<int>(info(problem.dtype).bytes);
-  const int pack = problem.masked ? 1 : column_pack(bytes);
-  const std::int64_t most_lanes = power_of_two_from(divide_up(problem.inner, pack), kColumnThreads);
-  // Where a block would hold less than 256 bytes side by side, clusters hold strips of the array,
-  // if it is as wide as half a strip.
-  const int warp_steps = packs_held(problem.function, kStripSteps);
-  std::int64_t blocks = divide_up(columns, kStripWarps * warp_steps);
-  if (device.runs_hopper_code() && groups * kColumnLanes > kColumnThreads && !problem.masked &&
-      problem.inner % pack_elements(problem) == 0 && 2 * problem.inner * bytes >= kStripBytes &&
-      blocks <= kMostClusterBlocks && problem.outer <= kMostBlocksBeyondX) {
-    if (blocks > kMostUnevenStripBlocks) blocks = kMostClusterBlocks;
-    shape.cluster = static_cast<int>(blocks);
-    shape.steps = static_cast<int>(divide_up(columns, blocks * kStripWarps));
+  if (reduces(problem.function)) {  // a warp for each row
+    config.finish_threads = kFinishThreads;
+    config.finish_blocks = at_most_blocks(divide_up(rows, kFinishThreads / kWarpThreads));
+  } else {
+    config.finish_threads = config.threads;
+    config.finish_blocks = at_most_blocks(rows * config.slices);
   }
-  shape.whole = groups * kFewestColumnLanes <= shape.threads;
-  if (!shape.whole) {
-    shape.lanes = static_cast<int>(
+  return config;
+}
+
+Config column_config(const Problem& problem, bool holds_axis) {
+  const ColumnSizes sizes = column_sizes(problem, holds_axis);
+  const int pack = column_pack(element_bytes(problem));
+  const std::int64_t most_lanes =
+      power_of_two_from(divide_up(problem.inner, problem.masked ? 1 : pack), kColumnThreads);
+  Config config;
+  config.layout = layout_of(problem);
+  config.threads = sizes.threads;
+  config.packs = sizes.held;
+  config.pack = problem.inner % pack == 0 && !problem.masked && is_aligned(problem) ? pack : 1;
+  if (holds_axis) {
+    config.lanes = kFewestColumnLanes;
+    while (sizes.groups * config.lanes * 2 <= config.threads && config.lanes < most_lanes) {
+      config.lanes *= 2;
+    }
+  } else {
+    config.lanes = static_cast<int>(
         std::clamp<std::int64_t>(most_lanes, kFewestColumnLanes, 2 * kColumnLanes));
-    return shape;
   }
-  shape.lanes = kFewestColumnLanes;
-  while (groups * shape.lanes * 2 <= shape.threads && shape.lanes < most_lanes) shape.lanes *= 2;
-  return shape;
+  const int groups = config.threads / config.lanes;
+  const int slots = std::min(groups, config.threads / kWarpThreads);
+  config.rows = std::int64_t{config.lanes} * config.pack;
+  config.steps = divide_up(problem.columns, groups);
+  config.shared_bytes = state_bytes(problem) * (slots + 1) * config.rows;
+  config.blocks = at_most_blocks(divide_up(problem.inner, config.rows));
+  config.blocks_along_y = std::min(problem.outer, kMostBlocksBeyondX);
+  return config;
 }
 
-Shape elementwise_shape(const Problem& problem) {
-  Shape shape;
+Config strip_config(const Problem& problem) {
+  Config config;
+  config.layout = layout_of(problem);
+  config.variant = variant_in_shared(problem);
+  config.threads = kStripThreads;
+  config.cluster = static_cast<int>(strip_blocks(problem));
+  config.steps = strip_steps(problem);
+  config.rows = kStripBytes / element_bytes(problem);
+  config.blocks = at_most_blocks(divide_up(problem.inner, config.rows) * config.cluster);
+  config.blocks_along_y = problem.outer;
+  config.shared_bytes = (config.steps - strip_held(is_linear_in_t(problem.function))) *
+                        operands(problem) * kStripWarps * kStripBytes;
+  return config;
+}
+
+Config elementwise_config(const Problem& problem) {
+  Config config;
+  config.layout = layout_of(problem);
+  config.threads = kElementwiseThreads;
+  config.packs = kElementwisePacks;
   // Where neighbours in memory belong to neighbouring rows, neighbouring threads take these.
   const bool side_by_side = problem.inner >= 32;
-  shape.lanes = side_by_side ? 1 : power_of_two_from(divide_up(most_packs(problem), 4), 64);
-  return shape;
+  config.lanes = side_by_side ? 1 : power_of_two_from(divide_up(most_packs(problem), 4), 64);
+  config.steps = divide_up(most_packs(problem), config.lanes * kElementwisePacks);
+  // Fewer than 2^31 in all, since each moves 512 bytes or more, and no memory has a TiB.
+  config.blocks =
+      at_most_blocks(divide_up(problem.rows(), kElementwiseThreads / config.lanes) * config.steps);
+  return config;
 }
 
-Shape shape_of(Algorithm algorithm, const Problem& problem, const Device& device) {
+Config config_of(Algorithm algorithm, const Problem& problem, std::string_view name,
+                 const Device& device) {
   switch (algorithm) {
     case Algorithm::kWarp:
-      return warp_shape(problem);
+      return warp_config(problem);
     case Algorithm::kStaged:
-      return staged_shape(problem);
+      return staged_config(problem);
+    case Algorithm::kSmallBlock:
+      return small_block_config(problem);
     case Algorithm::kBlock:
-      return block_shape(problem);
+      return block_config(problem);
+    case Algorithm::kBlockTwoPass:
+      return block_two_pass_config(problem, layout_of(problem));
+    case Algorithm::kStrided:
+      return block_two_pass_config(problem, RowLayout::kAny);
     case Algorithm::kCluster:
-      return cluster_shape(problem, device);
+      return cluster_config(problem, device);
+    case Algorithm::kClusterShared:
+      return cluster_shared_config(problem, device);
     case Algorithm::kSplit:
-      return split_shape(problem, device);
+      return split_config(problem, name, device);
+    case Algorithm::kSplitPipelined:
+      return split_pipelined_config(problem, device);
     case Algorithm::kColumn:
-      return column_shape(problem, device);
+      return column_config(problem, /*holds_axis=*/true);
+    case Algorithm::kColumnTwoPass:
+      return column_config(problem, /*holds_axis=*/false);
+    case Algorithm::kStrip:
+      return strip_config(problem);
     case Algorithm::kElementwise:
-      return elementwise_shape(problem);
+      return elementwise_config(problem);
     default:
-      return {};
+      return ladder_config(algorithm, problem);
   }
 }
 
@@ -354,88 +701,103 @@ bool block_is_faster(const Problem& problem) {
   return is_even(problem) && packs >= 256 && all > kManyPacks;
 }
 
-Plan choose(const Problem& problem, const Device& device) {
+struct Choice {
+  Algorithm algorithm;
+  std::string reason;
+};
+
+Choice choose_column(const Problem& problem, const Device& device) {
+  const ColumnSizes sizes = column_sizes(problem, true);
+  // Where a block would hold less than 256 bytes side by side, clusters hold strips of the array,
+  // if it is as wide as half a strip.
+  if (sizes.groups * kColumnLanes > kColumnThreads &&
+      2 * problem.inner * element_bytes(problem) >= kStripBytes &&
+      refusal_of_strip(problem, device).empty()) {
+    return {Algorithm::kStrip, "the axis is not the last; blocks hold it in strips"};
+  }
+  if (sizes.fits_block()) return {Algorithm::kColumn, "the axis is not the last"};
+  return {Algorithm::kColumnTwoPass, "the axis is not the last, and too long for a block to hold"};
+}
+
+Choice choose(const Problem& problem, const Device& device) {
   if (is_elementwise(problem.function)) {
-    return {Algorithm::kElementwise, "no element waits for another", {}};
+    return {Algorithm::kElementwise, "no element waits for another"};
   }
   const std::string rows = columns_text(problem);
-  if (problem.inner != 1) {
-    return {Algorithm::kColumn, "the axis is not the last", {}};
-  }
+  if (problem.inner != 1) return choose_column(problem, device);
   if (!is_even(problem) && fits_staged(problem) && problem.columns <= 256) {
-    return {Algorithm::kStaged, rows + " share packs of 16 bytes with their neighbours", {}};
+    return {Algorithm::kStaged, rows + " share packs of 16 bytes with their neighbours"};
+  }
+  if (layout_of(problem) == RowLayout::kAny) {
+    return {Algorithm::kStrided, "an array is not at a multiple of 16 bytes"};
   }
   if (fits_warp(problem) && !block_is_faster(problem)) {
-    return {Algorithm::kWarp, rows + " fit the registers of a warp", {}};
+    return {Algorithm::kWarp, rows + " fit the registers of a warp"};
   }
   if (fits_block(problem)) {
-    return {Algorithm::kBlock, rows + " fit the registers of a block", {}};
+    const bool is_small = is_little_work(problem) && fits_small_block(problem);
+    return {is_small ? Algorithm::kSmallBlock : Algorithm::kBlock,
+            rows + " fit the registers of a block"};
   }
   if (reduces(problem.function)) {
-    return {Algorithm::kSplit, rows + " are cut into slices that fit the registers of a block", {}};
+    return {Algorithm::kSplit, rows + " are cut into slices that fit the registers of a block"};
   }
-  if (device.runs_hopper_code() && fits_cluster(problem)) {
-    return {Algorithm::kCluster, rows + " fit a cluster of blocks", {}};
+  if (device.runs_hopper_code() && fits_cluster_shared(problem)) {
+    if (cluster_is_faster(problem, device)) {
+      return {Algorithm::kCluster, rows + " fit the registers of a cluster of blocks"};
+    }
+    return {Algorithm::kClusterShared, rows + " fit the shared memory of a cluster of blocks"};
   }
-  if (waits(problem, device)) {
-    return {Algorithm::kSplit, rows + " fit the shared memory of blocks that run together", {}};
+  if (ring_is_faster(problem, device)) {
+    return {Algorithm::kSplitPipelined,
+            rows + " fit the shared memory of blocks that run together"};
   }
   if (problem.rows() < 16 * device.multiprocessors) {
-    return {Algorithm::kSplit, "few " + rows + ", too long for a cluster", {}};
+    return {Algorithm::kSplit, "few " + rows + ", too long for a cluster"};
   }
-  return {Algorithm::kBlock, rows + " fit no registers: blocks read them twice", {}};
+  return {Algorithm::kBlockTwoPass, rows + " fit no registers: blocks read them twice"};
 }
 
 }  // namespace
 
-std::int64_t most_packs(const Problem& problem) {
-  const int elements = pack_elements(problem);
-  // Uneven rows may begin and end inside a pack.
-  const std::int64_t phase =
-      problem.inner == 1 && problem.columns % elements != 0 ? elements - 1 : 0;
-  return divide_up(problem.columns + phase, elements);
-}
-
-int packs_held(Function function, int packs) {
-  return is_linear_in_t(function) ? std::max(1, packs / 2) : packs;
-}
-
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device) {
-  Plan result;
+  Choice choice;
   if (algorithm.empty()) {
-    result = choose(problem, device);
+    choice = choose(problem, device);
   } else {
-    result.algorithm = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
-    result.reason = "named by the caller";
-    const std::string why = refusal(result.algorithm, problem, device);
+    choice = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm), "named by the caller"};
+    const std::string why = refusal(choice.algorithm, problem, device);
     if (!why.empty()) {
       throw std::invalid_argument("algorithm '" + std::string(algorithm) + "' " + why);
     }
   }
-  result.shape = shape_of(result.algorithm, problem, device);
-  if (result.shape.steps != 0) result.reason += "; blocks hold it in strips";
-  return result;
+  return {choice.algorithm, choice.reason, config_of(choice.algorithm, problem, algorithm, device)};
 }
 
-// Only split has any: a state of two numbers for each slice of a row, or where blocks wait for each
-// other, what they tell each other states by. Neither the number of rows nor the GPU is known here;
-// a row has the most slices where it is the only one, and no GPU that runs_hopper_code() has more
-// multiprocessors than the nominal one. A length that is not known, as in exported programs, comes
-// as one that is too long to wait: what it needs must be enough for rows that do.
+// A state for each slice of a row, or where blocks wait for each other, what they tell each other
+// states by. Neither the number of rows nor the GPU is known here; a row has the most slices where
+// it is the only one, and no GPU that runs_hopper_code() has more multiprocessors than the nominal
+// one. A length that is not known, as in exported programs, comes as one that is too long to wait:
+// what it needs must be enough for rows that do.
 static_assert(board_bytes(132, 8) <= 8 * kMostSlices && board_bytes(132, 16) <= 16 * kMostSlices);
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
-  const bool is_named = algorithm == kAlgorithms[static_cast<int>(Algorithm::kSplit)].name;
   if (is_elementwise(problem.function) || problem.inner != 1) return 0;
-  if (!is_named && (!algorithm.empty() || fits_block(problem))) return 0;
-  Problem one_row = problem;
-  one_row.outer = 1;
-  Device without_clusters = nominal_device();
-  without_clusters.compute_capability = 80;
+  const bool is_chosen = algorithm.empty() && !fits_block(problem);
   const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
-  const std::int64_t bytes = split_shape(one_row, without_clusters).slices * state;
-  const bool may_wait = can_wait(problem, nominal_device()) && (is_named || !fits_cluster(problem));
-  if (!may_wait) return bytes;
-  return std::max(bytes, board_bytes(most_slices(problem, nominal_device()), state));
+  std::int64_t bytes = 0;
+  if (is_chosen || algorithm == name_of(Algorithm::kSplit)) {
+    Problem one_row = problem;
+    one_row.outer = 1;
+    bytes = split_slices(one_row, nominal_device()) * state;
+  }
+  if ((is_chosen && !fits_cluster_shared(problem)) ||
+      algorithm == name_of(Algorithm::kSplitPipelined)) {
+    if (fits_ring(problem, nominal_device())) {
+      const std::int64_t slices = most_ring_slices(problem, nominal_device());
+      bytes = std::max(bytes, board_bytes(slices, state));
+    }
+  }
+  return bytes;
 }
 
 }  // namespace softmax

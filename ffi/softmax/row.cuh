@@ -33,12 +33,12 @@ struct Tensors {
   Rows rows;
   A scale;
   Function function;
-  // True if x, t and y begin at multiples of 16 bytes, and their rows' elements are neighbours.
-  bool packed;
+  bool packed;  // x, t and y begin at multiples of 16 bytes
   RowResults<T> row_results;
   A* loss;
   const T* t;
-  const A* lse;
+  const A* maximum;
+  const A* log_sum;
   const A* g;
   const void* labels;
   bool wide_labels;
@@ -47,6 +47,10 @@ struct Tensors {
   Mask mask;
   Divisor by_queries;
   Divisor by_mask_size[Mask::kMaxDims];
+  std::int64_t mask_bytes;
+
+  // True if there is a result for each row, and none for its elements.
+  __device__ bool reduces() const { return y == nullptr; }
 
   // 0, but the compiler cannot tell.
   __device__ std::uint32_t nothing() const { return static_cast<std::uint32_t>(size >> 63); }
@@ -123,20 +127,16 @@ class Selection {
   const std::uint8_t* mask_ = nullptr;
 };
 
-// What a kernel has to expect of rows.
-enum class Kind {
-  kEven,    // they begin and end with a pack
-  kSmall,   // and their array has less than 2^31 elements
-  kMasked,  // they do, and so does the mask, or the columns that take part end somewhere
-  kRagged,  // they have any length, and so any phase
-  kAny,     // nothing: each element is read by itself
-};
+using Kind = RowLayout;
 
 template <Kind kKind>
 inline constexpr bool kIsEven =
     kKind == Kind::kEven || kKind == Kind::kSmall || kKind == Kind::kMasked;
 template <Kind kKind>
-inline constexpr bool kHasMask = kKind == Kind::kMasked || kKind == Kind::kAny;
+inline constexpr bool kIsRagged = kKind == Kind::kRagged || kKind == Kind::kMaskedRagged;
+template <Kind kKind>
+inline constexpr bool kHasMask =
+    kKind == Kind::kMasked || kKind == Kind::kMaskedRagged || kKind == Kind::kAny;
 
 // The number of a row, or of an element or a pack. Short kernels spend their time on what comes
 // before the first load, of which 64-bit arithmetic is half.
@@ -157,7 +157,7 @@ struct Row {
     if constexpr (kIsEven<kKind>) {
       packs = columns / kPack;
     } else {
-      if constexpr (kKind == Kind::kRagged) phase = static_cast<int>(begin % kPack);
+      if constexpr (kIsRagged<kKind>) phase = static_cast<int>(begin % kPack);
       packs = (phase + tensors.rows.columns + kPack - 1) / kPack;
     }
     if constexpr (kHasMask<kKind>) selection = Selection<T>(tensors, row);
@@ -199,13 +199,17 @@ class Stretch {
       const int row_end = clamped_to_int(tensors.rows.columns - column);
       if (row_end < end_) end_ = row_end;
     }
-    if constexpr (kKind == Kind::kRagged) safe_ = clamped_to_int(tensors.size - at_);
+    if constexpr (kIsRagged<kKind>) safe_ = clamped_to_int(tensors.size - at_);
     if constexpr (kHasMask<kKind>) {
       const std::int64_t left = row.selection.readable() - column;
       const int readable = left > 0 ? clamped_to_int(left) : 0;
       readable_ = readable < end_ ? readable : end_;
       if (row.selection.mask() != nullptr) {
-        mask_ = row.selection.mask() + column * row.selection.stride();
+        if constexpr (kKind == Kind::kMaskedRagged) {
+          if (readable_ > 0) align_mask(tensors, row.selection.mask() + column);
+        } else {
+          mask_ = row.selection.mask() + column * row.selection.stride();
+        }
       }
     }
   }
@@ -230,6 +234,8 @@ class Stretch {
       for (int p = 0; p < kPacks; ++p) pack[p] = read_pack<kPack>(whole + p * stride_);
       if constexpr (kKind == Kind::kMasked) {
         if (mask_ != nullptr) apply_mask<true>(fill, pack);
+      } else if constexpr (kKind == Kind::kMaskedRagged) {
+        if (mask_ != nullptr) apply_shifted_mask(fill, pack);
       }
       return;
     }
@@ -240,9 +246,12 @@ class Stretch {
     }
     if constexpr (kKind == Kind::kMasked) {
       if (mask_ != nullptr) apply_mask<false>(fill, pack);
-    } else if constexpr (kKind == Kind::kRagged) {
+    } else if constexpr (kIsRagged<kKind>) {
       // The last row's last pack may reach beyond the array.
-      if (safe_ - end_ < kPack && end_ > 0) read_last_of_array(tensors, from, pack);
+      if (safe_ - readable() < kPack && readable() > 0) read_last_of_array(tensors, from, pack);
+    }
+    if constexpr (kKind == Kind::kMaskedRagged) {
+      if (mask_ != nullptr) apply_shifted_mask(fill, pack);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -250,7 +259,7 @@ class Stretch {
         if (!has(p)) continue;
         pack[p] = read_elements(tensors, from, p);
         replace_unkept(tensors, p, fill, pack[p]);
-      } else if constexpr (kKind == Kind::kMasked || kKind == Kind::kRagged) {
+      } else if constexpr (kKind == Kind::kMasked || kIsRagged<kKind>) {
         const int first = position(p, 0);
         if (first < end_ && first < readable() && !inside(p)) {
           replace_unless([&](int i) { return in_row(first + i); }, fill, pack[p]);
@@ -286,14 +295,15 @@ class Stretch {
           if (flags.element[i] == 0) bits &= ~(1u << i);
         }
       }
-    } else if constexpr (kKind == Kind::kAny) {
+    } else if constexpr (kHasMask<kKind>) {
       if (mask_ != nullptr) {
         // Rare enough to be written for few instructions and registers. Only the row's flags are
         // read.
+        const std::uint8_t* const flags = mask_ + mask_phase_;
 #pragma unroll 1
         for (int i = 0; i < kPack; ++i) {
           const bool reads = (bits >> i & 1) != 0;
-          if (reads && mask_[(p * stride_ + i) * tensors.mask.column_stride] == 0) {
+          if (reads && flags[(p * stride_ + i) * tensors.mask.column_stride] == 0) {
             bits &= ~(1u << i);
           }
         }
@@ -365,8 +375,8 @@ class Stretch {
   // Packs may reach into the neighbouring rows, but not beyond the array.
   __device__ __forceinline__ bool reads_whole(int p) const {
     const int first = p * stride_;
-    if constexpr (kKind == Kind::kRagged) {
-      return first < end_ && first + kPack <= safe_;
+    if constexpr (kIsRagged<kKind>) {
+      return first < readable() && first + kPack <= safe_;
     } else {
       return kKind != Kind::kAny && first < readable();
     }
@@ -405,7 +415,7 @@ class Stretch {
   template <int kPacks>
   __device__ __forceinline__ void read_last_of_array(const Tensors<T>& tensors, const T* from,
                                                      Elements (&pack)[kPacks]) const {
-    const int last = (end_ - 1) / stride_;
+    const int last = (readable() - 1) / stride_;
     if (last >= kPacks || reads_whole(last)) return;
     const Elements elements = read_elements(tensors, from, last);
 #pragma unroll
@@ -449,6 +459,85 @@ class Stretch {
     }
   }
 
+  // The flags of a pack of kMaskedRagged, which begin at any byte, are read in aligned words:
+  //
+  //     words   |--- 0 ---|--- 1 ---|--- 2 ---|
+  //     flags        |--------------------|
+  //
+  // All packs of a stretch have their flags at the same phase.
+  static constexpr int kFlagWord = kPack < 4 ? kPack : 4;  // bytes
+  static constexpr int kFlagWords = kPack / kFlagWord + 1;
+  using FlagWord = typename WordOf<kFlagWord>::type;
+
+  // `first`: the flag of the first pack's first element. Pointers are offsets to what the kernel
+  // was given: to one made of an address, the compiler would not know that it is in global memory.
+  __device__ __forceinline__ void align_mask(const Tensors<T>& tensors, const std::uint8_t* first) {
+    const std::uint8_t* const array = tensors.mask.data;
+    const std::int64_t offset = first - array;
+    const auto address = reinterpret_cast<std::uintptr_t>(array) + offset;
+    mask_phase_ = static_cast<int>(address % kFlagWord);
+    const std::int64_t word = offset - mask_phase_;
+    mask_ = array + word;
+    mask_begin_ = word < 0 ? static_cast<int>(-word) : 0;
+    mask_end_ = clamped_to_int(tensors.mask_bytes - word);
+  }
+
+  // For rows with a mask of any phase. Of the mask's array no byte before or behind is read.
+  template <int kPacks>
+  __device__ __forceinline__ void apply_shifted_mask(T fill, Elements (&pack)[kPacks]) const {
+    const int needed = readable_ + mask_phase_;
+    const int whole = mask_end_ - (kFlagWord - 1);
+    const int end = needed < whole ? needed : whole;
+    FlagWord words[kPacks][kFlagWords];
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int w = 0; w < kFlagWords; ++w) {
+        words[p][w] = 0;
+        const int at = p * stride_ + w * kFlagWord;
+        // Only words of the first two packs may begin before the array.
+        const bool begins = p > 1 || at >= mask_begin_;
+        const bool has_flags = w + 1 < kFlagWords || mask_phase_ != 0;
+        if (begins && at < end && has_flags) {
+          words[p][w] = *reinterpret_cast<const FlagWord*>(mask_ + at);
+        }
+      }
+    }
+    if (mask_begin_ % kFlagWord != 0) read_cut_word(mask_begin_, words);
+    if (mask_end_ % kFlagWord != 0 && whole < needed) read_cut_word(mask_end_, words);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      Flags flags;
+#pragma unroll
+      for (int w = 0; w + 1 < kFlagWords; ++w) {
+        const std::uint64_t both = std::uint64_t{words[p][w + 1]} << (8 * kFlagWord) | words[p][w];
+        flags.reg[w] = static_cast<FlagWord>(both >> (8 * mask_phase_));
+      }
+      replace_unset(flags, fill, pack[p]);
+    }
+  }
+
+  // The word that the mask's array begins or ends in, at `cut`, for the packs that have it.
+  template <int kPacks>
+  __device__ __forceinline__ void read_cut_word(int cut,
+                                                FlagWord (&words)[kPacks][kFlagWords]) const {
+    const int begin = cut - cut % kFlagWord;
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int i = 0; i < kFlagWord; ++i) {
+      if (begin + i >= mask_begin_ && begin + i < mask_end_) {
+        word |= std::uint32_t{mask_[begin + i]} << (8 * i);
+      }
+    }
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+#pragma unroll
+      for (int w = 0; w < kFlagWords; ++w) {
+        if (p * stride_ + w * kFlagWord == begin) words[p][w] = static_cast<FlagWord>(word);
+      }
+    }
+  }
+
   Number<kKind> at_;
   int stride_;
   int end_;
@@ -457,6 +546,11 @@ class Stretch {
   int safe_ = 0;
   int readable_ = 0;
   const std::uint8_t* mask_ = nullptr;
+  // For kMaskedRagged, in bytes: from mask_ to the first flag, and to where the mask's array
+  // begins, if that is behind it, and ends.
+  int mask_phase_ = 0;
+  int mask_begin_ = 0;
+  int mask_end_ = 0;
 };
 
 }  // namespace softmax

@@ -13,6 +13,11 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
+template <class A>
+__device__ inline bool is_finite(A x) {
+  return x - x == A(0);
+}
+
 // The rows of a Problem as a kernel sees them. Offsets are 64-bit: an array may have more than
 // 2^32 elements, and so may a row.
 struct Rows {
@@ -25,22 +30,33 @@ struct Rows {
   }
 };
 
-// Where kernels write what there is one of for each row: in the accumulator's type, or in that of
-// the elements, which saves a conversion by another kernel.
+// LogSumExps with types.
 template <class T>
 struct RowResults {
   using A = Accumulator<T>;
-  void* data;
-  bool is_narrow;
+  T* logsumexp;
+  A* maximum;
+  A* log_sum;
 
-  __device__ void write(std::int64_t row, A value) const {
-    if (is_narrow) {
-      static_cast<T*>(data)[row] = narrow<T>(value);
-    } else {
-      static_cast<A*>(data)[row] = value;
-    }
+  __device__ void write(std::int64_t row, A lse) const {
+    if (logsumexp != nullptr) logsumexp[row] = narrow<T>(lse);
+  }
+
+  __device__ bool has_parts() const { return log_sum != nullptr; }
+  // largest, log_of_sum: the parts, if the row is regular.
+  __device__ void write_parts(std::int64_t row, A lse, bool regular, A largest,
+                              A log_of_sum) const {
+    maximum[row] = regular ? largest : A(0);
+    log_sum[row] = regular ? log_of_sum : lse;
   }
 };
+
+template <class T>
+RowResults<T> make_row_results(const LogSumExps& logsumexps) {
+  using A = Accumulator<T>;
+  return {static_cast<T*>(logsumexps.result), static_cast<A*>(logsumexps.maximum),
+          static_cast<A*>(logsumexps.log_sum)};
+}
 
 // Walks a row with `threads` threads: in packs where its elements are neighbours, else one by one.
 // Calls visit(column, Width<w>{}); the element of `column` is row[column * rows.inner].
@@ -75,11 +91,6 @@ __device__ inline Accumulator<T> exponential_for(Accumulator<T> x) {
   } else {
     return exponential(x);
   }
-}
-
-template <class A>
-__device__ inline bool is_finite(A x) {
-  return x - x == A(0);
 }
 
 // What is subtracted before exponentials are taken. softmax of a row whose maximum is infinite is

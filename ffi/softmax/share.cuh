@@ -14,7 +14,7 @@
 
 #include "core/collectives.h"
 #include "core/numeric.h"
-#include "core/ptx.cuh"
+#include "core/ptx/math.cuh"
 #include "softmax/row.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -61,6 +61,16 @@ struct Exponents {
       return element * (factor / 2);
     } else {
       return rounded_product(element, factor);
+    }
+  }
+
+  // The element that an anchor was made from: exactly that of 16 bits, others but for some
+  // roundings, and NaN or 0 where the factor's reciprocal is no normal number.
+  __device__ __forceinline__ A element(A anchor) const {
+    if constexpr (kBaseTwo) {
+      return widen(narrow<T>(anchor * reciprocal(factor / 2)));
+    } else {
+      return factor == 1 ? anchor : anchor * reciprocal(factor);
     }
   }
 
@@ -319,6 +329,7 @@ template <class T>
 class RowResult<Total<T>> {
  public:
   __device__ __forceinline__ RowResult(const Tensors<T>&, std::int64_t, bool) {}
+  template <bool kCommon = false>
   __device__ __forceinline__ void write(const Tensors<T>&, std::int64_t, Total<T>) const {}
 };
 
@@ -328,8 +339,7 @@ class RowResult<MaxSum<T>> {
   using A = Accumulator<T>;
 
   __device__ __forceinline__ RowResult(const Tensors<T>& tensors, std::int64_t row, bool writes)
-      : writes_(writes && tensors.row_results.data != nullptr),
-        target_(std::numeric_limits<A>::quiet_NaN()) {
+      : writes_(writes && tensors.reduces()), target_(std::numeric_limits<A>::quiet_NaN()) {
     if (!writes_ || tensors.loss == nullptr) return;
     const std::int64_t label = tensors.label(row);
     if (label < 0) return;
@@ -337,6 +347,8 @@ class RowResult<MaxSum<T>> {
     target_ = widen(target);
   }
 
+  // kCommon: as in Forward.
+  template <bool kCommon = false>
   __device__ __forceinline__ void write(const Tensors<T>& tensors, std::int64_t row,
                                         MaxSum<T> total) const {
     if (!writes_) return;
@@ -344,9 +356,16 @@ class RowResult<MaxSum<T>> {
     const A lse = Exponents<T>::logarithm(total.sum) +
                   Exponents<T>::logarithm_of_anchor(exponents.base(total.anchor));
     tensors.row_results.write(row, lse);
+    if (!tensors.row_results.has_parts()) return;
+    const Logarithms<T> logarithm(total,
+                                  kCommon ? exponents.common_powers(total.anchor, exponents.lift())
+                                          : exponents.powers(total.anchor, exponents.lift()));
+    // Of any number near the largest element the logarithm makes a pair that is right.
+    const A largest = exponents.element(total.anchor);
+    const bool regular = is_finite(largest * tensors.scale);
+    tensors.row_results.write_parts(row, lse, regular, largest, -logarithm(largest));
     if (tensors.loss == nullptr) return;
     // Of a large number and its logsumexp, which is rounded, the difference would mean nothing.
-    const Logarithms<T> logarithm(total, exponents.powers(total.anchor, exponents.lift()));
     tensors.loss[row] =
         is_finite(total.anchor) ? -logarithm(target_) : lse - target_ * tensors.scale;
   }
@@ -645,7 +664,7 @@ __device__ __forceinline__ void write_results(const Share& share,
                                               const RowResult<typename Share::State>& row_result) {
   if constexpr (Share::kHasRowResults) {
     if (tensors.y != nullptr) share.template write<kWhole, kCommon>(tensors, stretch, total);
-    row_result.write(tensors, number, total);
+    row_result.template write<kCommon>(tensors, number, total);
   } else {
     share.template write<kWhole, kCommon>(tensors, stretch, total);
   }

@@ -19,9 +19,12 @@
 // The second launch goes backwards: what the first one read last may still be in the L2 cache.
 #pragma once
 
-#include "core/ptx.cuh"
+#include "core/ptx/early_launch.cuh"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/memory.cuh"
 #include "core/shared.h"
 #include "softmax/block.cuh"
+#include "softmax/launcher.cuh"
 #include "softmax/pieces.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -29,7 +32,6 @@ namespace softmax {
 
 // ---- Rows that shared memory holds ----
 
-#ifndef JAX_GPUOPS_INTERPRET
 // Where the blocks of a group post the states of their slices: a word for each word of a state,
 // with the number of the row in the group's work. Since a word comes with its number, no thread
 // waits for its earlier writes, the last row's results among them, as it would to order them with a
@@ -177,6 +179,8 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
     std::uint32_t row = 0;
     for (std::int64_t number = group; number < count; number += groups, ++row, place.advance()) {
       if (warp == kWarps) {
+        // The warps wrote their states before they arrived, and write the next into these slots
+        // after they have waited for `known`, at which lane 0 arrives when all lanes have read.
         wait(storage.reduced + place.at, place.phase);
         State state = lane < kWarps ? storage.states[place.at][lane] : State::none();
         state = combine_lanes<kWarpSize>(exponents, state);
@@ -188,6 +192,9 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
       } else {
         const State state = board.collect(exponents, row);
         if (lane == 0) {
+          // Before they arrived for this row, the warps had read the total that lies here. They
+          // have arrived, or it would not have been posted, but posts order no other accesses.
+          wait(storage.reduced + place.at, place.phase);
           storage.totals[place.at] = state;
           arrive(storage.known + place.at);
         }
@@ -225,6 +232,8 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
     Share share;
     const auto packs = pieces.packs(part_of(number - behind), 0);
     pieces.template load<false>(share, packs, due.at);
+    // The total was written before its warp arrived, and the next one is after this warp arrives
+    // at `reduced` for the row that it requests below.
     wait(storage.known + due.at, due.phase);
     share.template write_fresh<false>(tensors, packs, storage.totals[due.at]);
     request(number - behind + std::int64_t{kRingRows} * groups, due.at);
@@ -234,7 +243,6 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
   __trap();
 #endif
 }
-#endif
 
 // ---- Longer rows ----
 
@@ -327,6 +335,54 @@ __global__ void __launch_bounds__(kFinishThreads)
     }
     row_result.write(tensors, number, combine_lanes<kWarpSize>(exponents, state));
   }
+}
+
+template <class Family, class T, Kind kKind>
+void launch_split_reduce(const Call& call, void* memory) {
+  const Config& config = call.config;
+  using Passing = typename Family::template Share<T, kPassingPacks, kKind>;
+  using State = typename Passing::State;
+  const LaunchShape shape = launch_shape(call, sizeof(BlockStorage<State>));
+  auto* const workspace = static_cast<State*>(memory);
+  if constexpr (!Family::kTangent) {
+    if (config.packs == kMostBlockPacks) {
+      using Held = typename Family::template Share<T, kMostBlockPacks, kKind>;
+      return launch_kernel<split_reduce_held_kernel<Held, kBlockThreads, kBlocksResident>>(
+          call.queue, shape, tensors_of<T>(call), config.slice, config.piece, workspace);
+    }
+  }
+  launch_kernel<split_reduce_kernel<Passing, kBlockThreads, kBlocksResident>>(
+      call.queue, shape, tensors_of<T>(call), config.slices, config.slice, workspace);
+}
+
+template <class Family, class T, Kind kKind>
+void launch_split_finish(const Call& call, const void* memory) {
+  const Config& config = call.config;
+  using Share = typename Family::template Share<T, kPassingPacks, kKind>;
+  using State = typename Share::State;
+  const auto* const workspace = static_cast<const State*>(memory);
+  LaunchShape shape{grid_extent(config.finish_blocks),
+                    static_cast<unsigned>(config.finish_threads)};
+  if constexpr (!Family::kTangent) {
+    if (reduces(call.problem.function)) {
+      shape.early = true;
+      return launch_kernel<split_combine_kernel<T, State>>(call.queue, shape, tensors_of<T>(call),
+                                                           config.slices, workspace);
+    }
+  }
+  shape.shared_bytes = sizeof(BlockStorage<State>);
+  launch_kernel<split_finish_kernel<Share, kBlockThreads, kBlocksResident>>(
+      call.queue, shape, tensors_of<T>(call), config.slices, config.slice, workspace);
+}
+
+template <class Family, class T>
+void launch_split(const Call& call) {
+  void* const workspace = call.buffers.workspace;
+  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
+      call.config.layout, [&](auto kind) {
+        launch_split_reduce<Family, T, kind>(call, workspace);
+        launch_split_finish<Family, T, kind>(call, workspace);
+      });
 }
 
 }  // namespace softmax

@@ -10,14 +10,13 @@
 //     ...
 #pragma once
 
-#include "core/ptx.cuh"
+#include "core/ptx/bulk_copy.cuh"
 #include "core/shared.h"
+#include "softmax/launcher.cuh"
 #include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
-
-inline constexpr int kStagedThreads = 256;
 
 // Moves `count` elements with all threads of the block. At most one side is unaligned: then the
 // pointers of the call were, and elements move one by one.
@@ -175,6 +174,21 @@ __global__ void __launch_bounds__(kStagedThreads)
       __syncthreads();
     }
   }
+}
+
+template <class Family, class T>
+void launch_staged(const Call& call) {
+  const Config& config = call.config;
+  const auto planned = [&](const StagedInstance& each) {
+    return each.lanes == config.lanes && each.per_lane == config.packs;
+  };
+  dispatch_instance<kStagedInstances>(planned, [&](auto index) {
+    constexpr StagedInstance kInstance = kStagedInstances[index];
+    launch_kernel<
+        staged_kernel<T, Family::kTangent, kInstance.lanes, kInstance.per_lane, kInstance.sure>>(
+        call.queue, launch_shape(call, sizeof(StagedStorage)), tensors_of<T>(call),
+        static_cast<int>(config.rows));
+  });
 }
 
 }  // namespace softmax

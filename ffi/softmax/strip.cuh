@@ -35,15 +35,15 @@
 // took 9 % more, and blocks that post states in global memory, without clusters, 1 to 4 %.
 #pragma once
 
-#include "core/ptx.cuh"
+#include "core/ptx/bulk_copy.cuh"
+#include "core/ptx/cluster.cuh"
 #include "core/shared.h"
 #include "softmax/column.cuh"
-#include "softmax/instances.h"
+#include "softmax/launcher.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-#ifndef JAX_GPUOPS_INTERPRET
 // Rows that lie side by side in a strip.
 template <class T>
 inline constexpr int kStripRows = kStripBytes / static_cast<int>(sizeof(T));
@@ -253,7 +253,7 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
       load_piece(step).write(tensors, exponents, steps(step, kPiece), Selection<T>(), states);
     }
   }
-  if (tensors.row_results.data != nullptr && writes_rows) {
+  if (tensors.reduces() && writes_rows) {
 #pragma unroll
     for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
   }
@@ -261,7 +261,16 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   __trap();
 #endif
 }
-#endif
+
+template <class Family, class T>
+void launch_strip(const Call& call) {
+  using State = std::conditional_t<Family::kTangent, Total<T>, MaxSum<T>>;
+  dispatch_variant<Family, kVariantInShared<T, Kind::kAny>>(call, [&](auto variant) {
+    launch_kernel<strip_kernel<T, Family::kTangent, variant == Variant::kPlainSoftmax>>(
+        call.queue, launch_shape(call, sizeof(StripStorage<State, kStripRows<T>>)),
+        tensors_of<T>(call), call.config.cluster, static_cast<int>(call.config.steps));
+  });
+}
 
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -11,12 +11,11 @@
 // at a time for that reason: one pack a thread does not fill the memory's pipe.
 #pragma once
 
+#include "softmax/launcher.cuh"
 #include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
-
-inline constexpr int kWarpBlockThreads = 128;
 
 template <class Share, int kLanes, int kRows>
 __global__ void __launch_bounds__(kWarpBlockThreads)
@@ -70,6 +69,37 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
     const RowNumber step = static_cast<RowNumber>(gridDim.x) * kGroups * kRows;
     for (RowNumber first = first_row; first < count; first += step) take(first);
   }
+}
+
+template <class Family, class T, Kind kKind, Variant kVariant, const auto& kTable>
+void launch_warp_from(const Call& call) {
+  const Config& config = call.config;
+  const auto planned = [&](const WarpInstance& each) {
+    return each.lanes == config.lanes && each.packs == config.packs && each.rows == config.rows;
+  };
+  dispatch_instance<kTable>(planned, [&](auto index) {
+    constexpr WarpInstance kInstance = kTable[index];
+    using Share = typename Family::template Share<T, kInstance.packs, kKind, kVariant>;
+    launch_kernel<warp_kernel<Share, kInstance.lanes, kInstance.rows>>(
+        call.queue, launch_shape(call), tensors_of<T>(call));
+  });
+}
+
+template <class Family, class T>
+void launch_warp(const Call& call) {
+  constexpr Variant kGeneral = Variant::kGeneral;
+  dispatch_value<Kind::kEven, Kind::kSmall, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
+      call.config.layout, [&](auto kind) {
+        if constexpr (kind == Kind::kSmall) {
+          dispatch_variant<Family, Variant::kSoftmax>(call, [&](auto variant) {
+            launch_warp_from<Family, T, kind, variant, kSmallWarpInstances>(call);
+          });
+        } else if constexpr (kind == Kind::kEven) {
+          launch_warp_from<Family, T, kind, kGeneral, kWarpInstances>(call);
+        } else {
+          launch_warp_from<Family, T, kind, kGeneral, kRaggedWarpInstances>(call);
+        }
+      });
 }
 
 }  // namespace softmax

@@ -43,34 +43,32 @@ int element_bytes(ffi::DataType type) {
 void run(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, Attributes attributes) {
   require(y->element_type() == x.element_type(), "x and the result must have one dtype");
   const auto dims = x.dimensions();
+  const auto result_dims = y->dimensions();
+  const Operand from(x);
+  const Result to(y);
   const Problem problem{element_bytes(x.element_type()),
                         {dims.begin(), dims.end()},
-                        {attributes.permutation.begin(), attributes.permutation.end()}};
-  const Plan chosen = plan(problem, attributes.algorithm, *queue.device);
-  const auto result_dims = y->dimensions();
+                        {attributes.permutation.begin(), attributes.permutation.end()},
+                        common_alignment({from.data(), to.data()})};
+  check(problem);
   require(result_dims.size() == dims.size(), "x and the result must have one rank");
   for (std::size_t i = 0; i < dims.size(); ++i) {
     require(result_dims[i] == dims[problem.permutation[i]],
             "the result must have the permuted shape of x");
   }
   if (x.element_count() == 0) return;
-  launch(chosen, problem, Operand(x).data(), Result(y).data(), queue);
-}
-
-Problem to_problem(const Arguments& arguments) {
-  return {static_cast<int>(arguments.integer("element_bytes")), arguments.integers("shape"),
-          arguments.integers("permutation")};
+  plan_and_launch(queue, "transpose", problem, attributes.algorithm,
+                  [&](const Queue& to_queue, const Plan& chosen) {
+                    launch(to_queue, chosen, problem, from.data(), to.data());
+                  });
 }
 
 const RegisterOp kRegistration(Op{
     "transpose",
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
     {make_target<&run>("jax_gpuops_transpose_v1")},
-    [](const Arguments& arguments, const Device& device) {
-      const Plan chosen = plan(to_problem(arguments), arguments.text("algorithm"), device);
-      return PlanInfo{kAlgorithms[static_cast<int>(chosen.algorithm)].name, chosen.reason};
-    },
-    [](const Arguments&) { return std::int64_t{0}; },
+    &plan_of_fields<Problem>,
+    &workspace_of_fields<Problem>,
 });
 
 }  // namespace

@@ -1,52 +1,28 @@
-// What all transpose kernels share: words, and the step from a linear index to offsets.
+// What all transpose kernels share: the step from a linear index to offsets.
 //
 // Kernels count words and tiles in 32 bits, because a 64-bit division costs as much as the rest of
 // a small kernel; offsets into the arrays are 64-bit. Launches see to it that no kernel is given
 // more than kMaxWords words.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 
 #include "core/cuda.h"
+#include "core/integer.h"
 #include "transpose/transpose.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-inline constexpr std::int64_t kMaxWords = (std::int64_t{1} << 31) - 1;
-
-// Dimensions of a canonical problem. Each has at least two steps, so an array with more of them
-// would have over 2^40 words.
-inline constexpr int kMaxRank = 40;
-
-struct Division {
-  std::uint32_t quotient;
-  std::uint32_t remainder;
-};
-
-// Division by a number that is known at launch: a multiplication and a shift, for dividends below
-// 2^31 (Granlund and Montgomery, Division by invariant integers using multiplication, 1994).
-class Divisor {
- public:
-  Divisor() : Divisor(1) {}
-  explicit Divisor(std::uint32_t value) : value_(value) {
-    while ((std::uint64_t{1} << shift_) < value) ++shift_;
-    const std::uint64_t excess = (std::uint64_t{1} << shift_) - value;
-    multiplier_ = static_cast<std::uint32_t>((excess << 32) / value + 1);
-  }
-
-  __host__ __device__ std::uint32_t value() const { return value_; }
-
-  __device__ Division divide(std::uint32_t dividend) const {
-    const auto high = static_cast<std::uint32_t>((std::uint64_t{dividend} * multiplier_) >> 32);
-    const std::uint32_t quotient = (high + dividend) >> shift_;
-    return {quotient, dividend - quotient * value_};
-  }
-
- private:
-  std::uint32_t value_;
-  std::uint32_t multiplier_ = 0;
-  std::uint32_t shift_ = 0;
+// What one launch moves.
+template <class Word>
+struct Call {
+  const Queue& queue;
+  const Word* x;
+  Word* y;
+  Movement movement;  // may have dimensions of size 1 where a part was cut
 };
 
 // Where a word lies in operand and result.
@@ -63,7 +39,7 @@ struct Walk {
   std::int64_t out_stride[kMaxRank];
 
   void push(const Dim& dim) {
-    size[rank] = Divisor(static_cast<std::uint32_t>(dim.size));
+    size[rank] = Divisor(dim.size);
     in_stride[rank] = dim.in_stride;
     out_stride[rank] = dim.out_stride;
     ++rank;
@@ -82,6 +58,15 @@ struct Walk {
     return offsets;
   }
 };
+
+// All dimensions but the given ones, minor first.
+inline Walk walk(const Movement& movement, std::initializer_list<const Dim*> except) {
+  Walk walk;
+  for (auto dim = movement.dims.rbegin(); dim != movement.dims.rend(); ++dim) {
+    if (std::find(except.begin(), except.end(), &*dim) == except.end()) walk.push(*dim);
+  }
+  return walk;
+}
 
 }  // namespace transpose
 }  // namespace JAX_GPUOPS_NAMESPACE

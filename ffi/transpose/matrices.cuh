@@ -41,6 +41,9 @@ struct Matrices {
   }
 };
 
+// For matrices without other dimensions: farther away than anything.
+inline const Dim kNoDepth{1, std::int64_t{1} << 48, std::int64_t{1} << 48};
+
 // Within a matrix, tiles are counted in bands of this many rows of tiles, down the columns of a
 // band. The blocks that run at one time then share pages of operand and result alike.
 inline constexpr std::uint32_t kBandHeight = 8;
@@ -63,6 +66,36 @@ __device__ inline Tile block_tile(const Matrices& matrices) {
   const std::uint32_t column = band.remainder / height;
   return {first_row + band.remainder - column * height, column, depth.remainder,
           matrices.others.offsets(depth.quotient)};
+}
+
+// The matrices of a movement, in tiles of the configuration.
+inline Matrices matrices_of(const Movement& movement, const Dim& row, const Dim& column,
+                            const Dim& depth, const Config& config) {
+  Matrices result;
+  result.rows = static_cast<std::uint32_t>(row.size);
+  result.columns = static_cast<std::uint32_t>(column.size);
+  result.depth = static_cast<std::uint32_t>(depth.size);
+  result.in_row_stride = row.in_stride;
+  result.in_column_stride = column.in_stride;
+  result.in_depth_stride = depth.in_stride;
+  result.out_row_stride = row.out_stride;
+  result.out_column_stride = column.out_stride;
+  result.out_depth_stride = depth.out_stride;
+  result.others = walk(movement, {&row, &column, &depth});
+  const std::int64_t row_tiles = divide_up(row.size, config.tile_rows);
+  const std::int64_t column_tiles = divide_up(column.size, config.tile_columns);
+  result.row_tiles = static_cast<std::uint32_t>(row_tiles);
+  result.depth_tiles = Divisor(divide_up(depth.size, config.tile_depth));
+  result.band_tiles = Divisor(kBandHeight * column_tiles);
+  result.matrix_tiles = Divisor(row_tiles * column_tiles);
+  return result;
+}
+
+// The blocks of a grid: one for each tile.
+inline unsigned tile_count(const Matrices& matrices) {
+  std::uint32_t count = matrices.matrix_tiles.divisor * matrices.depth_tiles.divisor;
+  for (int i = 0; i < matrices.others.rank; ++i) count *= matrices.others.size[i].divisor;
+  return count;
 }
 
 }  // namespace transpose

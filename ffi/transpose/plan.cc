@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "transpose/transpose.h"
 
@@ -10,6 +11,122 @@ namespace {
 
 // Below this extent of the turned matrix most of a vectorised tile would be empty.
 constexpr std::int64_t kSwizzledExtent = 32;
+
+// True if every row of the operand and of the result starts at a multiple of the swizzled kernel's
+// vectors.
+bool vectors_fit(const Movement& movement, const Problem& problem) {
+  const int vector = vector_words(movement.word_bytes);
+  if (problem.alignment < vector * movement.word_bytes) return false;
+  return std::all_of(movement.dims.begin(), movement.dims.end(), [&](const Dim& dim) {
+    return (dim.in_stride == 1 || dim.in_stride % vector == 0) &&
+           (dim.out_stride == 1 || dim.out_stride % vector == 0);
+  });
+}
+
+// The movement in the widest words that strides and addresses allow. What they are, if not these,
+// is elements: between the two are few problems, and kernels that would have to be loaded for them.
+Movement in_widest_words(const Problem& problem) {
+  Movement movement = canonicalize(problem, kWidestWord);
+  if (movement.word_bytes <= problem.alignment) return movement;
+  return canonicalize(problem, problem.element_bytes);
+}
+
+// Throws unless the algorithm takes the movement.
+void check(Algorithm algorithm, const Movement& movement, const Problem& problem) {
+  const auto refuse = [&](const std::string& why) {
+    throw std::invalid_argument("algorithm '" + std::string(name_of(algorithm)) + "' " + why);
+  };
+  const bool keeps_runs = movement.word_bytes > problem.element_bytes || movement.has_runs();
+  switch (algorithm) {
+    case Algorithm::kNaive:
+      return;
+    case Algorithm::kCopy:
+      if (!keeps_runs) {
+        refuse("moves contiguous runs of several elements, and this permutation keeps none");
+      }
+      return;
+    case Algorithm::kTiled:
+    case Algorithm::kSwizzled:
+      if (movement.dims.size() <= 1) {
+        refuse("transposes, and here all elements stay where they are; 'copy' takes this");
+      }
+      if (movement.has_long_runs()) {
+        refuse("takes permutations without long contiguous runs, and this one keeps runs of " +
+               std::to_string(movement.dims.back().size * movement.word_bytes) +
+               " bytes; 'copy' takes these");
+      }
+      if (algorithm == Algorithm::kSwizzled && movement.has_runs()) {
+        refuse("transposes single words, and this permutation keeps runs of " +
+               std::to_string(movement.dims.back().size) + " words of " +
+               std::to_string(movement.word_bytes) +
+               " bytes, the widest that sizes and addresses allow; 'tiled' takes these");
+      }
+      return;
+  }
+}
+
+int log2_up(std::int64_t value) {
+  int log2 = 0;
+  while ((std::int64_t{1} << log2) < value) ++log2;
+  return log2;
+}
+
+// A tile of a given number of words, as near to a square as the matrix allows. What a narrow matrix
+// leaves of it goes to the long side, and what a small one leaves to the depth.
+void choose_tile(const TurnedDims& turned, int words_log2, Config* config) {
+  const int rows = log2_up(turned.row->size);
+  const int columns = log2_up(turned.column->size);
+  const int run = turned.run == nullptr ? 0 : log2_up(turned.run->size);
+  const int matrix = words_log2 - run;
+  int row = std::min(matrix / 2, rows);
+  const int column = std::min(matrix - row, columns);
+  row = std::min(matrix - column, rows);
+  config->tile_rows = 1 << row;
+  config->tile_columns = 1 << column;
+  config->tile_depth = 1 << (words_log2 - row - column);
+}
+
+Config configure(Algorithm algorithm, Movement movement) {
+  Config config;
+  config.word_bytes = movement.word_bytes;
+  config.threads = kThreads;
+  // A tile is for the first of the parts that the movement goes in.
+  while (movement.words() > kMaxWords) {
+    Dim& outermost = movement.outermost();
+    outermost.size -= outermost.size / 2;
+  }
+  if (algorithm == Algorithm::kTiled) {
+    choose_tile(turned_dims(movement), tiled_words_log2(config.word_bytes), &config);
+  } else if (algorithm == Algorithm::kSwizzled) {
+    config.tile_rows = config.tile_columns = swizzled_side(config.word_bytes);
+    config.tile_depth = 1;
+  }
+  return config;
+}
+
+// The best algorithm for a movement, and why.
+std::pair<Algorithm, std::string> choose(const Movement& movement, const Problem& problem) {
+  const std::string words = std::to_string(movement.word_bytes) + "-byte words";
+  if (movement.has_long_runs()) {
+    return {Algorithm::kCopy, "contiguous runs are kept, and move in " + words};
+  }
+  const auto [row, column, run] = turned_dims(movement);
+  const std::string matrices =
+      "matrices of " + std::to_string(row->size) + " x " + std::to_string(column->size) + " ";
+  if (run != nullptr) {
+    return {Algorithm::kTiled,
+            matrices + "runs of " + std::to_string(run->size) + " " + words + " need tiles"};
+  }
+  if (std::min(row->size, column->size) < kSwizzledExtent) {
+    return {Algorithm::kTiled, matrices + words + " need tiles of their own shape"};
+  }
+  if (!vectors_fit(movement, problem)) {
+    return {Algorithm::kTiled, matrices + words + " have rows that vectors do not divide"};
+  }
+  return {Algorithm::kSwizzled, matrices + words + " have rows that vectors divide"};
+}
+
+}  // namespace
 
 void check(const Problem& problem) {
   const std::size_t rank = problem.shape.size();
@@ -28,19 +145,14 @@ void check(const Problem& problem) {
     throw std::invalid_argument("elements must have 1, 2, 4, 8 or 16 bytes, not " +
                                 std::to_string(bytes));
   }
+  if (problem.alignment < bytes) {
+    throw std::invalid_argument("operand and result must be aligned to their elements");
+  }
 }
 
-// True if every row of the operand and of the result starts at a multiple of the swizzled kernel's
-// vectors, as far as strides decide it.
-bool vectors_fit(const Movement& movement) {
-  const int vector = vector_words(movement.word_bytes);
-  return std::all_of(movement.dims.begin(), movement.dims.end(), [&](const Dim& dim) {
-    return (dim.in_stride == 1 || dim.in_stride % vector == 0) &&
-           (dim.out_stride == 1 || dim.out_stride % vector == 0);
-  });
+Dim& Movement::outermost() {
+  return *std::find_if(dims.begin(), dims.end(), [](const Dim& dim) { return dim.size > 1; });
 }
-
-}  // namespace
 
 std::int64_t Movement::words() const {
   std::int64_t words = 1;
@@ -108,29 +220,21 @@ Movement canonicalize(const Problem& problem, int max_word_bytes) {
 
 Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
   check(problem);
-  if (!algorithm.empty()) {
-    return {algorithm_from_name<Algorithm>(kAlgorithms, algorithm), "named by the caller"};
+  Movement movement = in_widest_words(problem);
+  if (movement.dims.size() > kMaxRank) {
+    throw std::invalid_argument("the permutation has too many dimensions");
   }
-  const Movement movement = canonicalize(problem, kWidestWord);
-  if (movement.words() == 0) return {Algorithm::kCopy, "there is nothing to move"};
-  const std::string words = std::to_string(movement.word_bytes) + "-byte words";
-  if (movement.has_long_runs()) {
-    return {Algorithm::kCopy, "contiguous runs are kept, and move in " + words};
+  const bool is_empty = movement.words() == 0;
+  if (algorithm.empty()) {
+    if (is_empty) return {Algorithm::kCopy, "there is nothing to move", {}};
+    auto [chosen, reason] = choose(movement, problem);
+    return {chosen, std::move(reason), configure(chosen, std::move(movement))};
   }
-  const auto [row, column, run] = turned_dims(movement);
-  const std::string matrices =
-      "matrices of " + std::to_string(row->size) + " x " + std::to_string(column->size) + " ";
-  if (run != nullptr) {
-    return {Algorithm::kTiled,
-            matrices + "runs of " + std::to_string(run->size) + " " + words + " need tiles"};
-  }
-  if (std::min(row->size, column->size) < kSwizzledExtent) {
-    return {Algorithm::kTiled, matrices + words + " need tiles of their own shape"};
-  }
-  if (!vectors_fit(movement)) {
-    return {Algorithm::kTiled, matrices + words + " have rows that vectors do not divide"};
-  }
-  return {Algorithm::kSwizzled, matrices + words + " have rows that vectors divide"};
+  const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
+  if (is_empty) return {named, "named by the caller", {}};
+  check(named, movement, problem);
+  if (named == Algorithm::kNaive) movement = canonicalize(problem, problem.element_bytes);
+  return {named, "named by the caller", configure(named, std::move(movement))};
 }
 
 }  // namespace transpose

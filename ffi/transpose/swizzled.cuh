@@ -15,6 +15,7 @@
 // or write the same chunk of many, then cover all banks.
 #pragma once
 
+#include "core/launch.h"
 #include "core/shared.h"
 #include "core/vector.h"
 #include "transpose/matrices.cuh"
@@ -22,18 +23,15 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-inline constexpr int kSwizzledThreads = 256;
-
 template <class Word>
 struct SwizzledTile {
   static constexpr int kVector = vector_words(sizeof(Word));
   using Chunk = Pack<Word, kVector>;
 
-  // Lines of at least 128 bytes on both sides, and at least 64 bytes in flight in each thread.
-  static constexpr int kSide = sizeof(Word) <= 2 ? 128 : sizeof(Word) <= 8 ? 64 : 32;
+  static constexpr int kSide = swizzled_side(sizeof(Word));
   static constexpr int kChunksPerLine = kSide / kVector;
-  static constexpr int kBlocksPerThread = kChunksPerLine * kChunksPerLine / kSwizzledThreads;
-  static constexpr int kChunksPerThread = kSide * kChunksPerLine / kSwizzledThreads;
+  static constexpr int kBlocksPerThread = kChunksPerLine * kChunksPerLine / kThreads;
+  static constexpr int kChunksPerThread = kSide * kChunksPerLine / kThreads;
   static constexpr int kSwizzleMask = 128 / sizeof(Chunk) - 1;
   static_assert(kChunksPerLine % (kSwizzleMask + 1) == 0, "xor must stay within a line");
   static_assert(kBlocksPerThread >= 1, "each thread must have a block");
@@ -89,7 +87,7 @@ __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restric
   Chunk block[Storage::kBlocksPerThread][kVector];
 #pragma unroll
   for (int b = 0; b < Storage::kBlocksPerThread; ++b) {
-    const int index = b * kSwizzledThreads + threadIdx.x;
+    const int index = b * kThreads + threadIdx.x;
     const int column = index % kChunksPerLine * kVector;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
@@ -106,7 +104,7 @@ __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restric
   // Turn them, and put each chunk of a line of the result into shared memory.
 #pragma unroll
   for (int b = 0; b < Storage::kBlocksPerThread; ++b) {
-    const int index = b * kSwizzledThreads + threadIdx.x;
+    const int index = b * kThreads + threadIdx.x;
     const int column = index % kChunksPerLine * kVector;
 #pragma unroll
     for (int j = 0; j < kVector; ++j) {
@@ -121,7 +119,7 @@ __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restric
   // Store lines of the result.
 #pragma unroll
   for (int c = 0; c < Storage::kChunksPerThread; ++c) {
-    const int index = c * kSwizzledThreads + threadIdx.x;
+    const int index = c * kThreads + threadIdx.x;
     const int row = index % kChunksPerLine * kVector;
     const int column = index / kChunksPerLine;
     const Chunk chunk = storage.at(column, index % kChunksPerLine);
@@ -135,7 +133,7 @@ __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restric
 }
 
 template <class Word>
-__global__ void __launch_bounds__(kSwizzledThreads)
+__global__ void __launch_bounds__(kThreads)
     swizzled_kernel(const Word* __restrict__ x, Word* __restrict__ y, Matrices matrices) {
   constexpr int kSide = SwizzledTile<Word>::kSide;
   constexpr int kVector = SwizzledTile<Word>::kVector;
@@ -155,6 +153,16 @@ __global__ void __launch_bounds__(kSwizzledThreads)
   } else {
     turn_swizzled<false>(x, y, matrices, rows, columns);
   }
+}
+
+template <class Word>
+void launch_swizzled(const Call<Word>& call, const Config& config) {
+  const TurnedDims turned = turned_dims(call.movement);
+  const Matrices matrices =
+      matrices_of(call.movement, *turned.row, *turned.column, kNoDepth, config);
+  launch_kernel<swizzled_kernel<Word>>(call.queue,
+                                       {tile_count(matrices), kThreads, sizeof(SwizzledTile<Word>)},
+                                       call.x, call.y, matrices);
 }
 
 }  // namespace transpose

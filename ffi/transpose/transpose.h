@@ -17,9 +17,20 @@ namespace transpose {
 // of 1, 2, 4, 8 or 16 bytes.
 struct Problem {
   int element_bytes;
-  std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> permutation;
+  Fields::Integers shape;
+  Fields::Integers permutation;
+  std::int64_t alignment;  // of operand and result, in bytes
+
+  template <class Self, class Visit>
+  static void fields(Self& self, Visit&& visit) {
+    visit("element_bytes", self.element_bytes);
+    visit("shape", self.shape);
+    visit("permutation", self.permutation);
+    visit("alignment", self.alignment);
+  }
 };
+
+inline std::int64_t least_alignment(const Problem& problem) { return problem.element_bytes; }
 
 enum class Algorithm { kNaive, kTiled, kSwizzled, kCopy };
 
@@ -28,31 +39,75 @@ inline constexpr std::string_view kReductionAndTranspose =
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"naive", "A thread per element: reads are coalesced, writes are scattered.",
-     kReductionAndTranspose, "none"},
+     kReductionAndTranspose, "none", "naive_kernel"},
     {"tiled", "A block transposes a tile in shared memory, padded so that columns use all banks.",
      kReductionAndTranspose,
-     "none; permutations that keep long contiguous runs are copied as by copy"},
+     "permutations that move data and keep no runs of 64 contiguous bytes or more", "tiled_kernel"},
     {"swizzled",
      "Threads transpose small blocks in registers and access shared memory in 16-byte chunks.",
      "Notes on transpose kernels for Hopper: vector accesses and an XOR swizzle",
-     "none; permutations that keep long contiguous runs are as copy, short ones as tiled"},
+     "permutations that move data and keep no contiguous runs, or runs of 2, 4, 8 or 16 bytes "
+     "that are aligned to their size",
+     "swizzled_kernel"},
     {"copy", "Runs of elements that stay contiguous move in words of up to 16 bytes.",
      "The vectorised copy of CUDA practice",
-     "none; if the minor dimension moves, a word is one element, as in naive"},
+     "permutations that keep contiguous runs of several elements", "copy_kernel"},
+};
+
+inline std::string_view name_of(Algorithm algorithm) {
+  return kAlgorithms[static_cast<int>(algorithm)].name;
+}
+
+// How a kernel is launched. Words are the elements, or wider ones that runs of them make up.
+struct Config {
+  int word_bytes = 0;
+  int threads = 0;  // of a block
+  // The tile of a block, in words; each a power of two. Blocks without tiles take words in a row.
+  int tile_rows = 0;
+  int tile_columns = 0;
+  int tile_depth = 0;
+
+  template <class Self, class Visit>
+  static void fields(Self& self, Visit&& visit) {
+    visit("word_bytes", self.word_bytes);
+    visit("threads", self.threads);
+    visit("tile_rows", self.tile_rows);
+    visit("tile_columns", self.tile_columns);
+    visit("tile_depth", self.tile_depth);
+  }
 };
 
 struct Plan {
   Algorithm algorithm;
   std::string reason;
+  Config config;
 };
 
+// Throws std::invalid_argument if there is no such permutation or there are no such elements.
+void check(const Problem& problem);
+
 // The algorithm called `algorithm`, or the best one for the problem if it is empty. Throws
-// std::invalid_argument if there is no such algorithm or the problem is not valid.
+// std::invalid_argument if the problem is not valid or the named algorithm cannot take it.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
-// Runs the plan: x and y have as many elements as the problem's shape says, at least one. They may
-// be aligned to their elements only.
-void launch(const Plan& plan, const Problem& problem, const void* x, void* y, const Queue& queue);
+inline std::int64_t workspace_bytes(const Problem&, std::string_view) { return 0; }
+
+// Runs the plan: x and y have as many elements as the problem's shape says, at least one.
+void launch(const Queue& queue, const Plan& plan, const Problem& problem, const void* x, void* y);
+
+// Sizes on which both plans and kernels depend.
+
+inline constexpr int kThreads = 256;  // of a block
+
+// The elements in a tile of `tiled`, as a power of two: 64 x 64, or 32 x 32 where so many exceed
+// 48 KiB of shared memory.
+constexpr int tiled_words_log2(int word_bytes) { return word_bytes <= 4 ? 12 : 10; }
+
+// The rows and columns in a tile of `swizzled`: lines of at least 128 bytes on both sides, and at
+// least 64 bytes in flight in each thread.
+constexpr int swizzled_side(int word_bytes) {
+  return word_bytes <= 2 ? 128 : word_bytes <= 8 ? 64 : 32;
+}
 
 // How many words `swizzled` moves at a time: 16 bytes, or 8 of single bytes, of which a thread
 // turns as many rows as a vector has elements; 16 x 16 would overflow its registers.
@@ -65,6 +120,15 @@ struct Dim {
   std::int64_t out_stride;
 };
 
+inline constexpr std::int64_t kLongRunBytes = 64;
+
+// Kernels count words and tiles in 32 bits. A movement of more words goes in parts.
+inline constexpr std::int64_t kMaxWords = (std::int64_t{1} << 31) - 1;
+
+// Dimensions of a movement. Each has at least two steps, so an array with more of them would have
+// over 2^40 words.
+inline constexpr std::size_t kMaxRank = 40;
+
 // A problem in canonical form: what moves are words; dimensions of size 1 are gone, and so are
 // borders between dimensions that stay neighbours. In the order of the operand, minor last; the
 // strides are in words. Either the words are the elements, or they are the widest that divide the
@@ -74,10 +138,12 @@ struct Movement {
   std::vector<Dim> dims;
 
   std::int64_t words() const;
+  // The outermost dimension that can be halved.
+  Dim& outermost();
   bool has_runs() const { return dims.empty() || dims.back().out_stride == 1; }
   // Runs as long as what memory moves at a time need no turning to be read and written well.
   bool has_long_runs() const {
-    return dims.size() <= 1 || (has_runs() && dims.back().size * word_bytes >= 64);
+    return dims.size() <= 1 || (has_runs() && dims.back().size * word_bytes >= kLongRunBytes);
   }
 };
 
@@ -89,7 +155,7 @@ struct TurnedDims {
   const Dim* run;
 };
 
-// The movement must not have long runs.
+// The movement must have no long runs.
 TurnedDims turned_dims(const Movement& movement);
 
 inline constexpr int kWidestWord = 16;

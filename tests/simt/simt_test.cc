@@ -3,8 +3,6 @@
 
 #include "simt/simt.h"
 
-#include <sys/wait.h>
-#include <unistd.h>
 #if defined(__x86_64__)
 #include <xmmintrin.h>
 #endif
@@ -24,6 +22,7 @@
 #include <tuple>
 #include <vector>
 
+#include "check.h"
 #include "core/cuda.h"
 #include "core/shared.h"
 #include "selftest/faults.cuh"
@@ -34,53 +33,7 @@ namespace {
 
 constexpr unsigned kFull = 0xffffffff;
 
-std::atomic<int> passed{0};
-std::atomic<int> failed{0};
-
-#define CHECK(...)                                                          \
-  do {                                                                      \
-    if (__VA_ARGS__) {                                                      \
-      ++passed;                                                             \
-    } else {                                                                \
-      ++failed;                                                             \
-      std::printf("%s:%d: failed: %s\n", __FILE__, __LINE__, #__VA_ARGS__); \
-    }                                                                       \
-  } while (false)
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-// What the launch throws as simt::Error; empty if nothing.
-std::string error_of(dim3 grid, dim3 block, std::size_t shared_bytes,
-                     const std::function<void()>& body) {
-  try {
-    simt::launch(grid, block, shared_bytes, body);
-  } catch (const simt::Error& error) {
-    return error.what();
-  }
-  return "";
-}
-
-std::string error_of(unsigned threads, const std::function<void()>& body) {
-  return error_of(1, threads, 0, body);
-}
-
-void check_contains(const std::string& text, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts) {
-    const bool found = contains(text, part);
-    CHECK(found);
-    if (!found) std::printf("  no '%s' in '%s'\n", part.c_str(), text.c_str());
-  }
-}
-
 std::string here(int line) { return std::string(__FILE__) + ":" + std::to_string(line); }
-
-// Restores ascending order at the end of a test.
-struct Seed {
-  explicit Seed(std::uint64_t seed) { simt::set_schedule_seed(seed); }
-  ~Seed() { simt::set_schedule_seed(0); }
-};
 
 using Kernel = void (*)(const float*, float*, int);
 
@@ -498,34 +451,11 @@ void test_unwritten_shared() {
 }
 
 #ifdef JAX_GPUOPS_ASAN
-// What AddressSanitizer says of the kernel's run in a child process.
-std::string asan_report(Kernel kernel, int size) {
-  int ends[2];
-  if (pipe(ends) != 0) return "pipe failed";
-  std::fflush(nullptr);
-  const pid_t child = fork();
-  if (child == 0) {
-    dup2(ends[1], STDERR_FILENO);
-    close(ends[0]);
-    run_fault(kernel, size);
-    _exit(0);
-  }
-  close(ends[1]);
-  std::string report;
-  char buffer[4096];
-  for (ssize_t n; (n = read(ends[0], buffer, sizeof(buffer))) > 0;) report.append(buffer, n);
-  close(ends[0]);
-  int status = 0;
-  waitpid(child, &status, 0);
-  if (WIFEXITED(status) && WEXITSTATUS(status) == 0) report += "the child did not fail";
-  return report;
-}
-
 void test_out_of_bounds() {
-  check_contains(asan_report(selftest::global_out_of_bounds<float>, 80),
+  check_contains(asan_report([] { run_fault(selftest::global_out_of_bounds<float>, 80); }),
                  {"heap-buffer-overflow", "WRITE of size 4", "global_out_of_bounds",
                   "block (1, 0, 0), thread (15, 0, 0)"});
-  check_contains(asan_report(selftest::shared_out_of_bounds<float>, 80),
+  check_contains(asan_report([] { run_fault(selftest::shared_out_of_bounds<float>, 80); }),
                  {"heap-buffer-overflow", "WRITE of size 4", "shared_out_of_bounds",
                   "256-byte region", "block (0, 0, 0), thread (63, 0, 0)"});
 }
@@ -795,6 +725,8 @@ void run_all() {
   test_host_threads();
   test_many_blocks();
   test_many_launches();
+  test_async();
+  test_tensor();
   test_speed();
 }
 

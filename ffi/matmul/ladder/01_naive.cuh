@@ -16,10 +16,6 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-inline constexpr int kElementThreads = 256;
-inline constexpr int kNaiveRows = 32;
-inline constexpr int kNaiveCols = kElementThreads / kNaiveRows;
-
 // The product of one row of op(a) and one column of op(b).
 template <class T>
 __device__ inline Accumulator<T> inner_product(const Gemm<T>& gemm, std::int64_t batch,
@@ -43,6 +39,11 @@ __global__ void __launch_bounds__(kElementThreads) naive_kernel(Gemm<T> gemm) {
   if (row >= gemm.a.extent || col >= gemm.b.extent) return;
   const Accumulator<T> sum[1] = {inner_product(gemm, tile.batch, row, col)};
   store_results(gemm, tile.batch, row, col, sum);
+}
+
+template <class T>
+void launch_naive(const Call<T>& call) {
+  launch_tiles<naive_kernel<T>>(call, 0);
 }
 
 }  // namespace matmul

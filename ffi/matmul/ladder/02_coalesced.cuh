@@ -14,9 +14,6 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-inline constexpr int kCoalescedCols = 32;
-inline constexpr int kCoalescedRows = kElementThreads / kCoalescedCols;
-
 template <class T>
 __global__ void __launch_bounds__(kElementThreads) coalesced_kernel(Gemm<T> gemm) {
   const Tile tile = locate_tile<kCoalescedRows, kCoalescedCols>(gemm);
@@ -25,6 +22,11 @@ __global__ void __launch_bounds__(kElementThreads) coalesced_kernel(Gemm<T> gemm
   if (row >= gemm.a.extent || col >= gemm.b.extent) return;
   const Accumulator<T> sum[1] = {inner_product(gemm, tile.batch, row, col)};
   store_results(gemm, tile.batch, row, col, sum);
+}
+
+template <class T>
+void launch_coalesced(const Call<T>& call) {
+  launch_tiles<coalesced_kernel<T>>(call, 0);
 }
 
 }  // namespace matmul

@@ -15,9 +15,6 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-inline constexpr int kSharedTile = 32;
-inline constexpr int kSharedThreads = kSharedTile * kSharedTile;
-
 // Each row has one element of padding: a transposed factor is written along columns, which would
 // otherwise lie in one bank.
 template <class A>
@@ -66,6 +63,11 @@ __global__ void __launch_bounds__(kSharedThreads) shared_kernel(Gemm<T> gemm) {
     __syncthreads();  // the next step writes where this one reads
   }
   store_results(gemm, tile.batch, tile.row + y, tile.col + x, sum);
+}
+
+template <class T>
+void launch_shared(const Call<T>& call) {
+  launch_tiles<shared_kernel<T>>(call, sizeof(SharedStorage<Accumulator<T>>));
 }
 
 }  // namespace matmul

@@ -68,5 +68,15 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>) block_tiled_kern
   store_tile(gemm, tile, mine, sum);
 }
 
+template <class T>
+void launch_block_tiled(const Call<T>& call) {
+  constexpr std::size_t kSharedBytes = sizeof(BlockTiledStorage<Accumulator<T>>);
+  if (call.config.row_major) {
+    launch_tiles<block_tiled_kernel<T, Order::kDeep, Order::kWide>>(call, kSharedBytes);
+  } else {
+    launch_tiles<block_tiled_kernel<T, Order::kAny, Order::kAny>>(call, kSharedBytes);
+  }
+}
+
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -75,5 +75,15 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
   store_tile(gemm, tile, mine, sum);
 }
 
+template <class T>
+void launch_double_buffered(const Call<T>& call) {
+  constexpr std::size_t kSharedBytes = sizeof(DoubleBufferedStorage<Accumulator<T>>);
+  if (call.config.row_major) {
+    launch_tiles<double_buffered_kernel<T, Order::kDeep, Order::kWide>>(call, kSharedBytes);
+  } else {
+    launch_tiles<double_buffered_kernel<T, Order::kAny, Order::kAny>>(call, kSharedBytes);
+  }
+}
+
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -37,5 +37,11 @@ __global__ void __launch_bounds__(kLadderThreads)
       });
 }
 
+template <class Reducer>
+void launch_naive(const Queue& queue, const typename Reducer::Element* x, const Target& y,
+                  ContiguousRows rows) {
+  launch_step<naive_kernel<Reducer>, Reducer>(queue, Algorithm::kNaive, x, y, rows);
+}
+
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

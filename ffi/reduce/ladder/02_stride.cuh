@@ -32,5 +32,11 @@ __global__ void __launch_bounds__(kLadderThreads)
       });
 }
 
+template <class Reducer>
+void launch_stride(const Queue& queue, const typename Reducer::Element* x, const Target& y,
+                   ContiguousRows rows) {
+  launch_step<stride_kernel<Reducer>, Reducer>(queue, Algorithm::kStride, x, y, rows);
+}
+
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -33,5 +33,11 @@ __global__ void __launch_bounds__(kLadderThreads)
       });
 }
 
+template <class Reducer>
+void launch_sequential(const Queue& queue, const typename Reducer::Element* x, const Target& y,
+                       ContiguousRows rows) {
+  launch_step<sequential_kernel<Reducer>, Reducer>(queue, Algorithm::kSequential, x, y, rows);
+}
+
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

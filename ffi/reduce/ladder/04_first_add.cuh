@@ -39,5 +39,11 @@ __global__ void __launch_bounds__(kLadderThreads)
       });
 }
 
+template <class Reducer>
+void launch_first_add(const Queue& queue, const typename Reducer::Element* x, const Target& y,
+                      ContiguousRows rows) {
+  launch_step<first_add_kernel<Reducer>, Reducer>(queue, Algorithm::kFirstAdd, x, y, rows);
+}
+
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -36,5 +36,11 @@ __global__ void __launch_bounds__(kLadderThreads)
       });
 }
 
+template <class Reducer>
+void launch_unroll(const Queue& queue, const typename Reducer::Element* x, const Target& y,
+                   ContiguousRows rows) {
+  launch_step<unroll_kernel<Reducer>, Reducer>(queue, Algorithm::kUnroll, x, y, rows);
+}
+
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

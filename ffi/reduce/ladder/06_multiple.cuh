@@ -10,26 +10,38 @@
 #pragma once
 
 #include "core/shared.h"
+#include "reduce/instance.cuh"
 #include "reduce/ladder/tree.cuh"
 #include "reduce/reducer.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-inline constexpr int kMultipleThreads = 512;
-
 template <class Reducer>
 struct MultipleStorage {
   typename Reducer::Partial warps[kMaxWarpsPerBlock];
 };
 
+// Replaces what does not take part of the elements of columns first, first + 1, ...: by one that
+// changes no result.
+template <class Reducer, class RowMask, class Value, int kCount>
+__device__ inline void drop_masked(const RowMask& mask, std::int64_t first,
+                                   Value (&value)[kCount]) {
+  if constexpr (!std::is_same_v<RowMask, NoMasks::Row>) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      if (!mask(first + i)) value[i] = static_cast<Value>(Reducer::identity());
+    }
+  }
+}
+
 // Folds the columns of a row that fall to thread `thread` of `threads`: a scalar head up to the
 // first aligned pack, packs, and a scalar tail. The packs are loaded kLoads at a time, before the
 // first of them is folded; a thread that waited for each would leave memory idle.
-template <class Reducer>
+template <class Reducer, class RowMask>
 __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Element* row,
-                                                     std::int64_t columns, int thread,
-                                                     int threads) {
+                                                     std::int64_t columns, const RowMask& mask,
+                                                     int thread, int threads) {
   using Element = typename Reducer::Element;
   using Value = Accumulator<Element>;
   constexpr int kPack = kWidestPack<Element>;
@@ -37,7 +49,8 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
 
   const auto fold_scalars = [&](std::int64_t first, std::int64_t end) {
     for (std::int64_t column = first + thread; column < end; column += threads) {
-      const Value value[1] = {widen(row[column])};
+      Value value[1] = {widen(row[column])};
+      drop_masked<Reducer>(mask, column, value);
       fold.add(value, column, 1);
     }
   };
@@ -54,7 +67,10 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) load<kPack>(row + column(i), value[i]);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) fold.add(value[i], column(i), 1);
+    for (int i = 0; i < kLoads; ++i) {
+      drop_masked<Reducer>(mask, column(i), value[i]);
+      fold.add(value[i], column(i), 1);
+    }
   }
 #pragma unroll
   for (int i = 0; i < kLoads - 1; ++i) {
@@ -62,7 +78,10 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   }
 #pragma unroll
   for (int i = 0; i < kLoads - 1; ++i) {
-    if (at(i) < packs) fold.add(value[i], column(i), 1);
+    if (at(i) < packs) {
+      drop_masked<Reducer>(mask, column(i), value[i]);
+      fold.add(value[i], column(i), 1);
+    }
   }
 
   fold_scalars(head + packs * kPack, columns);
@@ -70,20 +89,43 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
 }
 
 // blockIdx.x counts the blocks of a row, and blockIdx.y rows.
-template <class Reducer>
+template <class Reducer, class Masks>
 __global__ void __launch_bounds__(kMultipleThreads)
-    multiple_kernel(const typename Reducer::Element* __restrict__ x, Target y,
-                    ContiguousRows rows) {
+    multiple_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
+                    Masks masks) {
   const auto warps = shared<MultipleStorage<Reducer>>().warps;
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
   const int threads = gridDim.x * blockDim.x;
 
   for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
-    const auto partial =
-        block_reduce(fold_row<Reducer>(x + row * rows.columns, rows.columns, thread, threads),
-                     Reducer::identity(), typename Reducer::Combine{}, warps);
+    const auto partial = block_reduce(
+        fold_row<Reducer>(x + row * rows.columns, rows.columns, masks.of(row), thread, threads),
+        Reducer::identity(), typename Reducer::Combine{}, warps);
     if (threadIdx.x == 0) Reducer::store(y, row * gridDim.x + blockIdx.x, partial);
   }
+}
+
+template <class Reducer, class Masks>
+void launch_blocks(const Queue& queue, std::int64_t blocks_per_row, int threads,
+                   const typename Reducer::Element* x, const Target& y, ContiguousRows rows,
+                   const Masks& masks) {
+  const dim3 grid(static_cast<unsigned>(blocks_per_row), grid_extent_beyond_x(rows.count));
+  launch_kernel<multiple_kernel<Reducer, Masks>>(
+      queue, {grid, static_cast<unsigned>(threads), sizeof(MultipleStorage<Reducer>)}, x, y, rows,
+      masks);
+}
+
+template <class Instance>
+void launch_multiple(const Call& call) {
+  using First = typename Instance::First;
+  const auto& [queue, config, problem, buffers] = call;
+  const ContiguousRows rows{problem.rows(), problem.columns};
+  const Target to = config.parts == 1 ? call.result() : Instance::partial_target(call);
+  launch_blocks<First>(queue, config.parts, config.threads, Instance::elements(call), to, rows,
+                       Instance::masks(call));
+  if (config.parts == 1) return;
+  launch_blocks<typename Instance::Last>(queue, 1, config.last_threads, Instance::partials(call),
+                                         call.result(), {rows.count, config.parts}, NoMasks{});
 }
 
 }  // namespace reduce

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "core/shared.h"
+#include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -42,6 +43,17 @@ template <class Reducer>
 __device__ inline typename Reducer::Partial element_or_identity(
     const typename Reducer::Element* tile, std::int64_t columns, int column) {
   return column < columns ? Reducer::lift(tile[column]) : Reducer::identity();
+}
+
+// Launches a step on an array of rows.
+template <auto kKernel, class Reducer>
+void launch_step(const Queue& queue, Algorithm algorithm, const typename Reducer::Element* x,
+                 const Target& y, ContiguousRows rows) {
+  const std::int64_t tiles = divide_up(rows.columns, step_columns(algorithm));
+  launch_kernel<kKernel>(queue,
+                         {dim3(grid_extent(tiles), grid_extent_beyond_x(rows.count)),
+                          kLadderThreads, sizeof(TreeStorage<Reducer>)},
+                         x, y, rows);
 }
 
 }  // namespace reduce

@@ -7,12 +7,11 @@
 
 #include "core/collectives.h"
 #include "core/shared.h"
+#include "softmax/launcher.cuh"
 #include "softmax/rows.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
-
-inline constexpr int kBaselineThreads = 256;
 
 template <class A>
 struct BaselineStorage {
@@ -61,6 +60,13 @@ __global__ void __launch_bounds__(kBaselineThreads)
       target[column * rows.inner] = narrow<T>(power / sum);
     }
   }
+}
+
+template <class T>
+void launch_baseline(const Call& call) {
+  const LaunchShape shape = launch_shape(call, sizeof(BaselineStorage<Accumulator<T>>));
+  launch_kernel<baseline_kernel<T>>(call.queue, shape, static_cast<const T*>(call.buffers.x),
+                                    static_cast<T*>(call.buffers.y), rows_of(call.problem));
 }
 
 }  // namespace softmax

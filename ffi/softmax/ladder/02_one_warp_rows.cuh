@@ -9,6 +9,7 @@
 #pragma once
 
 #include "core/collectives.h"
+#include "softmax/launcher.cuh"
 #include "softmax/rows.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -71,6 +72,17 @@ __global__ void __launch_bounds__(kWarpSize)
       store_any<kWidth>(value, target + column * rows.inner);
     });
   }
+}
+
+template <class T>
+void launch_one_warp(const Call& call) {
+  dispatch_value<1, 2, 4>(call.config.rows, [&](auto rows) {
+    dispatch_value<1, 4>(call.config.pack, [&](auto pack) {
+      launch_kernel<one_warp_kernel<T, rows, pack>>(
+          call.queue, launch_shape(call), static_cast<const T*>(call.buffers.x),
+          static_cast<T*>(call.buffers.y), rows_of(call.problem));
+    });
+  });
 }
 
 }  // namespace softmax

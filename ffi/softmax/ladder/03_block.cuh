@@ -8,12 +8,11 @@
 
 #include "core/collectives.h"
 #include "core/shared.h"
+#include "softmax/launcher.cuh"
 #include "softmax/rows.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
-
-inline constexpr int kMaxBlockThreads = 1024;
 
 template <class A>
 struct BlockScratch {
@@ -25,6 +24,14 @@ struct BlockScratch {
 template <class T>
 std::size_t block_shared_bytes(std::int64_t columns) {
   return sizeof(BlockScratch<Accumulator<T>>) + 16 + static_cast<std::size_t>(columns) * sizeof(T);
+}
+
+template <class T, class A>
+__device__ inline void write_logsumexp(const RowResults<T>& row_results, std::int64_t row, A base,
+                                       A sum) {
+  const A lse = A(log(sum)) + base;
+  row_results.write(row, lse);
+  if (row_results.has_parts()) row_results.write_parts(row, lse, true, base, A(log(sum)));
 }
 
 template <class T, Function kFunction>
@@ -68,7 +75,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
     const A sum = block_reduce(partial.value(), A(0), Add{}, scratch);
 
     if constexpr (kFunction == Function::kLogSumExp) {
-      if (threadIdx.x == 0) row_results.write(row, A(log(sum)) + base);
+      if (threadIdx.x == 0) write_logsumexp(row_results, row, base, sum);
     } else {
       const Finish<kFunction, T> finish(sum);
       visit_columns<kPack>(rows, source, threadIdx.x, threads,
@@ -147,7 +154,7 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
     const A base = shift<kFunction>(largest);
 
     if constexpr (kFunction == Function::kLogSumExp) {
-      if (threadIdx.x == 0) row_results.write(row, A(log(sum)) + base);
+      if (threadIdx.x == 0) write_logsumexp(row_results, row, base, sum);
     } else {
       const Finish<kFunction, T> finish(sum);
       visit_columns<kPack>(rows, source, threadIdx.x, threads,
@@ -161,6 +168,44 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
                            });
     }
   }
+}
+
+// The most threads that cost no residency: with larger blocks fewer fit a multiprocessor, and a
+// block waiting at a barrier then leaves it idle. Only the compiled kernel can tell.
+template <class Kernel>
+unsigned block_shared_threads(const Queue& queue, Kernel kernel, std::size_t shared_bytes) {
+  const int most = resident_blocks(queue, kernel, 128, shared_bytes);
+  int threads = kMaxBlockThreads;
+  while (threads > 128 && resident_blocks(queue, kernel, threads, shared_bytes) < most) {
+    threads /= 2;
+  }
+  return static_cast<unsigned>(threads);
+}
+
+template <class T>
+void launch_block_shared(const Call& call) {
+  const Buffers& buffers = call.buffers;
+  dispatch_value<Function::kSoftmax, Function::kLogSoftmax, Function::kLogSumExp>(
+      call.problem.function, [&](auto function) {
+        constexpr auto kKernel = block_shared_kernel<T, function>;
+        LaunchShape shape = launch_shape(call, block_shared_bytes<T>(call.problem.columns));
+        shape.block = block_shared_threads(call.queue, kKernel, shape.shared_bytes);
+        launch_kernel<kKernel>(call.queue, shape, static_cast<const T*>(buffers.x),
+                               static_cast<T*>(buffers.y), make_row_results<T>(buffers.logsumexps),
+                               rows_of(call.problem));
+      });
+}
+
+template <class T>
+void launch_block_uncached(const Call& call) {
+  const Buffers& buffers = call.buffers;
+  dispatch_value<Function::kSoftmax, Function::kLogSoftmax, Function::kLogSumExp>(
+      call.problem.function, [&](auto function) {
+        launch_kernel<block_uncached_kernel<T, function>>(
+            call.queue, launch_shape(call, sizeof(BlockScratch<Accumulator<T>>)),
+            static_cast<const T*>(buffers.x), static_cast<T*>(buffers.y),
+            make_row_results<T>(buffers.logsumexps), rows_of(call.problem));
+      });
 }
 
 }  // namespace softmax

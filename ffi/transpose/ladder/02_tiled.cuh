@@ -14,20 +14,15 @@
 // many elements in another shape: Box.
 #pragma once
 
+#include "core/launch.h"
 #include "core/shared.h"
 #include "transpose/matrices.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-inline constexpr int kTiledThreads = 256;
-
-// 64 x 64, or for elements of which so many exceed 48 KiB of shared memory, 32 x 32.
 template <class Word>
-inline constexpr int kTileSideLog2 = sizeof(Word) <= 4 ? 6 : 5;
-
-template <class Word>
-inline constexpr int kTileElements = 1 << (2 * kTileSideLog2<Word>);
+inline constexpr int kTileElements = 1 << tiled_words_log2(sizeof(Word));
 
 // Elements a bank wide or wider are padded by one, narrower ones by a bank.
 template <class Word>
@@ -58,7 +53,7 @@ struct Step {
   std::uint32_t out_slot;
 };
 
-inline constexpr int kMaxTiledSteps = kTileElements<std::uint8_t> / kTiledThreads;
+inline constexpr int kMaxTiledSteps = kTileElements<std::uint8_t> / kThreads;
 
 // One number of bits for each coordinate.
 struct Bits {
@@ -70,7 +65,7 @@ struct Bits {
 // The shape of a tile, in powers of two. An index over it holds the coordinates as fields of bits,
 // in the order of their strides.
 //
-// The index of a thread's i-th element is the thread's number plus i * kTiledThreads. The two share
+// The index of a thread's i-th element is the thread's number plus i * kThreads. The two share
 // no bits, so all of a Step is the sum of those of the thread and of the multiple; and the latter,
 // being the same for all threads, is computed before the launch.
 struct Box {
@@ -113,7 +108,7 @@ struct Box {
 template <bool kWhole, class Word>
 __device__ inline void turn_tile(const Word* __restrict__ x, Word* __restrict__ y, const Box& box,
                                  const Step& thread, const Place& in_left, const Place& out_left) {
-  constexpr int kSteps = kTileElements<Word> / kTiledThreads;
+  constexpr int kSteps = kTileElements<Word> / kThreads;
   auto& storage = shared<TileStorage<Word>>();
   const auto exists = [](const Place& place, const Place& left) {
     return kWhole ||
@@ -147,7 +142,7 @@ __device__ inline std::uint32_t left(std::uint32_t size, std::uint32_t place) {
 }
 
 template <class Word>
-__global__ void __launch_bounds__(kTiledThreads)
+__global__ void __launch_bounds__(kThreads)
     tiled_kernel(const Word* __restrict__ x, Word* __restrict__ y, Matrices matrices, Box box) {
   const Tile tile = block_tile(matrices);
   const Place first{tile.row << box.log2_size.row, tile.column << box.log2_size.column,
@@ -168,6 +163,52 @@ __global__ void __launch_bounds__(kTiledThreads)
   } else {
     turn_tile<false>(x, y, box, thread, left_from(thread.in_place), left_from(thread.out_place));
   }
+}
+
+// The innermost of the other dimensions: its steps are the nearest to the matrix's own.
+inline const Dim& lent_depth(const Movement& movement, const TurnedDims& turned) {
+  const std::vector<Dim>& dims = movement.dims;
+  const auto found = std::find_if(dims.rbegin(), dims.rend(), [&](const Dim& dim) {
+    return &dim != turned.row && &dim != turned.column;
+  });
+  return found == dims.rend() ? kNoDepth : *found;
+}
+
+// The fields of an index whose lowest is the one of the smallest stride.
+inline Bits shifts(const Bits& log2_size, std::int64_t row, std::int64_t column,
+                   std::int64_t depth) {
+  const auto shift = [&](std::int64_t stride) {
+    return (row < stride ? log2_size.row : 0) + (column < stride ? log2_size.column : 0) +
+           (depth < stride ? log2_size.depth : 0);
+  };
+  return {shift(row), shift(column), shift(depth)};
+}
+
+// The tile of the configuration.
+inline Box box_of(const Config& config, const TurnedDims& turned, const Dim& depth,
+                  const Matrices& matrices, int pad) {
+  const auto log2 = [](int power) { return __builtin_ctz(static_cast<unsigned>(power)); };
+  Box box;
+  box.log2_size = {log2(config.tile_rows), log2(config.tile_columns), log2(config.tile_depth)};
+  box.in_shift =
+      shifts(box.log2_size, turned.row->in_stride, turned.column->in_stride, depth.in_stride);
+  box.out_shift =
+      shifts(box.log2_size, turned.row->out_stride, turned.column->out_stride, depth.out_stride);
+  box.pad_shift = std::max(kMinPadShift, box.out_shift.column);
+  box.pad = pad;
+  for (int i = 0; i < kMaxTiledSteps; ++i) box.step[i] = box.step_of(i * kThreads, matrices);
+  return box;
+}
+
+template <class Word>
+void launch_tiled(const Call<Word>& call, const Config& config) {
+  const TurnedDims turned = turned_dims(call.movement);
+  const Dim& depth = turned.run == nullptr ? lent_depth(call.movement, turned) : *turned.run;
+  const Matrices matrices = matrices_of(call.movement, *turned.row, *turned.column, depth, config);
+  const Box box = box_of(config, turned, depth, matrices, kTilePad<Word>);
+  launch_kernel<tiled_kernel<Word>>(call.queue,
+                                    {tile_count(matrices), kThreads, sizeof(TileStorage<Word>)},
+                                    call.x, call.y, matrices, box);
 }
 
 }  // namespace transpose

@@ -1,0 +1,108 @@
+"""Results in a Markdown page: the tables of docs/performance.md.
+
+A comment in the page, `<!-- main.json: REGEX -->`, says which results the table below it has: those
+of our kernels in that file whose problem, written "op shape dtype options | series", matches.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import re
+from collections.abc import Sequence
+
+from bench import ops, report, run
+from bench.problem import Problem
+from bench.results import Result, Run
+from jax_gpuops import _measurements, _primitive
+
+_TABLE = re.compile(r"^<!-- (?P<file>\S+\.json): (?P<pattern>.+) -->\n(?:\|.*\n)*", re.MULTILINE)
+
+
+def filled(page: str, folder: pathlib.Path) -> str:
+    """Returns a page with its tables made anew.
+
+    Args:
+      page: the text.
+      folder: that of the results.
+
+    Raises:
+      ValueError: if no result matches the comment of a table.
+    """
+    runs: dict[str, Run] = {}
+
+    def table(match: re.Match[str]) -> str:
+        name, pattern = match["file"], match["pattern"]
+        if name not in runs:
+            runs[name] = Run.load(folder / name)
+        results = [
+            each
+            for each in runs[name].results
+            if each.ours and each.timed and re.search(pattern, _text(each.problem))
+        ]
+        if not results:
+            raise ValueError(f"no result of {name} matches {pattern!r}")
+        kind = runs[name].environment["device"]
+        return f"<!-- {name}: {pattern} -->\n{_table(results, kind)}"
+
+    return _TABLE.sub(table, page)
+
+
+def _text(problem: Problem) -> str:
+    return f"{problem} | {problem.series or ''}"
+
+
+def _table(results: Sequence[Result], kind: str) -> str:
+    unit = ops.OPS[results[0].problem.op].unit
+    head = f"| op | shape | dtype | options | time us | XLA us | {unit} | ceiling | x XLA | None |"
+    lines = [head, "|---|---|---|---|--:|--:|--:|--:|--:|---|", *(_row(r, kind) for r in results)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(result: Result, kind: str) -> str:
+    problem, rate = result.problem, "{:.1f}" if result.operations else "{:.0f}"
+    cells = [
+        problem.op,
+        " x ".join(map(str, problem.shape)),
+        report.problem_cell(problem, "dtype"),
+        _options(problem),
+        _time(result.time_us),
+        _time(result.xla_time_us),
+        rate.format(result.rate),
+        f"{100 * result.rate / result.ceiling:.0f} %{' (warm)' if result.warm else ''}",
+        f"{result.ratio:.2f}",
+        "kernel" if is_default(problem, kind) else "XLA",
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def _time(us: float | None) -> str:
+    if us is None:
+        return ""
+    return f"{us:.2f}" if us < 10 else f"{us:.1f}" if us < 1000 else f"{us:.0f}"
+
+
+def _options(problem: Problem) -> str:
+    words = []
+    for name, value in problem.options.items():
+        if name == "where" and value:
+            words.append(" x ".join(map(str, problem.shape[-2:])) + " mask")
+        elif value is True:
+            words.append(name)
+        elif isinstance(value, tuple):
+            words.append(f"{name} {', '.join(map(str, value))}")
+        elif value is not None and not (name == "axis" and value == -1):
+            words.append(f"{name} {value}")
+    return ", ".join(words)
+
+
+def is_default(problem: Problem, kind: str) -> bool:
+    """True if `implementation=None` runs our kernels for a problem on a kind of GPU."""
+    calls = []
+    for primitive, avals, params in run.kernel_calls(problem):
+        kernel = _primitive.KERNELS[primitive]
+        own = {k: v for k, v in params.items() if k not in ("implementation", "algorithm")}
+        calls.append({"op": kernel.op, **kernel.problem(*avals, **own)})
+    classes = _measurements.table().get(kind, [])
+    return bool(calls) and all(
+        any(_measurements.contains(entry, call) for entry in classes) for call in calls
+    )

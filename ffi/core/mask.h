@@ -1,0 +1,19 @@
+// Masks: boolean arrays that broadcast to an array of rows, and say which elements take part.
+#pragma once
+
+#include <cstdint>
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+// One byte for each of the mask's own elements. Row r begins where the digits of r, written in
+// mixed radix with `size`, times `stride` add up to.
+struct Mask {
+  static constexpr int kMaxDims = 4;
+  const std::uint8_t* data = nullptr;  // none: all elements take part
+  std::int64_t column_stride = 0;
+  int dims = 0;
+  std::int64_t size[kMaxDims] = {};  // the last dim first
+  std::int64_t stride[kMaxDims] = {};
+};
+
+}  // namespace JAX_GPUOPS_NAMESPACE

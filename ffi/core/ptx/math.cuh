@@ -1,0 +1,65 @@
+// Arithmetic by one instruction.
+#pragma once
+
+#include <math.h>  // NOLINT: unlike <cmath>, declares the float overloads globally
+
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#include "core/ptx/target.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+// 2 to the x, within 2 ulp; the GPU flushes subnormal arguments and results to 0.
+__device__ inline float power_of_two(float x) {
+#ifdef JAX_GPUOPS_INTERPRET
+  return exp2f(x);
+#else
+  float result;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#endif
+}
+
+// 1 / x, within an ulp for x from 2^-126 to 2^126; NaN if x is 0 or infinite.
+__device__ inline float reciprocal(float x) {
+#ifdef JAX_GPUOPS_INTERPRET
+  const float result = 1.0f / x;
+#else
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+#endif
+  return fmaf(fmaf(-x, result, 1.0f), result, result);
+}
+__device__ inline double reciprocal(double x) {
+  const double result = 1.0 / x;
+  return fma(fma(-x, result, 1.0), result, result);
+}
+
+// Two floats, rounded to nearest even, as 16-bit floats in one word, the first in the low half.
+template <class T>
+__device__ __forceinline__ std::uint32_t round_to_pair(float low, float high) {
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  std::uint32_t word;
+#ifdef JAX_GPUOPS_INTERPRET
+  T pair[2];
+  if constexpr (std::is_same_v<T, __half>) {
+    pair[0] = __float2half_rn(low);
+    pair[1] = __float2half_rn(high);
+  } else {
+    pair[0] = __float2bfloat16_rn(low);
+    pair[1] = __float2bfloat16_rn(high);
+  }
+  memcpy(&word, pair, sizeof(word));
+#else
+  if constexpr (std::is_same_v<T, __half>) {
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  } else {
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(high), "f"(low));
+  }
+#endif
+  return word;
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE

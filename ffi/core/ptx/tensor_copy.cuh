@@ -1,0 +1,77 @@
+// Copies of boxes of a tensor between global and shared memory, beside the threads. A tensor map,
+// made on the host, describes the tensor (three dimensions here, the first contiguous), the box and
+// how it lies in shared memory. What a box has beyond the tensor's edges reads as zeros and counts
+// as bytes like the rest; it is not written, but for what the tensor's first dimension lacks to a
+// multiple of 16 bytes.
+#pragma once
+
+#include <cstdint>
+
+#include "core/ptx/bulk_copy.cuh"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/target.h"
+#include "core/tensor_map.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+// A kernel takes the map as `const __grid_constant__ TensorMap`: the copy engine reads it where it
+// lies.
+__device__ inline void prefetch_tensor_map([[maybe_unused]] const TensorMap& map) {
+#if JAX_GPUOPS_HOPPER_PTX
+  asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+#endif
+}
+
+// Copies the box that begins at (x, y, z) to shared memory, and counts its bytes at the barrier.
+__device__ inline void copy_tensor([[maybe_unused]] void* to, [[maybe_unused]] const TensorMap& map,
+                                   [[maybe_unused]] int x, [[maybe_unused]] int y,
+                                   [[maybe_unused]] int z, [[maybe_unused]] Mbarrier* barrier,
+                                   [[maybe_unused]] Site site = Site::here()) {
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::tensor_read("copy_tensor", site, to, map, {x, y, z}, barrier);
+#elif JAX_GPUOPS_HOPPER_PTX
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      " [%0], [%1, {%3, %4, %5}], [%2];" ::"r"(shared_address(to)),
+      "l"(&map), "r"(shared_address(barrier)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+#endif
+}
+
+// The same, to all blocks of the cluster whose bits `blocks` has: in each, to the place that `to`
+// has in the calling one, counted at the barrier there.
+__device__ inline void copy_tensor([[maybe_unused]] void* to, [[maybe_unused]] const TensorMap& map,
+                                   [[maybe_unused]] int x, [[maybe_unused]] int y,
+                                   [[maybe_unused]] int z, [[maybe_unused]] Mbarrier* barrier,
+                                   [[maybe_unused]] std::uint16_t blocks,
+                                   [[maybe_unused]] Site site = Site::here()) {
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::tensor_multicast("copy_tensor", site, to, map, {x, y, z}, barrier, blocks);
+#elif JAX_GPUOPS_HOPPER_PTX
+  asm volatile(
+      "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+      ".multicast::cluster [%0], [%1, {%4, %5, %6}], [%2], %3;" ::"r"(shared_address(to)),
+      "l"(&map), "r"(shared_address(barrier)), "h"(blocks), "r"(x), "r"(y), "r"(z)
+      : "memory");
+#endif
+}
+
+// Copies from shared memory to the box that begins at (x, y, z) what all threads wrote before they
+// called finish_writes_before_copies() and met at a barrier. See wait_until_read().
+__device__ inline void write_tensor([[maybe_unused]] const TensorMap& map, [[maybe_unused]] int x,
+                                    [[maybe_unused]] int y, [[maybe_unused]] int z,
+                                    [[maybe_unused]] const void* from,
+                                    [[maybe_unused]] Site site = Site::here()) {
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::tensor_write("write_tensor", site, map, {x, y, z}, from);
+#elif JAX_GPUOPS_HOPPER_PTX
+  asm volatile(
+      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
+          &map),
+      "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+      : "memory");
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+#endif
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,221 @@
+// Hopper's matrix instruction, wgmma: four warps (a warpgroup, whose first warp's number is a
+// multiple of 4) multiply a block of 64 x 16 by one of 16 x kCols, both in shared memory, and add
+// the product to sums in their registers. It runs beside the threads:
+//
+//     begin_products();              // the sums' registers are ready
+//     multiply_add(...) ...          // of one group, any number
+//     end_products();                // the group is complete
+//     wait_for_products<n>();        // all groups but the last n are done
+//
+// and nobody may touch the sums, or overwrite the operands, until their group is done.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/target.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+// ---- Operands ----
+//
+// An operand lies in shared memory as tensor copies with a 128-byte swizzle leave it: lines of 128
+// bytes (64 elements of 16 bits), eight lines an atom of 1024 bytes, and within an atom the 16-byte
+// piece p of line l at p ^ l. If it is `deep`, a line holds 64 elements of the depth (k) of one row
+// (m or n), and the lines are consecutive rows:
+//
+//     row 0   | k 0 .. 63 |            step of 16 in depth: 32 bytes, within the lines
+//     row 1   | k 0 .. 63 |
+//
+// Otherwise a line holds 64 rows of one k, the lines are consecutive in k, and the next 64 rows
+// follow as another panel:
+//
+//     k 0     | row 0 .. 63 |          step of 16 in depth: 2048 bytes, 16 lines
+//     ...
+//     k 63    | row 0 .. 63 |
+//     k 0     | row 64 .. 127 |        a panel: 64 lines, 8192 bytes
+inline constexpr int kLineBytes = 128;
+inline constexpr int kAtomBytes = 1024;
+inline constexpr int kPanelBytes = 64 * kLineBytes;
+inline constexpr int kProductDepth = 16;
+
+// How far the descriptor of the next 16 in depth lies.
+template <bool kDeep>
+inline constexpr int kDepthStepBytes = kDeep ? kProductDepth * 2 : kProductDepth * kLineBytes;
+
+// PTX's matrix descriptor, for an operand that begins at a multiple of kAtomBytes. Its fields hold
+// multiples of 16 bytes, so that an offset is added by adding `bytes` / 16.
+//   bits 0-13: the address. 16-29: from one panel to the next; unused if deep, by convention 1.
+//   32-45: from one atom to the next, of rows if deep, else of k. 49-51: 0, as atoms are aligned.
+//   62-63: 1, the 128-byte swizzle.
+// In a cluster, addresses have the block's rank above the 18 bits of its own memory.
+template <bool kDeep>
+__device__ inline std::uint64_t matrix_descriptor(const void* operand, Site site = Site::here()) {
+  constexpr std::uint64_t kPanels = kDeep ? 1 : kPanelBytes / 16;
+  constexpr std::uint64_t kAtoms = kAtomBytes / 16;
+  constexpr std::uint64_t kSwizzle = 1;
+  constexpr unsigned kOwnMemory = (1u << 18) - 1;
+  return (shared_address(operand, site) & kOwnMemory) / 16 | kPanels << 16 | kAtoms << 32 |
+         kSwizzle << 62;
+}
+
+// ---- Products ----
+
+__device__ inline void begin_products([[maybe_unused]] Site site = Site::here()) {
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::begin_products("begin_products", site);
+#elif JAX_GPUOPS_HAS_WGMMA
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+}
+
+__device__ inline void end_products([[maybe_unused]] Site site = Site::here()) {
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::end_products("end_products", site);
+#elif JAX_GPUOPS_HAS_WGMMA
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+}
+
+template <int kPending>
+__device__ inline void wait_for_products([[maybe_unused]] Site site = Site::here()) {
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::wait_for_products("wait_for_products", site, kPending);
+#elif JAX_GPUOPS_HAS_WGMMA
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+}
+
+// Keeps the compiler from reading sums before the wait that stands above: it does not know that the
+// products write them late.
+template <int kCount>
+__device__ inline void hold([[maybe_unused]] float (&sums)[kCount]) {
+#ifndef JAX_GPUOPS_INTERPRET
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
+#endif
+}
+
+// The registers of an instruction with 64, 128, 192 or 256 columns, 32 at a time.
+#define JAX_GPUOPS_NAMES_0                                                 \
+  "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
+  "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define JAX_GPUOPS_NAMES_1                                                           \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define JAX_GPUOPS_NAMES_2                                                           \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
+  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define JAX_GPUOPS_NAMES_3                                                                       \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
+  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define JAX_GPUOPS_SUMS_8(sums, i)                                                           \
+  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
+      "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
+#define JAX_GPUOPS_SUMS_32(sums, i)                                                            \
+  JAX_GPUOPS_SUMS_8(sums, i), JAX_GPUOPS_SUMS_8(sums, i + 8), JAX_GPUOPS_SUMS_8(sums, i + 16), \
+      JAX_GPUOPS_SUMS_8(sums, i + 24)
+#define JAX_GPUOPS_COMMA ", "
+
+// %first and so on: the operands behind the sums. The two ones are the signs of the factors; the
+// last two are 0 for a deep operand, 1 for another.
+#define JAX_GPUOPS_WGMMA(cols, type, names, a, b, accumulate, wide_a, wide_b, ...)              \
+  asm volatile(                                                                                 \
+      "{\n"                                                                                     \
+      "  .reg .pred accumulate;\n"                                                              \
+      "  setp.ne.b32 accumulate, %" #accumulate                                                 \
+      ", 0;\n"                                                                                  \
+      "  wgmma.mma_async.sync.aligned.m64n" #cols "k16.f32." type "." type " {" names "}, %" #a \
+      ", %" #b ", accumulate, 1, 1, %" #wide_a ", %" #wide_b                                    \
+      ";\n"                                                                                     \
+      "}"                                                                                       \
+      : __VA_ARGS__                                                                             \
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)), "n"(kDeepA ? 0 : 1),                 \
+        "n"(kDeepB ? 0 : 1))
+
+#define JAX_GPUOPS_WGMMA_64(type) \
+  JAX_GPUOPS_WGMMA(64, type, JAX_GPUOPS_NAMES_0, 32, 33, 34, 35, 36, JAX_GPUOPS_SUMS_32(sums, 0))
+#define JAX_GPUOPS_WGMMA_128(type)                                                                \
+  JAX_GPUOPS_WGMMA(128, type, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1, 64, 65, 66, \
+                   67, 68, JAX_GPUOPS_SUMS_32(sums, 0), JAX_GPUOPS_SUMS_32(sums, 32))
+#define JAX_GPUOPS_WGMMA_192(type)                                                                \
+  JAX_GPUOPS_WGMMA(                                                                               \
+      192, type,                                                                                  \
+      JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_2, \
+      96, 97, 98, 99, 100, JAX_GPUOPS_SUMS_32(sums, 0), JAX_GPUOPS_SUMS_32(sums, 32),             \
+      JAX_GPUOPS_SUMS_32(sums, 64))
+#define JAX_GPUOPS_WGMMA_256(type)                                                         \
+  JAX_GPUOPS_WGMMA(256, type,                                                              \
+                   JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA \
+                       JAX_GPUOPS_NAMES_2 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_3,             \
+                   128, 129, 130, 131, 132, JAX_GPUOPS_SUMS_32(sums, 0),                   \
+                   JAX_GPUOPS_SUMS_32(sums, 32), JAX_GPUOPS_SUMS_32(sums, 64),             \
+                   JAX_GPUOPS_SUMS_32(sums, 96))
+
+// sums (+)= left right^T, of 64 rows and kCols columns, over 16 of the depth; `add` false: the old
+// sums are ignored. Thread t of the warpgroup holds, for i = 0 .. kCols/8 - 1, with
+// row = 16 (t / 32) + t % 32 / 4 and col = 8 i + 2 (t % 4):
+//     sums[4 i], sums[4 i + 1]: (row, col), (row, col + 1)    the next two: (row + 8, ...)
+template <class T, bool kDeepA, bool kDeepB, int kSums>
+__device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[kSums],
+                                             [[maybe_unused]] std::uint64_t left,
+                                             [[maybe_unused]] std::uint64_t right,
+                                             [[maybe_unused]] bool add,
+                                             [[maybe_unused]] Site site = Site::here()) {
+  constexpr int kCols = 2 * kSums;
+  static_assert(kCols == 64 || kCols == 128 || kCols == 192 || kCols == 256);
+  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::multiply_add("multiply_add", site, sums,
+                     {kCols, std::is_same_v<T, __half>, kDeepA, kDeepB, add, left, right});
+#elif JAX_GPUOPS_HAS_WGMMA
+  if constexpr (std::is_same_v<T, __half>) {
+    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64("f16");
+    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128("f16");
+    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192("f16");
+    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256("f16");
+  } else {
+    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64("bf16");
+    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128("bf16");
+    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192("bf16");
+    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256("bf16");
+  }
+#endif
+}
+
+#undef JAX_GPUOPS_WGMMA_256
+#undef JAX_GPUOPS_WGMMA_192
+#undef JAX_GPUOPS_WGMMA_128
+#undef JAX_GPUOPS_WGMMA_64
+#undef JAX_GPUOPS_WGMMA
+#undef JAX_GPUOPS_COMMA
+#undef JAX_GPUOPS_SUMS_32
+#undef JAX_GPUOPS_SUMS_8
+#undef JAX_GPUOPS_NAMES_3
+#undef JAX_GPUOPS_NAMES_2
+#undef JAX_GPUOPS_NAMES_1
+#undef JAX_GPUOPS_NAMES_0
+
+// ---- Sums to shared memory ----
+
+// Four matrices of 8 x 8 elements of 16 bits, of which each thread holds two neighbours in each
+// word, as sums lie in registers. Lane 8 i + r gives the address of row r of matrix i, which is a
+// multiple of 16.
+__device__ inline void store_matrices([[maybe_unused]] unsigned address,
+                                      [[maybe_unused]] std::uint32_t word0,
+                                      [[maybe_unused]] std::uint32_t word1,
+                                      [[maybe_unused]] std::uint32_t word2,
+                                      [[maybe_unused]] std::uint32_t word3,
+                                      [[maybe_unused]] Site site = Site::here()) {
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::store_matrices("store_matrices", site, address, {word0, word1, word2, word3});
+#elif JAX_GPUOPS_HOPPER_PTX
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+      "r"(word0), "r"(word1), "r"(word2), "r"(word3)
+      : "memory");
+#endif
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,503 @@
+// matmul on Hopper's tensor cores: 16-bit factors, float sums, a result of 16 or 32 bits.
+//
+// As many clusters as fit stay for the whole launch, and take one tile of the result after the
+// other. In each block a producer copies slices of the factors, 64 deep, into a ring of stages; one
+// or two consumers, warpgroups with rows of the tile each, multiply them into sums in their
+// registers, and write those through shared memory. What a block copies of a factor that its
+// neighbours in the cluster need too goes to all of them:
+//
+//                 tile of b                         producer            consumers
+//               | left  | right |     stage 0  ->  full[0] set  ->  multiply, empty[0] set
+//     a   rows 0| block 0       |     stage 1  ->  full[1] set  ->  multiply, empty[1] set
+//         rows 1| block 1       |     ...
+//
+//     kClusterRows = 2: blocks 0 and 1 each copy half of the slice of b to both.
+//
+// The leading dimensions of the factors and of the result are multiples of 16 bytes, as tensor
+// copies need, and the depth is at least 1.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/cuda.h"
+#include "core/ptx/bulk_copy.cuh"
+#include "core/ptx/cluster.cuh"
+#include "core/ptx/math.cuh"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/tensor_copy.cuh"
+#include "core/ptx/warpgroup.cuh"
+#include "core/ptx/wgmma.cuh"
+#include "core/shared.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+// 64 elements of 16 bits are the 128 bytes that a swizzled line holds.
+inline constexpr int kStageDepth = 64;
+
+// One wgmma has 64 rows.
+inline constexpr int kProductRows = 64;
+
+template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
+          int kConsumers_, int kStages_, int kClusterRows_, int kClusterCols_, int kPending_,
+          int kLead_, bool kLateStores_>
+struct Persistent {
+  using Factor = Factor_;
+  using Result = Result_;
+  // Whether k is the contiguous dimension of a (stored m x k) and of b (stored n x k).
+  static constexpr bool kDeepA = kDeepA_;
+  static constexpr bool kDeepB = kDeepB_;
+  // The tile of a block.
+  static constexpr int kRows = kRows_;
+  static constexpr int kCols = kCols_;
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kStages = kStages_;
+  static constexpr int kClusterRows = kClusterRows_;
+  static constexpr int kClusterCols = kClusterCols_;
+  // How many stages a consumer has under way when it waits, so that the tensor cores do not run
+  // dry.
+  static constexpr int kPending = kPending_;
+  // How many stages the first consumer is ahead of the second: the one multiplies while the other
+  // writes its results. 0: no order.
+  static constexpr int kLead = kLead_;
+  // Whether results are written while the next tile is multiplied, and not before.
+  static constexpr bool kLateStores = kLateStores_;
+
+  static constexpr int kWaves = kRows / kConsumers / kProductRows;
+  static constexpr int kSums = kCols / 2;
+  static constexpr int kBlocks = kClusterRows * kClusterCols;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
+  static constexpr int kABytes = kRows * kLineBytes;
+  static constexpr int kBBytes = kCols * kLineBytes;
+  static constexpr int kStageBytes = kABytes + kBBytes;
+
+  // Results pass through shared memory in panels of 64 rows and 128 bytes.
+  static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Result));
+  static constexpr int kPanels = kWaves * kCols / kPanelCols;
+  static constexpr int kPanelBuffers = 2;
+
+  // All blocks whose producers fill a stage of this one, itself among them, are told by each warp
+  // that has consumed it.
+  static constexpr int kEmptyArrivals = kConsumers * 4 * (kClusterRows + kClusterCols - 1);
+
+  // 65536 registers, less what the launch leaves over, which is shared out in eights per thread:
+  // 40 + 2 x 232 = 3 x 168.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  static_assert(sizeof(Factor) == 2, "wgmma takes rows of k only for 16 bits");
+  static_assert(kConsumers == 1 || kConsumers == 2);
+  static_assert(kRows % (kConsumers * kProductRows) == 0, "a consumer has whole wgmmas");
+  static_assert(kRows / kClusterCols % 64 == 0 && kCols / kClusterRows % 64 == 0,
+                "blocks copy whole panels for each other");
+  static_assert(kRows <= 256 && kCols <= 256, "the copy engine's largest box");
+  static_assert(kPending == 0 || kPending == 1);
+  static_assert(kLead < kStages && (kLead == 0 || kConsumers == 2));
+  static_assert(!kLateStores || sizeof(Result) == 2,
+                "sums of 32 bits and results that wait do not fit the registers");
+};
+
+// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
+template <class Config>
+struct alignas(kAtomBytes) PersistentStorage {
+  unsigned char a[Config::kStages][Config::kABytes];
+  unsigned char b[Config::kStages][Config::kBBytes];
+  unsigned char panels[Config::kConsumers][Config::kPanelBuffers][kPanelBytes];
+  Mbarrier full[Config::kStages];
+  Mbarrier empty[Config::kStages];
+};
+
+// What a launch must give: shared memory begins at a multiple of less than kAtomBytes.
+template <class Config>
+inline constexpr int kPersistentBytes =
+    sizeof(PersistentStorage<Config>) + kAtomBytes - kSharedAlignment;
+
+// ---- Which tiles ----
+
+// Clusters take tiles of clusters, `group` rows of them down and then on to the right, so that
+// those that run together share rows of a and columns of b in the L2 cache.
+struct TileOrder {
+  unsigned rows;  // of tiles of clusters
+  unsigned cols;
+  unsigned tiles;  // rows * cols * batch, less than 2^31
+  unsigned group;
+  int steps;           // stages a tile takes: the depth / kStageDepth, rounded up
+  int a_batch_stride;  // 1, or 0 if the batch shares the factor
+  int b_batch_stride;
+};
+
+struct TilePosition {
+  int row;  // of the block's tile, in elements
+  int col;
+  int matrix;
+};
+
+template <class Config>
+__device__ __forceinline__ TilePosition locate(const TileOrder& order, unsigned tile, int rank) {
+  const unsigned in_matrix = order.rows * order.cols;
+  const unsigned matrix = tile / in_matrix;
+  const unsigned number = tile - matrix * in_matrix;
+  const unsigned in_group = order.group * order.cols;
+  const unsigned group = number / in_group;
+  const unsigned first = group * order.group;
+  const unsigned rows = min(order.group, order.rows - first);
+  const unsigned in_rows = number - group * in_group;
+  const unsigned col = in_rows / rows;
+  const unsigned row = first + in_rows - col * rows;
+  return {
+      static_cast<int>(row * Config::kClusterRows + rank / Config::kClusterCols) * Config::kRows,
+      static_cast<int>(col * Config::kClusterCols + rank % Config::kClusterCols) * Config::kCols,
+      static_cast<int>(matrix)};
+}
+
+// The next stage of the ring, and the parity of its phase.
+template <class Config>
+struct RingPlace {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    ++stage;
+    if (stage == Config::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ int previous() const {
+    return stage == 0 ? Config::kStages - 1 : stage - 1;
+  }
+};
+
+// ---- The producer ----
+
+// Copies `kExtent` rows of a factor's slice, from row `row` and depth `k` on, this block's share of
+// them: part `part` of `kParts`, to all `blocks` that need it.
+template <bool kDeep, int kExtent, int kParts>
+__device__ __forceinline__ void copy_slice(unsigned char* to, const TensorMap& map, int row, int k,
+                                           int matrix, Mbarrier* full, int part,
+                                           std::uint16_t blocks) {
+  constexpr int kPart = kExtent / kParts;
+  const int first = part * kPart;
+  const auto copy = [&](int x, int y, int line) {
+    if constexpr (kParts == 1) {
+      copy_tensor(to + line * kLineBytes, map, x, y, matrix, full);
+    } else {
+      copy_tensor(to + line * kLineBytes, map, x, y, matrix, full, blocks);
+    }
+  };
+  if constexpr (kDeep) {
+    copy(k, row + first, first);
+  } else {
+#pragma unroll
+    for (int panel = 0; panel < kPart; panel += 64) copy(row + first + panel, k, first + panel);
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void produce(PersistentStorage<Config>& storage, const TensorMap& a,
+                                        const TensorMap& b, const TileOrder& order, int rank) {
+  constexpr int kClusterRows = Config::kClusterRows;
+  constexpr int kClusterCols = Config::kClusterCols;
+  const int rank_row = rank / kClusterCols;
+  const int rank_col = rank % kClusterCols;
+  // Bit i is block i: those in this block's row share its rows of a, those in its column its b.
+  constexpr unsigned kRowBits = (1u << kClusterCols) - 1;
+  constexpr unsigned kColBits = kClusterRows == 1 ? 1u : 1u | 1u << kClusterCols;
+  static_assert(kClusterRows <= 2);
+  const auto row_blocks = static_cast<std::uint16_t>(kRowBits << rank_row * kClusterCols);
+  const auto col_blocks = static_cast<std::uint16_t>(kColBits << rank_col);
+  RingPlace<Config> ring;
+  for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
+       tile += gridDim.x / Config::kBlocks) {
+    const TilePosition at = locate<Config>(order, tile, rank);
+    for (int step = 0; step < order.steps; ++step) {
+      // The phase before the first counts as over: the ring begins empty.
+      wait(&storage.empty[ring.stage], ring.phase ^ 1);
+      Mbarrier* const full = &storage.full[ring.stage];
+      // Bytes from other blocks may come first; the phase cannot end before this arrival.
+      announce(full, Config::kStageBytes);
+      copy_slice<Config::kDeepA, Config::kRows, kClusterCols>(
+          storage.a[ring.stage], a, at.row, step * kStageDepth, at.matrix * order.a_batch_stride,
+          full, rank_col, row_blocks);
+      copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(
+          storage.b[ring.stage], b, at.col, step * kStageDepth, at.matrix * order.b_batch_stride,
+          full, rank_row, col_blocks);
+      ring.advance();
+    }
+  }
+  // No block may end while others still arrive at its barriers, or copy to it.
+  if constexpr (Config::kBlocks > 1) {
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      wait(&storage.empty[ring.stage], ring.phase ^ 1);
+      ring.advance();
+    }
+  }
+}
+
+// ---- Results ----
+
+// How a consumer writes its rows of a tile: panel by panel through two buffers in shared memory, of
+// which the copy engine reads one while the threads fill the other.
+template <class Config>
+class ResultWriter {
+ public:
+  using Result = typename Config::Result;
+
+  __device__ __forceinline__ ResultWriter(PersistentStorage<Config>& storage, const TensorMap& map,
+                                          int consumer)
+      : map_(map),
+        buffers_(storage.panels[consumer][0]),
+        first_row_(consumer * Config::kWaves * kProductRows),
+        barrier_(1 + consumer),
+        thread_(threadIdx.x % kWarpgroupThreads) {}
+
+  // Panel `panel`, a constant once the caller's loop is unrolled: with `word` the sums' pairs,
+  // word(wave, i) those of sums 2 i and 2 i + 1, packed; or if results are floats, sum(wave, i) the
+  // sums themselves.
+  template <class Word>
+  __device__ __forceinline__ void write(int panel, const TilePosition& at, const Word& word) {
+    constexpr int kPerWave = Config::kCols / Config::kPanelCols;
+    const int wave = panel / kPerWave;
+    const int first = panel % kPerWave;
+    unsigned char* const buffer = buffers_ + turn_ * kPanelBytes;
+    turn_ ^= 1;
+    if (thread_ == 0) wait_until_read<Config::kPanelBuffers - 1>();
+    meet(barrier_, kWarpgroupThreads);
+    // Row r of the panel is line r, and lies swizzled as tensor copies expect it.
+    const int lane = thread_ % 32;
+    const int warp_row = thread_ / 32 * 16;
+    if constexpr (sizeof(Result) == 2) {
+      // A lane's address is that of row lane % 8 of matrix lane / 8: rows 0 to 7 and 8 to 15 of
+      // eight columns, then of the next eight.
+      const int row = warp_row + lane % 16;
+      const unsigned line = shared_address(buffer + row * kLineBytes);
+#pragma unroll
+      for (int piece = 0; piece < 8; piece += 2) {
+        const int i = first * 16 + piece * 2;
+        store_matrices(line + ((piece + lane / 16) ^ (row % 8)) * 16, word(wave, i),
+                       word(wave, i + 1), word(wave, i + 2), word(wave, i + 3));
+      }
+    } else {
+      const int row = warp_row + lane / 4;
+      unsigned char* const line = buffer + row * kLineBytes + lane % 2 * 8;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // Rows row and row + 8 differ by one atom, and swizzle alike.
+        unsigned char* const to = line + ((2 * i + lane % 4 / 2) ^ (row % 8)) * 16;
+        const int s = first * 16 + i * 4;
+        *reinterpret_cast<float2*>(to) = make_float2(word(wave, s), word(wave, s + 1));
+        *reinterpret_cast<float2*>(to + kAtomBytes) =
+            make_float2(word(wave, s + 2), word(wave, s + 3));
+      }
+    }
+    finish_writes_before_copies();
+    meet(barrier_, kWarpgroupThreads);
+    if (thread_ == 0) {
+      write_tensor(map_, at.col + first * Config::kPanelCols,
+                   at.row + first_row_ + wave * kProductRows, at.matrix, buffer);
+    }
+  }
+
+  // Before the block ends.
+  __device__ __forceinline__ void finish() const {
+    if (thread_ == 0) wait_until_read<0>();
+  }
+
+ private:
+  const TensorMap& map_;
+  unsigned char* buffers_;
+  int first_row_;
+  int barrier_;
+  int thread_;
+  int turn_ = 0;
+};
+
+// ---- A consumer ----
+
+template <class Config>
+__device__ __forceinline__ void consume(PersistentStorage<Config>& storage, const TensorMap& result,
+                                        const TileOrder& order, int rank, int consumer) {
+  using Factor = typename Config::Factor;
+  using Result = typename Config::Result;
+  constexpr bool kDeepA = Config::kDeepA;
+  constexpr bool kDeepB = Config::kDeepB;
+  constexpr int kLeadBarrier = 1 + Config::kConsumers;
+
+  float sums[Config::kWaves][Config::kSums];
+  RingPlace<Config> ring;
+  ResultWriter<Config> writer(storage, result, consumer);
+  // Rows of a are 128 bytes apart if deep, else a panel is 64 rows: 64 rows are 8192 bytes both
+  // ways.
+  const std::uint64_t a_first =
+      matrix_descriptor<kDeepA>(storage.a[0] + consumer * Config::kWaves * kPanelBytes);
+  const std::uint64_t b_first = matrix_descriptor<kDeepB>(storage.b[0]);
+
+  // Lane i tells block i, if that fills stages of this one.
+  const int lane = threadIdx.x % 32;
+  const bool tells =
+      lane < Config::kBlocks && (lane / Config::kClusterCols == rank / Config::kClusterCols ||
+                                 lane % Config::kClusterCols == rank % Config::kClusterCols);
+  const unsigned empty =
+      Config::kBlocks > 1 ? shared_address_in_block(storage.empty, tells ? lane : rank) : 0;
+  const auto release = [&](int stage) {
+    if constexpr (Config::kBlocks > 1) {
+      if (tells) arrive_at(empty + stage * static_cast<int>(sizeof(Mbarrier)));
+    } else {
+      if (tells) arrive(&storage.empty[stage]);
+    }
+  };
+
+  const auto multiply = [&](int step) {
+    wait(&storage.full[ring.stage], ring.phase);
+    const std::uint64_t a = a_first + ring.stage * (Config::kABytes / 16);
+    const std::uint64_t b = b_first + ring.stage * (Config::kBBytes / 16);
+    begin_products();
+#pragma unroll
+    for (int k = 0; k < kStageDepth / kProductDepth; ++k) {
+#pragma unroll
+      for (int wave = 0; wave < Config::kWaves; ++wave) {
+        multiply_add<Factor, kDeepA, kDeepB>(
+            sums[wave], a + (wave * kPanelBytes + k * kDepthStepBytes<kDeepA>) / 16,
+            b + k * kDepthStepBytes<kDeepB> / 16, step > 0 || k > 0);
+      }
+    }
+    end_products();
+  };
+  // Lets go of the last stage whose products are done, and moves on.
+  const auto retire = [&](int step) {
+    wait_for_products<Config::kPending>();
+    if (Config::kPending == 0) {
+      release(ring.stage);
+    } else if (step > 0) {
+      release(ring.previous());
+    }
+    ring.advance();
+  };
+
+  std::uint32_t words[Config::kWaves][Config::kLateStores ? Config::kSums / 2 : 1];
+  TilePosition before{};
+  bool waiting = false;
+
+  bool leads = Config::kLead > 0 && consumer == 0;
+  if (Config::kLead > 0 && consumer == 1) meet(kLeadBarrier, 2 * kWarpgroupThreads);
+  const auto give_lead = [&](int step) {
+    if (leads && step + 1 >= min(Config::kLead, order.steps)) {
+      pass(kLeadBarrier, 2 * kWarpgroupThreads);
+      leads = false;
+    }
+  };
+
+  for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
+       tile += gridDim.x / Config::kBlocks) {
+    // -- Multiply, and write what the tile before has left meanwhile --
+    int step = 0;
+    if constexpr (Config::kLateStores) {
+#pragma unroll
+      for (int panel = 0; panel < Config::kPanels; ++panel) {
+        if (step < order.steps) multiply(step);
+        if (waiting) {
+          writer.write(panel, before, [&](int wave, int i) { return words[wave][i]; });
+        }
+        if (step < order.steps) {
+          if (Config::kLead > 0) give_lead(step);
+          retire(step);
+          ++step;
+        }
+      }
+    }
+#pragma unroll 1
+    for (; step < order.steps; ++step) {
+      multiply(step);
+      if (Config::kLead > 0) give_lead(step);
+      retire(step);
+    }
+    wait_for_products<0>();
+    if (Config::kPending > 0) release(ring.previous());
+#pragma unroll
+    for (int wave = 0; wave < Config::kWaves; ++wave) hold(sums[wave]);
+
+    // -- Write, or round and leave it for later --
+    const TilePosition at = locate<Config>(order, tile, rank);
+    if constexpr (Config::kLateStores) {
+#pragma unroll
+      for (int wave = 0; wave < Config::kWaves; ++wave) {
+#pragma unroll
+        for (int i = 0; i < Config::kSums / 2; ++i) {
+          words[wave][i] = round_to_pair<Result>(sums[wave][2 * i], sums[wave][2 * i + 1]);
+        }
+      }
+      before = at;
+      waiting = true;
+    } else {
+#pragma unroll
+      for (int panel = 0; panel < Config::kPanels; ++panel) {
+        if constexpr (sizeof(Result) == 2) {
+          writer.write(panel, at, [&](int wave, int i) {
+            return round_to_pair<Result>(sums[wave][2 * i], sums[wave][2 * i + 1]);
+          });
+        } else {
+          writer.write(panel, at, [&](int wave, int i) { return sums[wave][i]; });
+        }
+      }
+    }
+  }
+  if constexpr (Config::kLateStores) {
+    if (waiting) {
+#pragma unroll
+      for (int panel = 0; panel < Config::kPanels; ++panel) {
+        writer.write(panel, before, [&](int wave, int i) { return words[wave][i]; });
+      }
+    }
+  }
+  // A block without a tile has not let the second consumer go.
+  if (leads) pass(kLeadBarrier, 2 * kWarpgroupThreads);
+  writer.finish();
+}
+
+// ---- The kernel ----
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    persistent_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                      const __grid_constant__ TensorMap result, const TileOrder order) {
+#if JAX_GPUOPS_HAS_WGMMA
+  unsigned char* const memory = shared_array<unsigned char>();
+  const unsigned past_atom = shared_address(memory) % kAtomBytes;
+  auto& storage =
+      *reinterpret_cast<PersistentStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+  // From a shuffle the compiler learns that a warp's threads have it in common.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
+  const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;
+
+  // -- Set up --
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(a);
+    prefetch_tensor_map(b);
+    prefetch_tensor_map(result);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      initialise(&storage.full[stage]);
+      initialise(&storage.empty[stage], Config::kEmptyArrivals);
+    }
+  }
+  __syncthreads();
+  if constexpr (Config::kBlocks > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+
+  // -- Roles: warpgroup 0 produces, by one thread; the others consume --
+  if (warpgroup == 0) {
+    if constexpr (Config::kConsumers > 1) give_up_registers<Config::kProducerRegisters>();
+    if (threadIdx.x == 0) produce(storage, a, b, order, rank);
+  } else {
+    if constexpr (Config::kConsumers > 1) take_registers<Config::kConsumerRegisters>();
+    consume(storage, result, order, rank, warpgroup - 1);
+  }
+#else
+  __trap();
+#endif
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,1 +1,0 @@
-#include "matmul/matmul.cu"

@@ -1,0 +1,33 @@
+// Instantiates the kernels for rows whose elements lie apart, and launches them.
+
+#include "reduce/column.cuh"
+#include "reduce/instance.cuh"
+#include "reduce/reduce.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+int resident_column_blocks(const Problem& problem, int pack, const Device& device) {
+  Queue queue;
+  queue.device = &device;
+  int blocks = 0;
+  dispatch_reduction(problem, [&](auto instance) {
+    using Instance = decltype(instance);
+    using First = typename Instance::First;
+    dispatch_value<1, kWidestPack<typename Instance::Element>>(pack, [&](auto packs) {
+      constexpr int kPack = decltype(packs)::value;
+      blocks = resident_blocks(queue, column_kernel<First, kPack, typename Instance::Masks>,
+                               kColumnThreads, sizeof(ColumnStorage<First, kPack>));
+    });
+  });
+  return blocks;
+}
+
+void launch_columns(const Queue& queue, const Plan& plan, const Problem& problem,
+                    const Buffers& buffers) {
+  const Call call{queue, plan.config, problem, buffers};
+  dispatch_reduction(problem, [&](auto instance) { launch_column<decltype(instance)>(call); });
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

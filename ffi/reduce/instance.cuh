@@ -1,0 +1,120 @@
+// From a problem to the types of its kernels, and what their launches have in common.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/dispatch.h"
+#include "core/integer.h"
+#include "core/launch.h"
+#include "core/row_masks.cuh"
+#include "reduce/reduce.h"
+#include "reduce/reducer.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+// A launch of one problem.
+struct Call {
+  const Queue& queue;
+  const Config& config;
+  const Problem& problem;
+  const Buffers& buffers;
+
+  Target result() const { return {buffers.y, problem.result, false}; }
+};
+
+// The reducers of a function of elements of T, computed in A: of the first launch, and of the
+// partials that it leaves.
+template <Function kFunction_, class T, class A, class Masks_ = NoMasks>
+struct Instance {
+  static constexpr Function kFunction = kFunction_;
+  using Masks = Masks_;
+  using Element = T;
+  using Value = A;
+  using First = Reducer<kFunction, T, A>;
+  using Partial = typename First::Partial;
+  using Last = Reducer<kFunction, Partial, A>;
+
+  static const T* elements(const Call& call) { return static_cast<const T*>(call.buffers.x); }
+  static Partial* partials(const Call& call) {
+    return static_cast<Partial*>(call.buffers.workspace);
+  }
+  static Target partial_target(const Call& call) { return {call.buffers.workspace, DType{}, true}; }
+  static Masks masks(const Call& call) {
+    if constexpr (Masks::kMasks) {
+      return Masks(call.buffers.mask, call.problem.rows());
+    } else {
+      return {};
+    }
+  }
+};
+
+// Calls f(instance) for the instance of a problem: of floats.
+template <Function kFunction, class Masks, class F>
+void dispatch_float(DType dtype, F&& f) {
+  dispatch<__half, __nv_bfloat16, float, double>(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    f(Instance<kFunction, T, Accumulator<T>, Masks>{});
+  });
+}
+
+// Of integers whose sums and products wrap around, and so are computed in unsigned types, of at
+// least the width of the result; what remains after truncation does not depend on the sign.
+template <Function kFunction, class F>
+void dispatch_modular(DType dtype, DType result, F&& f) {
+  dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
+           std::int64_t, std::uint64_t>(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    if constexpr (sizeof(T) == 8) {
+      return f(Instance<kFunction, std::uint64_t, std::uint64_t>{});
+    } else if constexpr (sizeof(T) == 4) {
+      if (info(result).bytes <= 4) return f(Instance<kFunction, std::uint32_t, std::uint32_t>{});
+    }
+    f(Instance<kFunction, T, std::uint64_t>{});
+  });
+}
+
+// Of integers that are compared, in 32 or 64 bits of their own sign.
+template <Function kFunction, class F>
+void dispatch_ordered(DType dtype, F&& f) {
+  dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
+           std::int64_t, std::uint64_t>(dtype, [&](auto type) {
+    using T = typename decltype(type)::type;
+    using Narrow = std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>;
+    f(Instance<kFunction, T, std::conditional_t<sizeof(T) == 8, T, Narrow>>{});
+  });
+}
+
+template <Function kFunction, class F>
+void dispatch_dtype(const Problem& problem, F&& f) {
+  if (problem.dtype >= DType::kFloat16) return dispatch_float<kFunction, NoMasks>(problem.dtype, f);
+  if constexpr (kFunction == Function::kSum || kFunction == Function::kProd) {
+    dispatch_modular<kFunction>(problem.dtype, problem.result, f);
+  } else {
+    dispatch_ordered<kFunction>(problem.dtype, f);
+  }
+}
+
+// Calls f(instance) for the instance of a problem without a mask.
+template <class F>
+void dispatch_unmasked(const Problem& problem, F&& f) {
+  dispatch_value<Function::kSum, Function::kProd, Function::kMax, Function::kMin, Function::kArgMax,
+                 Function::kArgMin>(problem.function, [&](auto function) {
+    dispatch_dtype<decltype(function)::value>(problem, f);
+  });
+}
+
+// Calls f(instance) for the instance of a problem.
+template <class F>
+void dispatch_reduction(const Problem& problem, F&& f) {
+  if (!problem.masked) return dispatch_unmasked(problem, f);
+  dispatch_value<Function::kSum, Function::kProd, Function::kMax, Function::kMin>(
+      problem.function, [&](auto function) {
+        dispatch_float<decltype(function)::value, RowMasks>(problem.dtype, f);
+      });
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,1 +1,0 @@
-#include "reduce/reduce.cu"

@@ -1,1 +1,0 @@
-#include "selftest/selftest.cu"

@@ -1,0 +1,117 @@
+// What a block's warpgroups do with Hopper's instructions for them. Blocks that use none have none
+// of this.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "simt/launch.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace simt {
+
+inline constexpr unsigned kWarpgroupThreads = 128;
+inline constexpr unsigned kWarpgroupWarps = kWarpgroupThreads / kWarpSize;
+
+// ---- Products ----
+
+inline constexpr unsigned kProductRows = 64;
+inline constexpr unsigned kProductDepth = 16;
+
+// A thread's part of sums that products are to change, from the first product until a wait for the
+// last. It has them in its registers: on the host, memory that is taken until the products land.
+struct Sums {
+  Sums(const char* function, Site site, float* registers, std::size_t count)
+      : function(function), site(site), registers(registers), values(count) {}
+  ~Sums() {
+    if (!landed) release_memory(registers, bytes());
+  }
+  Sums(const Sums&) = delete;
+  Sums& operator=(const Sums&) = delete;
+
+  std::size_t bytes() const { return values.size() * sizeof(float); }
+
+  const char* const function;  // that took them
+  const Site site;
+  float* const registers;
+  std::vector<float> values;
+  std::uint64_t last = 0;  // product that changes them
+  bool landed = true;      // the registers have the values
+};
+
+// An operand of a product as its descriptor says: `rows` x 16 elements in 2 * rows pieces of 16
+// bytes.
+struct Operand {
+  unsigned address = 0;
+  unsigned panel_stride = 0;  // from 64 rows to the next 64, if not deep
+  unsigned atom_stride = 0;   // from eight lines to the next
+  unsigned rows = 0;
+  bool deep = false;
+  unsigned begin = 0;  // of the addresses that it has
+  unsigned end = 0;
+
+  unsigned pieces() const { return 2 * rows; }
+  unsigned piece_address(unsigned piece) const;
+};
+
+// What an operand held when the first thread called its product.
+struct Factor {
+  std::vector<std::uint16_t> bits;  // rows x 16
+  std::vector<double> values;
+  std::vector<std::int16_t> exponents;
+  std::vector<bool> finite;  // each row
+};
+
+struct Product {
+  const char* function;
+  Site site;
+  ProductCall call;
+  const Thread* first;  // to call it
+  Operand left;
+  Operand right;
+  unsigned callers = 0;
+  Factor left_factor{};
+  Factor right_factor{};
+  Sums* sums[kWarpgroupThreads] = {};
+};
+
+struct Warpgroup {
+  struct Member {
+    std::uint64_t called = 0;          // products
+    std::deque<std::uint64_t> groups;  // for each that it has not waited for, `called` at its end
+    Thread* thread = nullptr;          // that it is
+    bool ordered = false;              // begin_products() came after the last wait
+    std::vector<std::unique_ptr<Sums>> sums;
+  };
+
+  Member members[kWarpgroupThreads];
+  std::deque<Product> products;  // that some warp has not done
+  std::uint64_t first = 0;       // number of the first of them
+  std::uint64_t issued = 0;      // that all threads have called
+  std::uint64_t done[kWarpgroupWarps] = {};
+
+  Product& product(std::uint64_t number) { return products[number - first]; }
+};
+
+// ---- Blocks ----
+
+struct NamedBarrier {
+  unsigned threads = 0;  // that it is for
+  unsigned arrived = 0;
+  bool fenced = true;  // they had all called proxy_fence()
+  std::vector<Thread*> waiting;
+};
+
+inline constexpr int kNamedBarriers = 16;
+
+struct Warpgroups {
+  NamedBarrier barriers[kNamedBarriers];
+  std::vector<unsigned> registers;  // that each thread has
+  unsigned free_registers = 0;
+  std::vector<Warpgroup> groups;
+};
+
+}  // namespace simt
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,536 @@
+// Products of matrices beside the threads, and what belongs to them.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <string>
+#include <utility>
+
+#include "simt/cuda.h"
+#include "simt/warpgroup.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace simt {
+namespace {
+
+constexpr unsigned kLineBytes = 128;
+constexpr unsigned kAtomBytes = 1024;
+constexpr unsigned kPieceBytes = 16;
+constexpr unsigned kWarpRows = kProductRows / kWarpgroupWarps;
+
+bool writes_shared(const Copy& copy) {
+  return copy.kind == Copy::Kind::kToShared || copy.kind == Copy::Kind::kToCluster;
+}
+
+std::string product_text(const Product& product) {
+  return Caller{*product.first, product.function, product.site} + "";
+}
+
+// ---- Arithmetic ----
+
+// A zero's, so that its product with anything is below all others.
+constexpr std::int16_t kZeroExponent = -8000;
+constexpr int kNoExponent = kZeroExponent / 2;
+
+// Of a 16-bit float: its value, exact, and its exponent, for subnormals the least.
+void decode(std::uint16_t bits, bool half, double& value, std::int16_t& exponent, bool& finite) {
+  const int mantissa_bits = half ? 10 : 7;
+  const int bias = half ? 15 : 127;
+  const int most = half ? 31 : 255;
+  const int field = bits >> mantissa_bits & most;
+  if (half) {
+    __half_raw raw;
+    raw.x = bits;
+    value = __half2float(raw);
+  } else {
+    const std::uint32_t word = std::uint32_t{bits} << 16;
+    float wide;
+    std::memcpy(&wide, &word, sizeof(wide));
+    value = wide;
+  }
+  finite = finite && field != most;
+  exponent = value == 0 ? kZeroExponent : static_cast<std::int16_t>(std::max(field, 1) - bias);
+}
+
+void decode(Factor& factor, bool half) {
+  const std::size_t count = factor.bits.size();
+  factor.values.resize(count);
+  factor.exponents.resize(count);
+  factor.finite.resize(count / kProductDepth);
+  for (std::size_t i = 0; i < count; ++i) {
+    bool finite = i % kProductDepth == 0 || factor.finite[i / kProductDepth];
+    decode(factor.bits[i], half, factor.values[i], factor.exponents[i], finite);
+    factor.finite[i / kProductDepth] = finite;
+  }
+}
+
+int exponent_of(float x) {
+  if (x == 0) return kZeroExponent;
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return std::max<int>(bits >> 23 & 255, 1) - 127;
+}
+
+double power_of_two(int exponent) {
+  const std::uint64_t bits = static_cast<std::uint64_t>(1023 + exponent) << 52;
+  double result;
+  std::memcpy(&result, &bits, sizeof(result));
+  return result;
+}
+
+float round_toward_zero(double x) {
+  auto result = static_cast<float>(x);
+  if (std::isfinite(result) && std::abs(static_cast<double>(result)) > std::abs(x)) {
+    result = std::nextafter(result, 0.0f);
+  }
+  return result;
+}
+
+// sum + a b as Hopper adds (the model of MMA-Sim, arXiv 2511.10909): all terms are aligned to the
+// largest exponent, truncated to 25 bits of fraction, added exactly, and rounded toward zero.
+float dot(const double* a, const std::int16_t* a_exponent, const double* b,
+          const std::int16_t* b_exponent, float sum, bool finite) {
+  if (!finite || !std::isfinite(sum)) {
+    float total = sum;
+    for (unsigned k = 0; k < kProductDepth; ++k) total += static_cast<float>(a[k] * b[k]);
+    return std::isnan(total) ? std::numeric_limits<float>::quiet_NaN() : total;
+  }
+  std::int16_t most = kZeroExponent;
+  for (unsigned k = 0; k < kProductDepth; ++k) {
+    const auto exponent = static_cast<std::int16_t>(a_exponent[k] + b_exponent[k]);
+    most = most < exponent ? exponent : most;
+  }
+  const int exponent = std::max<int>(most, exponent_of(sum));
+  if (exponent < kNoExponent) return 0;
+  constexpr int kFractionBits = 25;
+  const double scale = power_of_two(kFractionBits - exponent);
+  std::int32_t terms[kProductDepth];  // below 2^27, truncated
+  for (unsigned k = 0; k < kProductDepth; ++k) {
+    terms[k] = static_cast<std::int32_t>(a[k] * b[k] * scale);
+  }
+  auto total = static_cast<std::int64_t>(sum * scale);
+  for (const std::int32_t term : terms) total += term;
+  return round_toward_zero(static_cast<double>(total) * power_of_two(exponent - kFractionBits));
+}
+
+// ---- Operands ----
+
+// The fields of PTX's matrix descriptor, in bytes.
+Operand decode_operand(const Caller& caller, const char* which, std::uint64_t descriptor, bool deep,
+                       unsigned rows) {
+  const auto field = [&](unsigned first, unsigned bits) {
+    return static_cast<unsigned>(descriptor >> first & ((std::uint64_t{1} << bits) - 1));
+  };
+  const auto refuse = [&](const std::string& what) {
+    throw Error(caller + ": the descriptor of the " + which + " operand " + what);
+  };
+  if (field(62, 2) != 1) {
+    refuse("has swizzle mode " + std::to_string(field(62, 2)) +
+           "; the executor knows 1 alone, the 128-byte swizzle");
+  }
+  if (field(14, 2) != 0 || field(30, 2) != 0 || field(46, 3) != 0 || field(52, 10) != 0) {
+    refuse("has bits set that mean nothing");
+  }
+  Operand operand;
+  operand.address = field(0, 14) * 16;
+  operand.panel_stride = field(16, 14) * 16;
+  operand.atom_stride = field(32, 14) * 16;
+  operand.rows = rows;
+  operand.deep = deep;
+  if (field(49, 3) != 0 || operand.address / kLineBytes % 8 != 0) {
+    refuse("begins at address " + std::to_string(operand.address) + " with base offset " +
+           std::to_string(field(49, 3)) +
+           "; the executor knows operands alone whose atoms lie at multiples of 1024 bytes");
+  }
+  if (operand.atom_stride == 0 || operand.atom_stride % kAtomBytes != 0) {
+    refuse("has a stride offset of " + bytes_text(operand.atom_stride) +
+           ", which is no whole number of atoms of 1024 bytes");
+  }
+  if (deep) {
+    if (operand.panel_stride != 16) {
+      refuse("has a leading offset of " + bytes_text(operand.panel_stride) +
+             "; a swizzled operand with contiguous depth has none, by convention 16");
+    }
+    if (operand.address % kLineBytes > kLineBytes - kProductDepth * 2) {
+      refuse("begins " + bytes_text(operand.address % kLineBytes) +
+             " into lines of 128 bytes, and reaches beyond them");
+    }
+  } else {
+    if (operand.address % kAtomBytes != 0) refuse("begins within a line");
+    const unsigned panel = kProductDepth / 8 * operand.atom_stride;
+    if (rows > 64 && (operand.panel_stride % kAtomBytes != 0 || operand.panel_stride < panel)) {
+      refuse("has a leading offset of " + bytes_text(operand.panel_stride) +
+             ", but a panel of 64 " + "rows has " + bytes_text(panel));
+    }
+  }
+  operand.begin = std::numeric_limits<unsigned>::max();
+  for (unsigned piece = 0; piece < operand.pieces(); ++piece) {
+    const unsigned address = operand.piece_address(piece);
+    operand.begin = std::min(operand.begin, address);
+    operand.end = std::max(operand.end, address + kPieceBytes);
+  }
+  return operand;
+}
+
+// Copies pieces to rows of 16 elements.
+void read_operand(const unsigned char* shared, unsigned first_address, const Operand& operand,
+                  std::vector<std::uint16_t>& bits) {
+  bits.resize(std::size_t{operand.rows} * kProductDepth);
+  for (unsigned piece = 0; piece < operand.pieces(); ++piece) {
+    const unsigned char* const from = shared + (operand.piece_address(piece) - first_address);
+    if (operand.deep) {
+      std::memcpy(&bits[piece * 8], from, kPieceBytes);
+    } else {
+      std::uint16_t of_rows[8];
+      std::memcpy(of_rows, from, kPieceBytes);
+      const unsigned in_line = operand.rows / 8;
+      for (unsigned i = 0; i < 8; ++i) {
+        bits[(piece % in_line * 8 + i) * kProductDepth + piece / in_line] = of_rows[i];
+      }
+    }
+  }
+}
+
+bool overlaps(const Operand& operand, unsigned begin, unsigned end) {
+  if (operand.end <= begin || end <= operand.begin) return false;
+  for (unsigned piece = 0; piece < operand.pieces(); ++piece) {
+    const unsigned address = operand.piece_address(piece);
+    if (address < end && begin < address + kPieceBytes) return true;
+  }
+  return false;
+}
+
+// ---- Sums ----
+
+// Where thread `member` of a warpgroup has its sum i: a row of its warp's 16, and a column.
+unsigned sum_row(unsigned lane, unsigned i) { return lane / 4 + i / 2 % 2 * 8; }
+unsigned sum_col(unsigned lane, unsigned i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
+
+bool is_intact(const Sums& sums) {
+  if (sums.landed) return std::memcmp(sums.registers, sums.values.data(), sums.bytes()) == 0;
+#ifdef JAX_GPUOPS_ASAN
+  return true;  // AddressSanitizer reports any access
+#else
+  const auto* const begin = reinterpret_cast<const unsigned char*>(sums.registers);
+  return std::all_of(begin, begin + sums.bytes(), [](unsigned char byte) { return byte == 0xff; });
+#endif
+}
+
+void give_back(Sums& sums) {
+  release_memory(sums.registers, sums.bytes());
+  std::memcpy(sums.registers, sums.values.data(), sums.bytes());
+  sums.landed = true;
+}
+
+void check_intact(const Thread& thread, const Sums& sums) {
+  if (is_intact(sums)) return;
+  throw Error(describe(thread) + ": the sums of " + to_string(sums.function, sums.site) +
+              " were written to while it was under way");
+}
+
+// ---- Products ----
+
+// What a warp's part of the product adds to its threads' sums.
+void compute(Product& product, unsigned warp) {
+  const ProductCall& call = product.call;
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    std::vector<float>& values = product.sums[warp * kWarpSize + lane]->values;
+    for (unsigned i = 0; i < values.size(); ++i) {
+      const unsigned row = warp * kWarpRows + sum_row(lane, i);
+      const unsigned col = sum_col(lane, i);
+      const std::size_t a = std::size_t{row} * kProductDepth;
+      const std::size_t b = std::size_t{col} * kProductDepth;
+      values[i] = dot(&product.left_factor.values[a], &product.left_factor.exponents[a],
+                      &product.right_factor.values[b], &product.right_factor.exponents[b],
+                      call.add ? values[i] : 0,
+                      product.left_factor.finite[row] && product.right_factor.finite[col]);
+    }
+  }
+}
+
+}  // namespace
+
+unsigned Operand::piece_address(unsigned piece) const {
+  if (deep) {
+    const unsigned row = piece / 2;
+    return swizzled(address + row / 8 * atom_stride + row % 8 * kLineBytes +
+                    piece % 2 * kPieceBytes);
+  }
+  const unsigned k = piece / (rows / 8);
+  const unsigned rows_8 = piece % (rows / 8);
+  return swizzled(address + rows_8 / 8 * panel_stride + k / 8 * atom_stride + k % 8 * kLineBytes +
+                  rows_8 % 8 * kPieceBytes);
+}
+
+namespace {
+
+// A block's shared memory, by PTX's addresses.
+struct Window {
+  const Block& block;
+  unsigned first_address;
+
+  unsigned address(const void* shared) const {
+    return first_address +
+           static_cast<unsigned>(static_cast<const unsigned char*>(shared) - block.shared);
+  }
+
+  void note_operands(Product& product) const {
+    read_operand(block.shared, first_address, product.left, product.left_factor.bits);
+    read_operand(block.shared, first_address, product.right, product.right_factor.bits);
+    decode(product.left_factor, product.call.half);
+    decode(product.right_factor, product.call.half);
+  }
+
+  // The operands hold what they held when the first thread called the product.
+  void check_unchanged(const Product& product, unsigned warp) const {
+    std::vector<std::uint16_t> bits;
+    read_operand(block.shared, first_address, product.right, bits);
+    bool same = bits == product.right_factor.bits;
+    read_operand(block.shared, first_address, product.left, bits);
+    const auto begin = static_cast<std::ptrdiff_t>(warp * kWarpRows * kProductDepth);
+    const auto end = begin + static_cast<std::ptrdiff_t>(kWarpRows * kProductDepth);
+    same = same && std::equal(bits.begin() + begin, bits.begin() + end,
+                              product.left_factor.bits.begin() + begin);
+    if (same) return;
+    throw Error(product_text(product) + ": an operand was written to while it was under way");
+  }
+
+  // A warp does its part of its next product.
+  void run(Warpgroup& group, unsigned warp) const {
+    Product& product = group.product(group.done[warp]);
+    check_unchanged(product, warp);
+    compute(product, warp);
+    ++group.done[warp];
+    while (!group.products.empty() &&
+           std::all_of(group.done, group.done + kWarpgroupWarps,
+                       [&](std::uint64_t done) { return done > group.first; })) {
+      group.products.pop_front();
+      ++group.first;
+    }
+  }
+};
+
+// Gives a warp's threads those sums that no product is to change any more.
+void land_sums(Warpgroup& group, unsigned warp) {
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    Warpgroup::Member& member = group.members[warp * kWarpSize + lane];
+    for (const auto& sums : member.sums) {
+      if (sums->landed || sums->last >= group.done[warp]) continue;
+      check_intact(*member.thread, *sums);
+      give_back(*sums);
+    }
+  }
+}
+
+}  // namespace
+
+void Launch::begin_products(const char* function, Site site) {
+  if (cancelled_) throw Cancelled();
+  Warpgroups& state = warpgroups({*thread_, function, site}, *thread_->block);
+  const std::size_t n = number(*thread_);
+  state.groups[n / kWarpgroupThreads].members[n % kWarpgroupThreads].ordered = true;
+}
+
+void Launch::multiply_add(const char* function, Site site, float* sums, const ProductCall& call) {
+  if (cancelled_) throw Cancelled();
+  const Caller caller{*thread_, function, site};
+  Block& block = *thread_->block;
+  Warpgroup& group = warpgroups(caller, block).groups[number(*thread_) / kWarpgroupThreads];
+  const std::size_t index = number(*thread_) % kWarpgroupThreads;
+  Warpgroup::Member& member = group.members[index];
+  has_warpgroups_ = true;
+  const Window window{block, static_cast<unsigned>(kFirstSharedAddress + shared_offset_)};
+
+  // The threads of a warpgroup call the same products, one after the other.
+  const std::uint64_t number = member.called++;
+  if (number == group.first + group.products.size()) {
+    group.products.push_back(
+        {function, site, call, thread_,
+         decode_operand(caller, "left", call.left, call.deep_left, kProductRows),
+         decode_operand(caller, "right", call.right, call.deep_right, call.cols)});
+    const Product& product = group.products.back();
+    for (const Operand* const operand : {&product.left, &product.right}) {
+      at_shared_address(caller, operand->begin, operand->end - operand->begin);
+      for (const Copy& copy : copies_) {
+        if (copy.block != &block || !writes_shared(copy)) continue;
+        const unsigned begin = window.address(copy.to);
+        if (!overlaps(*operand, begin, begin + static_cast<unsigned>(copy.data.size()))) continue;
+        throw Error(caller + ": an operand lies where a copy has not landed yet, " +
+                    copy_text(copy));
+      }
+    }
+    window.note_operands(group.products.back());
+  }
+  Product& product = group.product(number);
+  const auto same = [](const ProductCall& a, const ProductCall& b) {
+    return a.cols == b.cols && a.half == b.half && a.deep_left == b.deep_left &&
+           a.deep_right == b.deep_right && a.add == b.add && a.left == b.left && a.right == b.right;
+  };
+  if (!same(product.call, call) || product.site.line != site.line) {
+    throw Error(caller +
+                ": the threads of a warpgroup call different products; this differs from " +
+                product_text(product));
+  }
+
+  // The sums leave the registers, if they have not left before.
+  const auto found = std::find_if(member.sums.begin(), member.sums.end(),
+                                  [&](const auto& other) { return other->registers == sums; });
+  Sums* own;
+  if (found != member.sums.end()) {
+    own = found->get();
+    check_intact(*thread_, *own);
+  } else {
+    if (!member.ordered) {
+      throw Error(caller +
+                  ": the thread may have used its sums since it last waited for products; it must "
+                  "call begin_products() first");
+    }
+    member.sums.push_back(std::make_unique<Sums>(function, site, sums, call.cols / 2));
+    member.thread = thread_;
+    own = member.sums.back().get();
+    if (call.add) std::memcpy(own->values.data(), sums, own->bytes());
+  }
+  if (own->landed) take_memory(own->registers, own->bytes());
+  own->landed = false;
+  own->last = number;
+  product.sums[index] = own;
+  if (++product.callers < kWarpgroupThreads) return;
+
+  // All threads have called it.
+  ++group.issued;
+  if (timing_ == Timing::kEarly) {
+    for (unsigned warp = 0; warp < kWarpgroupWarps; ++warp) {
+      while (group.done[warp] < group.issued) window.run(group, warp);
+      land_sums(group, warp);
+    }
+  }
+  wake(block, Scope::kProducts);
+}
+
+void Launch::end_products(const char* function, Site site) {
+  if (cancelled_) throw Cancelled();
+  Warpgroups& state = warpgroups({*thread_, function, site}, *thread_->block);
+  const std::size_t n = number(*thread_);
+  Warpgroup::Member& member = state.groups[n / kWarpgroupThreads].members[n % kWarpgroupThreads];
+  member.groups.push_back(member.called);
+}
+
+void Launch::wait_for_products(const char* function, Site site, unsigned pending) {
+  if (cancelled_) throw Cancelled();
+  Block& block = *thread_->block;
+  const std::size_t n = number(*thread_);
+  const auto warp = static_cast<unsigned>(n % kWarpgroupThreads / kWarpSize);
+  Warpgroup& group = warpgroups({*thread_, function, site}, block).groups[n / kWarpgroupThreads];
+  Warpgroup::Member& member = group.members[n % kWarpgroupThreads];
+  if (member.groups.size() <= pending) return;
+  std::uint64_t target = 0;
+  while (member.groups.size() > pending) {
+    target = member.groups.front();
+    member.groups.pop_front();
+  }
+  while (group.issued < target) {
+    Call call{function, site, Scope::kProducts};
+    call.number = target;
+    wait(call);
+  }
+  const Window window{block, static_cast<unsigned>(kFirstSharedAddress + shared_offset_)};
+  while (group.done[warp] < target) window.run(group, warp);
+  for (std::size_t i = 0; i < member.sums.size();) {
+    Sums& sums = *member.sums[i];
+    if (sums.last >= target) {
+      ++i;
+      continue;
+    }
+    check_intact(*thread_, sums);
+    if (!sums.landed) give_back(sums);
+    member.sums.erase(member.sums.begin() + static_cast<std::ptrdiff_t>(i));
+  }
+  member.ordered = false;
+}
+
+// At any time: some warps do some of the products that are issued, and see the sums.
+void Launch::run_some_products() {
+  try {
+    for (Block& block : blocks_) {
+      if (block.warpgroups == nullptr) continue;
+      const Window window{block, static_cast<unsigned>(kFirstSharedAddress + shared_offset_)};
+      for (Warpgroup& group : block.warpgroups->groups) {
+        for (unsigned warp = 0; warp < kWarpgroupWarps; ++warp) {
+          if (group.done[warp] == group.issued || random_.below(4) != 0) continue;
+          window.run(group, warp);
+          land_sums(group, warp);
+        }
+      }
+    }
+  } catch (...) {
+    error_ = std::current_exception();
+  }
+}
+
+// The copy does not write what a product has yet to read.
+void Launch::check_not_read(const Copy& copy) const {
+  const Block& block = *copy.block;
+  if (!writes_shared(copy)) return;
+  const Window window{block, static_cast<unsigned>(kFirstSharedAddress + shared_offset_)};
+  const unsigned begin = window.address(copy.to);
+  const unsigned end = begin + static_cast<unsigned>(copy.data.size());
+  for (Warpgroup& group : block.warpgroups->groups) {
+    for (const Product& product : group.products) {
+      if (!overlaps(product.left, begin, end) && !overlaps(product.right, begin, end)) continue;
+      throw Error(copy_text(copy) + ": the destination is an operand of a product under way, " +
+                  product_text(product));
+    }
+  }
+}
+
+void Launch::check_exit(const Thread& thread) const {
+  const std::size_t n = number(thread);
+  Warpgroup& group = thread.block->warpgroups->groups[n / kWarpgroupThreads];
+  if (group.members[n % kWarpgroupThreads].sums.empty()) return;
+  throw Error(describe(thread) + ": exited without a wait for the products that it called");
+}
+
+// ---- Storing matrices ----
+
+void Launch::store_matrices(const char* function, Site site, unsigned address,
+                            const std::array<std::uint32_t, 4>& words) {
+  if (cancelled_) throw Cancelled();
+  const Caller caller{*thread_, function, site};
+  const int own = lane();
+  unsigned char* rows[4];
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    unsigned row = address;
+    wait({function, site, Scope::kLanes, 0xffffffff, false, 8 * matrix + own / 4, &row,
+          sizeof(row)});
+    if (row % 16 != 0) {
+      throw Error(caller + ": a row of a matrix lies at address " + std::to_string(row) +
+                  ", which is not a multiple of 16");
+    }
+    rows[matrix] = at_shared_address(caller, row, 16);
+  }
+  for (int matrix = 0; matrix < 4; ++matrix) {
+    std::memcpy(rows[matrix] + own % 4 * 4, &words[matrix], sizeof(std::uint32_t));
+  }
+}
+
+// ---- For code in kernels ----
+
+void begin_products(const char* function, Site site) {
+  active_launch().begin_products(function, site);
+}
+void multiply_add(const char* function, Site site, float* sums, const ProductCall& call) {
+  active_launch().multiply_add(function, site, sums, call);
+}
+void end_products(const char* function, Site site) { active_launch().end_products(function, site); }
+void wait_for_products(const char* function, Site site, unsigned pending) {
+  active_launch().wait_for_products(function, site, pending);
+}
+void store_matrices(const char* function, Site site, unsigned address,
+                    std::array<std::uint32_t, 4> words) {
+  active_launch().store_matrices(function, site, address, words);
+}
+
+}  // namespace simt
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,1 +1,0 @@
-#include "softmax/ladder.cu"

@@ -1,0 +1,45 @@
+#include <stdexcept>
+#include <string>
+
+#include "softmax/softmax.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+namespace {
+
+constexpr int kDTypes = static_cast<int>(DType::kFloat64) + 1;
+
+// Sources register before main(), in an order that nobody knows.
+Launchers& launchers_of(Algorithm algorithm, DType dtype) {
+  static Launchers table[kAlgorithmCount][kDTypes];
+  return table[static_cast<int>(algorithm)][static_cast<int>(dtype)];
+}
+
+}  // namespace
+
+RegisterLaunchers::RegisterLaunchers(DType dtype, std::initializer_list<Launchers> launchers) {
+  for (const Launchers& each : launchers) {
+    Launchers& known = launchers_of(each.algorithm, dtype);
+    if (each.launch != nullptr) known.launch = each.launch;
+    if (each.launch_tangent != nullptr) known.launch_tangent = each.launch_tangent;
+  }
+}
+
+void launch(const Queue& queue, const Plan& plan, const Problem& problem, double scale,
+            const Buffers& buffers) {
+  const std::string algorithm(name_of(plan.algorithm));
+  if (plan.config.workspace_bytes > static_cast<std::int64_t>(buffers.workspace_bytes)) {
+    throw std::invalid_argument("the workspace is too small for algorithm '" + algorithm + "'");
+  }
+  const Launchers& launchers = launchers_of(plan.algorithm, problem.dtype);
+  const Launcher launcher =
+      is_linear_in_t(problem.function) ? launchers.launch_tangent : launchers.launch;
+  if (launcher == nullptr) {
+    throw std::invalid_argument("algorithm '" + algorithm + "' has no kernel for dtype " +
+                                std::string(info(problem.dtype).name));
+  }
+  launcher({problem, plan.config, scale, buffers, queue});
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,95 @@
+// What the launchers at the ends of the kernel files have in common.
+//
+// A launcher is a function of a `Call`. It turns what the plan has decided into template arguments
+// and launches the kernel; it decides nothing. The sources (*.cu) compile the launchers of some
+// algorithms for an element type, and list them in a `RegisterLaunchers`.
+#pragma once
+
+#include <cstddef>
+#include <initializer_list>
+
+#include "core/dispatch.h"
+#include "core/launch.h"
+#include "softmax/instances.h"
+#include "softmax/row.cuh"
+#include "softmax/share.cuh"
+#include "softmax/softmax.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+// The functions with a maximum and a sum along the row, and those that are linear in t: which
+// share of rows their kernels have.
+struct ForwardFamily {
+  static constexpr bool kTangent = false;
+  template <class T, int kPacks, RowLayout kLayout, Variant kVariant = Variant::kGeneral>
+  using Share = Forward<T, kPacks, kLayout, kVariant != Variant::kGeneral,
+                        kVariant == Variant::kPlainSoftmax>;
+};
+struct TangentFamily {
+  static constexpr bool kTangent = true;
+  template <class T, int kPacks, RowLayout kLayout, Variant kVariant = Variant::kGeneral>
+  using Share = Tangent<T, kPacks, kLayout>;
+};
+
+// Calls f with a constant of the plan's variant: the general one, or kOther of forward functions.
+template <class Family, Variant kOther, class F>
+void dispatch_variant(const Call& call, F&& f) {
+  if constexpr (Family::kTangent) {
+    dispatch_value<Variant::kGeneral>(call.config.variant, f);
+  } else {
+    dispatch_value<Variant::kGeneral, kOther>(call.config.variant, f);
+  }
+}
+
+// That of blocks which keep rows in shared memory.
+template <class T, RowLayout kLayout>
+inline constexpr Variant kVariantInShared =
+    has_plain_in_shared(kDTypeOf<T>, kLayout) ? Variant::kPlainSoftmax : Variant::kGeneral;
+
+// `storage_bytes`: of the kernel's own structures in shared memory.
+inline LaunchShape launch_shape(const Call& call, std::size_t storage_bytes = 0) {
+  const Config& config = call.config;
+  return {dim3(grid_extent(config.blocks), grid_extent_beyond_x(config.blocks_along_y)),
+          static_cast<unsigned>(config.threads),
+          storage_bytes + static_cast<std::size_t>(config.shared_bytes), config.cluster};
+}
+
+inline Rows rows_of(const Problem& problem) {
+  return {problem.rows(), problem.columns, problem.inner};
+}
+
+template <class T>
+Tensors<T> tensors_of(const Call& call) {
+  using A = Accumulator<T>;
+  const Problem& problem = call.problem;
+  const Buffers& buffers = call.buffers;
+  Tensors<T> tensors{};
+  tensors.x = static_cast<const T*>(buffers.x);
+  tensors.t = static_cast<const T*>(buffers.t);
+  tensors.maximum = static_cast<const A*>(buffers.maximum);
+  tensors.log_sum = static_cast<const A*>(buffers.log_sum);
+  tensors.g = static_cast<const A*>(buffers.g);
+  tensors.labels = buffers.labels;
+  tensors.wide_labels = buffers.wide_labels;
+  tensors.y = static_cast<T*>(buffers.y);
+  tensors.row_results = make_row_results<T>(buffers.logsumexps);
+  tensors.loss = static_cast<A*>(buffers.loss);
+  tensors.function = problem.function;
+  tensors.scale = static_cast<A>(call.scale);
+  tensors.rows = rows_of(problem);
+  tensors.mask = buffers.mask;
+  tensors.queries = problem.queries;
+  tensors.by_queries = Divisor(problem.queries);
+  tensors.mask_bytes = (problem.columns - 1) * buffers.mask.column_stride + 1;
+  for (int d = 0; d < buffers.mask.dims; ++d) {
+    tensors.by_mask_size[d] = Divisor(buffers.mask.size[d]);
+    tensors.mask_bytes += (buffers.mask.size[d] - 1) * buffers.mask.stride[d];
+  }
+  tensors.size = problem.rows() * problem.columns;
+  tensors.packed = problem.alignment >= 16;
+  return tensors;
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,1 +1,0 @@
-#include "softmax/tangent.cu"

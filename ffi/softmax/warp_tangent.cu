@@ -1,0 +1,17 @@
+// Compiled for each of: __half __nv_bfloat16 float double
+#include "softmax/warp.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+namespace {
+
+using T = JAX_GPUOPS_ELEMENT;
+
+const RegisterLaunchers kLaunchers(kDTypeOf<T>,
+                                   {
+                                       {Algorithm::kWarp, nullptr, launch_warp<TangentFamily, T>},
+                                   });
+
+}  // namespace
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,1 +1,0 @@
-#include "transpose/transpose.cu"

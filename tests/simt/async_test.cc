@@ -1,0 +1,545 @@
+// Tests of what Hopper adds to the host executor: clusters, mbarriers, copies beside the threads,
+// blocks that wait for each other; and that each kind of fault in their use is caught.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <numeric>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "check.h"
+#include "core/cuda.h"
+#include "core/ptx/bulk_copy.cuh"
+#include "core/ptx/cluster.cuh"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/memory.cuh"
+#include "core/shared.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace {
+
+// Of each kind: seeds 0, 3 ... let copies come late, 1, 4 ... early, and others at any time.
+constexpr std::uint64_t kSeeds = 18;
+
+simt::Configuration clusters(unsigned blocks, unsigned threads, std::size_t shared_bytes,
+                             unsigned cluster) {
+  return {blocks, threads, shared_bytes, cluster};
+}
+
+simt::Configuration together(unsigned blocks, unsigned threads, std::size_t shared_bytes) {
+  return {blocks, threads, shared_bytes, 1, true};
+}
+
+// At a multiple of 16 bytes, as bulk copies need it.
+std::vector<float4> numbers(int count) {
+  std::vector<float4> result(static_cast<std::size_t>(count) / 4);
+  auto* const x = reinterpret_cast<float*>(result.data());
+  std::iota(x, x + count, 1.0f);
+  return result;
+}
+
+void test_configuration() {
+  const auto nothing = [] {};
+  CHECK(error_of(clusters(32, 1, 0, 16), nothing).empty());
+  for (const unsigned cluster : {0, 3, 17, 32}) {
+    check_contains(error_of(clusters(32, 1, 0, cluster), nothing),
+                   {"invalid configuration argument", "clusters of " + std::to_string(cluster)});
+  }
+  CHECK(error_of(together(8, 1024, 1024), nothing).empty());
+  check_contains(error_of(together(9, 1024, 1024), nothing),
+                 {"a cooperative launch of 9 blocks", "4 multiprocessors hold 8 at a time"});
+  check_contains(error_of(together(5, 32, 120 * 1024), nothing), {"hold 4 at a time"});
+}
+
+// ---- Clusters ----
+
+struct Exchanged {
+  std::uint64_t slots[4];
+  float small[4];
+  Mbarrier arrived;
+};
+
+// Each block of a cluster sends its number to all, twice.
+void exchange(std::vector<std::uint64_t>& sums) {
+  auto& storage = shared<Exchanged>();
+  const int thread = threadIdx.x;
+  if (thread == 0) initialise(&storage.arrived);
+  __syncthreads();
+  cluster_arrive();
+  CHECK(cluster_rank() == static_cast<int>(blockIdx.x % 4));
+  cluster_wait();
+  for (unsigned phase = 0; phase < 2; ++phase) {
+    if (thread == 0) announce(&storage.arrived, 4 * (8 + 4));
+    if (thread < 4) {
+      const int rank = cluster_rank();
+      send(std::uint64_t{blockIdx.x + 100 * phase}, storage.slots + rank, &storage.arrived, thread);
+      send(static_cast<float>(blockIdx.x), storage.small + rank, &storage.arrived, thread);
+    }
+    wait(&storage.arrived, phase);
+    std::uint64_t sum = 0;
+    for (int i = 0; i < 4; ++i)
+      sum += storage.slots[i] + static_cast<std::uint64_t>(storage.small[i]);
+    if (thread == 37) sums[2 * blockIdx.x + phase] = sum;
+    // All have read their slots before the next values come.
+    cluster_arrive();
+    cluster_wait();
+  }
+}
+
+void test_clusters() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    std::vector<std::uint64_t> sums(2 * 12);
+    simt::launch(clusters(12, 64, sizeof(Exchanged), 4), [&] { exchange(sums); });
+    for (std::uint64_t block = 0; block < 12; ++block) {
+      const std::uint64_t sum = 4 * (block / 4 * 4) + 6;
+      CHECK(sums[2 * block] == 2 * sum);
+      CHECK(sums[2 * block + 1] == 2 * sum + 400);
+    }
+  }
+}
+
+// All that ran before a barrier of the cluster ran before all that comes after it; threads that
+// have exited as a whole warp do not count.
+void test_cluster_barriers() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    int arrived[2] = {};
+    simt::launch(clusters(4, 64, 0, 2), [&] {
+      if (threadIdx.x >= 32 && blockIdx.x % 2 == 1) return;
+      int& count = arrived[blockIdx.x / 2];
+      for (int round = 1; round < 5; ++round) {
+        ++count;
+        cluster_arrive();
+        cluster_wait();
+        CHECK(count >= 96 * round);
+      }
+    });
+  }
+}
+
+// ---- Copies ----
+
+struct Staged {
+  alignas(128) float tile[2][64];
+  Mbarrier copied[2];
+};
+
+// Adds 1 to all elements, tile by tile, of which one is read while the other is computed.
+void add_one(const float* x, float* y, int tiles) {
+  auto& storage = shared<Staged>();
+  const int thread = threadIdx.x;
+  const auto request = [&](int tile) {
+    if (tile >= tiles) return;
+    announce(storage.copied + tile % 2, 256);
+    copy_bulk(storage.tile[tile % 2], x + 64 * tile, 256, storage.copied + tile % 2);
+  };
+  if (thread == 0) {
+    initialise(storage.copied);
+    initialise(storage.copied + 1);
+    request(0);
+  }
+  __syncthreads();
+  for (int tile = 0; tile < tiles; ++tile) {
+    if (thread == 0) {
+      wait_until_read();
+      request(tile + 1);
+    }
+    wait(storage.copied + tile % 2, tile / 2 % 2);
+    storage.tile[tile % 2][thread] += 1;
+    finish_writes_before_copies();
+    __syncthreads();
+    if (thread == 0) write_bulk(y + 64 * tile, storage.tile[tile % 2], 256);
+  }
+  if (thread == 0) wait_until_read();
+}
+
+void test_copies() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    const std::vector<float4> x = numbers(64 * 7);
+    std::vector<float4> y(x.size());
+    const auto* const from = reinterpret_cast<const float*>(x.data());
+    auto* const to = reinterpret_cast<float*>(y.data());
+    simt::launch(1, 64, sizeof(Staged), [&] { add_one(from, to, 7); });
+    bool right = true;
+    for (int i = 0; i < 64 * 7; ++i) right = right && to[i] == from[i] + 1;
+    CHECK(right);
+  }
+}
+
+// What a thread reads before the copy to there has landed, and afterwards.
+void test_reads_before_copies() {
+  const std::vector<float4> x = numbers(64);
+  const auto* const from = reinterpret_cast<const float*>(x.data());
+  float early = 0;
+  float late = 0;
+  const auto run = [&](std::uint64_t seed) {
+    const Seed seeded(seed);
+    simt::launch(1, 1, sizeof(Staged), [&] {
+      auto& storage = shared<Staged>();
+      initialise(storage.copied);
+      announce(storage.copied, 256);
+      copy_bulk(storage.tile[0], from, 256, storage.copied);
+      early = storage.tile[0][3];
+      wait(storage.copied, 0);
+      late = storage.tile[0][3];
+    });
+  };
+#ifdef JAX_GPUOPS_ASAN
+  check_contains(asan_report([&] { run(0); }),
+                 {"use-after-poison", "READ of size 4", "async_test.cc",
+                  "The access above was made by block (0, 0, 0), thread (0, 0, 0)"});
+#else
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    run(seed);
+    if (seed % 3 == 0) CHECK(std::isnan(early));
+    if (seed % 3 == 1) CHECK(early == 4.0f);
+    CHECK(late == 4.0f);
+  }
+#endif
+}
+
+// ---- Blocks that wait for each other ----
+
+void test_blocks_that_wait() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    constexpr int kBlocks = 4;
+    std::vector<std::uint64_t> slots(3 * kBlocks);
+    std::vector<std::uint32_t> counter(3);
+    std::vector<int> sums(kBlocks);
+    simt::launch(together(kBlocks, 64, 0), [&] {
+      const int thread = threadIdx.x;
+      for (std::uint32_t round = 0; round < 3; ++round) {
+        std::uint64_t* const own = slots.data() + round * kBlocks;
+        if (thread == 40) {
+          post(own + blockIdx.x, blockIdx.x + 10 * round, round + 1);
+          count_one(&counter[round]);
+        }
+        if (thread == 0) {
+          await_count(&counter[round], kBlocks);
+          for (int i = 0; i < kBlocks; ++i) {
+            std::uint32_t word = 0;
+            while (!look(own + i, round + 1, word)) {
+            }
+            sums[blockIdx.x] += static_cast<int>(word);
+          }
+        }
+        __syncthreads();
+      }
+    });
+    CHECK(sums == std::vector<int>(kBlocks, 3 * 6 + 30 * kBlocks));
+  }
+}
+
+// A count does not tell that what was posted before it has arrived.
+void test_relaxed_order() {
+  std::set<bool> arrived;
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    std::uint64_t slot = 0;
+    std::uint32_t counter = 0;
+    simt::launch(together(2, 1, 0), [&] {
+      if (blockIdx.x == 0) {
+        post(&slot, 5, 1);
+        count_one(&counter);
+      } else {
+        await_count(&counter, 1);
+        arrived.insert(simt::relaxed_load(&slot) != 0);
+      }
+    });
+    CHECK(slot == (std::uint64_t{1} << 32 | 5));
+  }
+  CHECK(arrived.size() == 2);
+}
+
+// Each warp, and each block, is held back by some seed.
+void test_held_back() {
+  std::set<unsigned> last_warps;
+  std::set<unsigned> last_blocks;
+  for (std::uint64_t seed = 1; seed < 100; ++seed) {
+    const Seed seeded(seed);
+    std::vector<unsigned> order;
+    simt::launch(together(3, 96, 0), [&] {
+      __syncwarp();
+      order.push_back(threadIdx.x / 32 + 10 * blockIdx.x);
+      __syncwarp();
+      order.push_back(threadIdx.x / 32 + 10 * blockIdx.x);
+    });
+    const auto only = [&](auto&& part) {
+      const std::vector<unsigned> end(order.end() - 64, order.end());
+      return std::all_of(end.begin(), end.end(),
+                         [&](unsigned w) { return part(w) == part(end[0]); });
+    };
+    if (only([](unsigned w) { return w % 10; })) last_warps.insert(order.back() % 10);
+    if (only([](unsigned w) { return w / 10; })) last_blocks.insert(order.back() / 10);
+  }
+  CHECK(last_warps.size() == 3);
+  CHECK(last_blocks.size() == 3);
+}
+
+// ---- Faults ----
+
+struct OneTile {
+  alignas(128) float tile[64];
+  Mbarrier copied;
+};
+
+// Runs `body(storage, x)` in a block of 64 threads, after an mbarrier for one arrival was
+// initialised.
+template <class Body>
+std::string copy_error(Body&& body) {
+  const std::vector<float4> x = numbers(128);
+  const auto* const from = reinterpret_cast<const float*>(x.data());
+  return error_of(1, 64, sizeof(OneTile), [&] {
+    auto& storage = shared<OneTile>();
+    if (threadIdx.x == 0) initialise(&storage.copied);
+    __syncthreads();
+    body(storage, from);
+  });
+}
+
+void test_wrong_phase() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    check_contains(
+        copy_error([](OneTile& storage, const float* x) {
+          if (threadIdx.x == 0) {
+            announce(&storage.copied, 256);
+            copy_bulk(storage.tile, x, 256, &storage.copied);
+          }
+          for (int turn = 0; turn < 2; ++turn) wait(&storage.copied, turn);
+        }),
+        {"deadlock, no thread can go on", std::string("and 63 more at wait() at ") + __FILE__,
+         "for phase 1 of the mbarrier at byte 256 of shared memory", "1 phases are over",
+         "1 of 1 arrivals"});
+  }
+#ifndef JAX_GPUOPS_ASAN
+  // To wait for the phase before does not wait, and shows where copies come late.
+  float early = 0;
+  CHECK(copy_error([&](OneTile& storage, const float* x) {
+          if (threadIdx.x == 0) {
+            announce(&storage.copied, 256);
+            copy_bulk(storage.tile, x, 256, &storage.copied);
+          }
+          wait(&storage.copied, 1);
+          if (threadIdx.x == 0) early = storage.tile[0];
+          wait(&storage.copied, 0);
+        }).empty());
+  CHECK(std::isnan(early));
+#endif
+}
+
+void test_wrong_bytes() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    check_contains(copy_error([](OneTile& storage, const float* x) {
+                     if (threadIdx.x == 0) {
+                       announce(&storage.copied, 128);
+                       copy_bulk(storage.tile, x, 256, &storage.copied);
+                     }
+                     wait(&storage.copied, 0);
+                   }),
+                   {"thread (0, 0, 0)", std::string("copy_bulk() at ") + __FILE__,
+                    "too few bytes are expected", "in phase 0", "128 bytes more"});
+    check_contains(copy_error([](OneTile& storage, const float* x) {
+                     if (threadIdx.x == 0) {
+                       announce(&storage.copied, 384);
+                       copy_bulk(storage.tile, x, 256, &storage.copied);
+                     }
+                     wait(&storage.copied, 0);
+                   }),
+                   {"deadlock", "at wait()", "0 of 1 arrivals and 128 bytes are missing"});
+  }
+  check_contains(copy_error([](OneTile& storage, const float*) { announce(&storage.copied, 16); }),
+                 {"announce()", "all 1 arrivals of phase 0"});
+}
+
+void test_unsynchronized_mbarrier() {
+  const auto error = [](auto&& between) {
+    return error_of(2, 64, sizeof(OneTile), [&] {
+      auto& storage = shared<OneTile>();
+      if (threadIdx.x == 0) initialise(&storage.copied, 64);
+      between();
+      arrive(&storage.copied);
+    });
+  };
+  CHECK(error([] { __syncthreads(); }).empty());
+  check_contains(error([] {}), {"thread (1, 0, 0): arrive()", "may not be visible yet",
+                                "its initialisation by block (0, 0, 0), thread (0, 0, 0)"});
+  check_contains(error([] { __syncwarp(); }), {"thread (63, 0, 0)", "may not be visible yet"});
+  check_contains(error_of(1, 1, sizeof(OneTile), [] { wait(&shared<OneTile>().copied, 0); }),
+                 {"wait()", "is not initialised"});
+  check_contains(copy_error([](OneTile& storage, const float*) {
+                   if (threadIdx.x == 0) storage.copied = 0;
+                   __syncthreads();
+                   wait(&storage.copied, 0);
+                 }),
+                 {"was overwritten"});
+  check_contains(copy_error([](OneTile& storage, const float*) { initialise(&storage.copied); }),
+                 {"is initialised already"});
+}
+
+void test_misaligned_copies() {
+  const auto error = [](int to, int from, unsigned bytes) {
+    return copy_error([=](OneTile& storage, const float* x) {
+      if (threadIdx.x != 0) return;
+      announce(&storage.copied, bytes);
+      copy_bulk(storage.tile + to, x + from, bytes, &storage.copied);
+      wait(&storage.copied, 0);
+    });
+  };
+  CHECK(error(4, 8, 64).empty());
+  check_contains(error(1, 0, 64), {"copy_bulk()", "misaligned bulk copy: the destination"});
+  check_contains(error(0, 3, 64), {"misaligned bulk copy: the source"});
+  check_contains(error(0, 0, 60), {"misaligned bulk copy: the size, 60 bytes"});
+  check_contains(error(96, 0, 64), {"64 bytes at", "are not in the block's shared memory"});
+}
+
+// What a copy reads or writes is used while it is under way.
+void test_buffers_used_too_early() {
+  std::vector<float4> y = numbers(64);
+  const auto written_too_early = [&](bool waits) {
+    return copy_error([&](OneTile& storage, const float*) {
+      storage.tile[threadIdx.x] = 1;
+      finish_writes_before_copies();
+      __syncthreads();
+      if (threadIdx.x != 0) return;
+      write_bulk(y.data(), storage.tile, 256);
+      if (waits) wait_until_read();
+      storage.tile[5] = 2;
+      wait_until_read();
+    });
+  };
+  CHECK(written_too_early(true).empty());
+  check_contains(written_too_early(false),
+                 {"write_bulk()", "the source was written to while the copy was under way"});
+#ifndef JAX_GPUOPS_ASAN
+  check_contains(copy_error([](OneTile& storage, const float* x) {
+                   if (threadIdx.x != 0) return;
+                   announce(&storage.copied, 256);
+                   copy_bulk(storage.tile, x, 256, &storage.copied);
+                   storage.tile[7] = 0;
+                   wait(&storage.copied, 0);
+                 }),
+                 {"copy_bulk()", "the destination was written to before the copy landed"});
+#endif
+  check_contains(copy_error([](OneTile& storage, const float* x) {
+                   if (threadIdx.x != 0) return;
+                   announce(&storage.copied, 256);
+                   copy_bulk(storage.tile, x, 256, &storage.copied);
+                 }),
+                 {"copy_bulk()", "the block exited while the copy was under way"});
+  check_contains(copy_error([&](OneTile& storage, const float*) {
+                   storage.tile[threadIdx.x] = 1;
+                   __syncthreads();
+                   if (threadIdx.x == 0) write_bulk(y.data(), storage.tile, 256);
+                 }),
+                 {"write_bulk()", "finish_writes_before_copies()"});
+}
+
+void test_cluster_faults() {
+  const auto run = [](auto&& body) {
+    return error_of(clusters(2, 64, sizeof(Exchanged), 2), [&] {
+      auto& storage = shared<Exchanged>();
+      if (threadIdx.x == 0) initialise(&storage.arrived);
+      __syncthreads();
+      body(storage);
+    });
+  };
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    // The block that is sent to leaves without waiting: it has exited, or does before the copy.
+    check_contains(run([](Exchanged& storage) {
+                     cluster_arrive();
+                     cluster_wait();
+                     if (blockIdx.x == 0 && threadIdx.x == 0) {
+                       if (simt::schedule_seed() % 3 == 1) {
+                         // The copy would come at once, before the other block has a chance to go.
+                         for (int i = 0; i < 9; ++i) __syncwarp(1);
+                       }
+                       send(std::uint64_t{1}, storage.slots, &storage.arrived, 1);
+                     }
+                     if (blockIdx.x == 0) __syncthreads();
+                   }),
+                   simt::schedule_seed() % 3 == 0
+                       ? std::vector<std::string>{"send()",
+                                                  "a remote access to block (1, 0, 0), "
+                                                  "which has exited"}
+                       : std::vector<std::string>{});
+    // A thread misses a barrier of the cluster: it leaves, or waits for something else.
+    check_contains(run([](Exchanged&) {
+                     if (threadIdx.x == 5 && blockIdx.x == 1) return;
+                     cluster_arrive();
+                     cluster_wait();
+                   }),
+                   {"block (1, 0, 0), thread (5, 0, 0)",
+                    "exited without arriving at a barrier of "
+                    "the cluster"});
+    check_contains(run([](Exchanged&) {
+                     if (threadIdx.x == 5 && blockIdx.x == 1) __syncthreads();
+                     cluster_arrive();
+                     cluster_wait();
+                   }),
+                   {"deadlock", "block (1, 0, 0): ", "thread (5, 0, 0) at __syncthreads()",
+                    "at cluster_wait()", "for 1 threads of the cluster that have not arrived"});
+  }
+  check_contains(run([](Exchanged&) { cluster_wait(); }), {"has not arrived at the cluster's"});
+  check_contains(run([](Exchanged&) {
+                   cluster_arrive();
+                   cluster_arrive();
+                 }),
+                 {"cluster_arrive()", "has arrived before, and not waited since"});
+  check_contains(run([](Exchanged& storage) { send(1.0f, storage.small, &storage.arrived, 1); }),
+                 {"send()", "block (1, 0, 0), which may not have started"});
+  check_contains(run([](Exchanged& storage) {
+                   cluster_arrive();
+                   cluster_wait();
+                   send(1.0f, storage.small, &storage.arrived, 2);
+                 }),
+                 {"there is no block 2 in a cluster of 2"});
+}
+
+void test_blocks_that_wait_in_vain() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    std::uint32_t counter = 0;
+    std::uint64_t slot = 0;
+    check_contains(error_of(together(3, 32, 0),
+                            [&] {
+                              if (threadIdx.x > 0) return;
+                              if (blockIdx.x < 2) count_one(&counter);
+                              await_count(&counter, blockIdx.x == 2 ? 2 : 3);
+                              std::uint32_t word;
+                              while (!look(&slot, 1, word)) {
+                              }
+                            }),
+                   {"deadlock", "block (0, 0, 0)", "at await_count()", "block (2, 0, 0)",
+                    "at look()", "30 more exited"});
+  }
+}
+
+}  // namespace
+
+void test_async() {
+  test_configuration();
+  test_clusters();
+  test_cluster_barriers();
+  test_copies();
+  test_reads_before_copies();
+  test_blocks_that_wait();
+  test_relaxed_order();
+  test_held_back();
+  test_wrong_phase();
+  test_wrong_bytes();
+  test_unsynchronized_mbarrier();
+  test_misaligned_copies();
+  test_buffers_used_too_early();
+  test_cluster_faults();
+  test_blocks_that_wait_in_vain();
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,739 @@
+// Tests of tensor copies and of products of matrices (wgmma) on the host executor: that they do
+// what they do on a GPU, that each kind of fault in their use is caught, and that the matmul which
+// is made of them is right.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "check.h"
+#include "core/cuda.h"
+#include "core/ptx/bulk_copy.cuh"
+#include "core/ptx/cluster.cuh"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/tensor_copy.cuh"
+#include "core/ptx/warpgroup.cuh"
+#include "core/ptx/wgmma.cuh"
+#include "core/shared.h"
+#include "core/tensor_map.h"
+#include "matmul/hopper/persistent.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace {
+
+// Of each kind: seeds 0, 3 ... let copies and products come late, 1, 4 ... early, others at any
+// time.
+constexpr std::uint64_t kSeeds = 9;
+
+bool comes_late() { return simt::schedule_seed() % 3 == 0; }
+
+// At a multiple of 16 bytes, of the size that is asked for.
+template <class T>
+class Array {
+ public:
+  explicit Array(std::int64_t size) : memory_((size * sizeof(T) + 15) / 16) {
+    std::memset(memory_.data(), 0xff, memory_.size() * 16);
+  }
+  T* data() { return reinterpret_cast<T*>(memory_.data()); }
+  const T* data() const { return reinterpret_cast<const T*>(memory_.data()); }
+  T& operator[](std::int64_t i) { return data()[i]; }
+  const T& operator[](std::int64_t i) const { return data()[i]; }
+
+ private:
+  std::vector<float4> memory_;
+};
+
+template <class T>
+CUtensorMapDataType type_of() {
+  if (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+  return std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                   : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+}
+
+float to_float(float x) { return x; }
+float to_float(__half x) { return __half2float(x); }
+float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+void from_float(float x, __half& to) { to = __float2half_rn(x); }
+void from_float(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+
+// From -1 to 1.
+float noise(std::uint64_t i) {
+  i = (i + 1) * 0x9e3779b97f4a7c15;
+  i = (i ^ (i >> 29)) * 0xbf58476d1ce4e5b9;
+  return static_cast<float>(i >> 40) * 0x1p-23f - 1;
+}
+
+// The first byte of shared memory at a multiple of an atom, as the swizzle needs it.
+template <class Storage>
+Storage& aligned() {
+  auto* const memory = shared_array<unsigned char>();
+  const unsigned past = shared_address(memory) % kAtomBytes;
+  return *reinterpret_cast<Storage*>(memory + (kAtomBytes - past) % kAtomBytes);
+}
+template <class Storage>
+constexpr std::size_t kAlignedBytes = sizeof(Storage) + kAtomBytes - kSharedAlignment;
+
+// ---- Tensor maps ----
+
+void test_tensor_maps() {
+  Array<__nv_bfloat16> x(64);
+  const BoxedTensor good{
+      CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, x.data(), {8, 4, 2}, {16, 64}, {8, 4, 1}};
+  const auto error = [&](auto&& change) -> std::string {
+    BoxedTensor tensor = good;
+    change(tensor);
+    try {
+      make_tensor_map(tensor);
+    } catch (const std::runtime_error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  CHECK(error([](BoxedTensor&) {}).empty());
+  check_contains(error([&](BoxedTensor& t) { t.data = x.data() + 4; }), {"address", "of 16"});
+  check_contains(error([&](BoxedTensor& t) { t.data = nullptr; }), {"address 0"});
+  check_contains(error([](BoxedTensor& t) { t.stride_bytes[0] = 24; }), {"stride", "24"});
+  check_contains(error([](BoxedTensor& t) { t.stride_bytes[1] = std::int64_t{1} << 40; }),
+                 {"stride", "below 2^40"});
+  check_contains(error([](BoxedTensor& t) { t.extent[2] = 0; }), {"extent of 0", "1 to 2^32"});
+  check_contains(error([](BoxedTensor& t) { t.box[1] = 257; }), {"box extent of 257"});
+  check_contains(error([](BoxedTensor& t) { t.box[0] = 4; }), {"box lines", "8", "128"});
+  check_contains(error([](BoxedTensor& t) { t.box[0] = 72; }), {"box lines", "144", "128"});
+  check_contains(error([](BoxedTensor& t) { t.type = CU_TENSOR_MAP_DATA_TYPE_FLOAT64; }),
+                 {"data type"});
+}
+
+// ---- Boxes ----
+
+struct BoxStorage {
+  alignas(kAtomBytes) unsigned char box[2 * 24 * kLineBytes];
+  Mbarrier copied;
+};
+
+// A tensor of (3, 10, 70) floats with lines of 72: boxes of (2, 12, 32) at any place, with zeros
+// beyond it; and back to the same place of another tensor.
+void test_boxes() {
+  constexpr int kExtent[3] = {70, 10, 3};
+  constexpr int kLine = 76;
+  constexpr int kCount = kLine * 10 * 3;
+  const auto map_of = [&](const Array<float>& x) {
+    return make_tensor_map({CU_TENSOR_MAP_DATA_TYPE_FLOAT32,
+                            x.data(),
+                            {kExtent[0], kExtent[1], kExtent[2]},
+                            {kLine * 4, kLine * 40},
+                            {32, 12, 2}});
+  };
+  Array<float> x(kCount);
+  for (int i = 0; i < kCount; ++i) x[i] = i + 1;
+  const auto within = [&](int a, int b, int c) {
+    return a >= 0 && a < kExtent[0] && b >= 0 && b < kExtent[1] && c >= 0 && c < kExtent[2];
+  };
+  const int places[][3] = {{0, 0, 0}, {64, 4, 2}, {-5, -3, -1}, {32, 0, 1}, {80, 0, 0}, {0, 10, 0}};
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    for (const auto& at : places) {
+      Array<float> y(kCount);
+      const TensorMap from = map_of(x);
+      const TensorMap to = map_of(y);
+      int wrong = 0;
+      simt::launch(1, 128, kAlignedBytes<BoxStorage>, [&] {
+        auto& storage = aligned<BoxStorage>();
+        if (threadIdx.x == 0) initialise(&storage.copied);
+        __syncthreads();
+        if (threadIdx.x == 0) {
+          announce(&storage.copied, 24 * kLineBytes);
+          copy_tensor(storage.box, from, at[0], at[1], at[2], &storage.copied);
+        }
+        wait(&storage.copied, 0);
+        for (int i = threadIdx.x; i < 24 * 32; i += 128) {
+          const int line = i / 32;
+          const int piece = i % 32 / 4 ^ line % 8;
+          const float value =
+              reinterpret_cast<const float*>(storage.box + line * kLineBytes + piece * 16)[i % 4];
+          const int a = at[0] + i % 32;
+          const int b = at[1] + line % 12;
+          const int c = at[2] + line / 12;
+          wrong += value != (within(a, b, c) ? x[(c * 10 + b) * kLine + a] : 0);
+        }
+        finish_writes_before_copies();
+        __syncthreads();
+        if (threadIdx.x == 0) {
+          write_tensor(to, at[0], at[1], at[2], storage.box);
+          wait_until_read<0>();
+        }
+      });
+      CHECK(wrong == 0);
+      for (int i = 0; i < kCount; ++i) {
+        const int a = i % kLine - at[0];
+        const int b = i / kLine % 10 - at[1];
+        const int c = i / kLine / 10 - at[2];
+        const bool in_box = a >= 0 && a < 32 && b >= 0 && b < 12 && c >= 0 && c < 2;
+        // Of a multiple of 16 bytes that has an element, what follows is written too.
+        if (in_box && i % kLine >= 70 && i % kLine < 72) continue;
+        wrong += in_box && i % kLine < 70 ? y[i] != x[i] : !std::isnan(y[i]);
+      }
+      CHECK(wrong == 0);
+    }
+  }
+}
+
+// Block i of four sends its box to those whose numbers have the same lowest bit.
+void test_multicast() {
+  struct Storage {
+    alignas(kAtomBytes) unsigned char box[4][8 * kLineBytes];
+    Mbarrier copied;
+  };
+  Array<float> x(32 * 32);
+  for (int i = 0; i < 32 * 32; ++i) x[i] = i;
+  const TensorMap map = make_tensor_map(
+      {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, x.data(), {32, 32, 1}, {128, 4096}, {32, 8, 1}});
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    int right = 0;
+    simt::launch({8, 32, kAlignedBytes<Storage>, 4}, [&] {
+      auto& storage = aligned<Storage>();
+      const int rank = cluster_rank();
+      if (threadIdx.x == 0) initialise(&storage.copied);
+      __syncthreads();
+      cluster_arrive();
+      cluster_wait();
+      if (threadIdx.x == 0) {
+        announce(&storage.copied, 2 * 8 * kLineBytes);
+        copy_tensor(storage.box[rank], map, 0, 8 * rank, 0, &storage.copied, 5 << rank % 2);
+      }
+      wait(&storage.copied, 0);
+      for (int from = rank % 2; from < 4; from += 2) {
+        const float value =
+            reinterpret_cast<const float*>(storage.box[from] + 3 * kLineBytes + (2 ^ 3) * 16)[1];
+        right += value == static_cast<float>((8 * from + 3) * 32 + 9);
+      }
+      cluster_arrive();
+      cluster_wait();
+    });
+    CHECK(right == 8 * 32 * 2);
+  }
+}
+
+enum class CopyFault { kNone, kNoFence, kEarlyReuse, kMisaligned, kNoMap, kNoBlock, kNoWait };
+
+void test_copy_faults() {
+  Array<float> x(32 * 48);
+  const TensorMap map = make_tensor_map(
+      {CU_TENSOR_MAP_DATA_TYPE_FLOAT32, x.data(), {32, 48, 1}, {128, 6144}, {32, 24, 1}});
+  const auto error = [&](CopyFault fault) {
+    return error_of(1, 128, kAlignedBytes<BoxStorage>, [&] {
+      auto& storage = aligned<BoxStorage>();
+      const bool leads = threadIdx.x == 0;
+      if (leads) initialise(&storage.copied);
+      for (int turn = 0; turn < 2; ++turn) {
+        unsigned char* const box = storage.box + turn * 24 * kLineBytes;
+        for (int i = threadIdx.x; i < 24 * 128; i += 128) box[i] = static_cast<unsigned char>(turn);
+        // All must call it: one that does not is enough.
+        if (fault != CopyFault::kNoFence || threadIdx.x != 77) finish_writes_before_copies();
+        meet(3, 128);
+        if (leads && fault != CopyFault::kNoWait) {
+          write_tensor(map, 0, 24 * turn, 0, box);
+          wait_until_read<1>();
+        }
+      }
+      if (leads && fault == CopyFault::kEarlyReuse) {
+        wait_until_read<1>();  // for the first, which was in the other half
+        storage.box[24 * kLineBytes] = 9;
+      }
+      if (leads && fault == CopyFault::kMisaligned) {
+        write_tensor(map, 0, 0, 0, storage.box + 64);
+      }
+      if (leads && fault == CopyFault::kNoMap) write_tensor(TensorMap(), 0, 0, 0, storage.box);
+      if (leads && fault == CopyFault::kNoBlock) {
+        copy_tensor(storage.box, map, 0, 0, 0, &storage.copied, 2);
+      }
+      if (leads && fault == CopyFault::kNoWait) write_tensor(map, 0, 0, 0, storage.box);
+      if (leads && fault != CopyFault::kNoWait) wait_until_read<0>();
+    });
+  };
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    CHECK(error(CopyFault::kNone).empty());
+    check_contains(error(CopyFault::kNoFence),
+                   {"write_tensor()", "not all threads", "finish_writes_before_copies()"});
+    if (seed == 0) {  // others may let the second copy go first
+      check_contains(error(CopyFault::kEarlyReuse),
+                     {"write_tensor()", "the source was written to while the copy was under way"});
+    }
+    if (comes_late()) {
+      check_contains(error(CopyFault::kNoWait), {"the block exited while the copy was under way"});
+    }
+    check_contains(error(CopyFault::kMisaligned), {"write_tensor()", "a multiple of 128 bytes"});
+    check_contains(error(CopyFault::kNoMap), {"not made by make_tensor_map()"});
+    check_contains(error(CopyFault::kNoBlock), {"copy_tensor()", "no block 1 in a cluster of 1"});
+  }
+}
+
+// ---- Warpgroups ----
+
+// Barriers of some warps, where others do not wait: in each round the first warpgroup goes before
+// the second, which goes before the first's next round.
+void test_named_barriers() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    std::vector<int> order;
+    simt::launch(1, 256, 0, [&] {
+      const int group = threadIdx.x / 128;
+      for (int round = 0; round < 4; ++round) {
+        if (round > 0 || group == 1) meet(1 + group, 256);
+        order.push_back(2 * round + group);
+        if (round < 3 || group == 0) pass(2 - group, 256);
+      }
+    });
+    bool right = order.size() == 1024;
+    for (std::size_t i = 0; i < order.size(); ++i)
+      right = right && order[i] == static_cast<int>(i / 128);
+    CHECK(right);
+  }
+  check_contains(error_of(128,
+                          [] {
+                            if (threadIdx.x < 32) meet(2, 64);
+                          }),
+                 {"deadlock", "meet()", "for barrier 2, where 32 of 64 threads have come"});
+  check_contains(error_of(128, [] { meet(2, threadIdx.x < 32 ? 64 : 128); }),
+                 {"meet()", "barrier 2 of ", "threads, where others have come to one of "});
+  check_contains(error_of(128, [] { meet(16, 128); }), {"meet()", "1 to 15, not 16"});
+  check_contains(error_of(128, [] { meet(1, 100); }), {"100 threads", "no whole warps"});
+}
+
+void test_registers() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    // 384 threads have 168 each: 40 + 2 x 232 are as many.
+    CHECK(error_of(384, [] {
+            if (threadIdx.x < 128) {
+              give_up_registers<40>();
+            } else {
+              take_registers<232>();
+            }
+          }).empty());
+    check_contains(error_of(384,
+                            [] {
+                              if (threadIdx.x < 128) {
+                                give_up_registers<40>();
+                              } else {
+                                take_registers<240>();
+                              }
+                            }),
+                   {"deadlock", "take_registers()", "to have 240 registers in place of 168",
+                    "are free in the block"});
+  }
+  check_contains(error_of(384, [] { give_up_registers<176>(); }), {"has 168 registers", "give up"});
+  check_contains(error_of(384, [] { take_registers<160>(); }), {"has 168 registers", "take"});
+}
+
+// ---- Products ----
+
+enum class Fault {
+  kNone,
+  kWrongPhase,
+  kTooFewBytes,
+  kCopiedOver,
+  kWrittenOver,
+  kSumsRead,
+  kSumsWritten,
+  kNotBegun,
+  kNoSwizzle,
+  kLeadingTooSmall,
+  kLeadingTooLarge,
+  kStride,
+  kWithinAtom,
+  kNotWaited,
+  kMissingThread,
+  kDifferent
+};
+
+constexpr int kProductCols = 128;
+
+// The product of 64 x 64 by 64 x kProductCols.
+struct ProductStorage {
+  alignas(kAtomBytes) unsigned char left[kPanelBytes];
+  unsigned char right[2 * kPanelBytes];
+  Mbarrier copied[2];
+};
+
+template <bool kDeepA, bool kDeepB>
+void multiply_tiles(const TensorMap& left, const TensorMap& right, float* result, float* early,
+                    Fault fault) {
+  using T = __nv_bfloat16;
+  auto& storage = aligned<ProductStorage>();
+  const int thread = threadIdx.x;
+  const auto copy_left = [&](Mbarrier* barrier) {
+    copy_tensor(storage.left, left, 0, 0, 0, barrier);
+  };
+  if (thread == 0) {
+    initialise(&storage.copied[0]);
+    initialise(&storage.copied[1]);
+    announce(&storage.copied[0], 3 * kPanelBytes - (fault == Fault::kTooFewBytes ? 1024 : 0));
+    copy_left(&storage.copied[0]);
+    copy_tensor(storage.right, right, 0, 0, 0, &storage.copied[0]);
+    if (!kDeepB) copy_tensor(storage.right + kPanelBytes, right, 64, 0, 0, &storage.copied[0]);
+  }
+  __syncthreads();
+  wait(&storage.copied[0], fault == Fault::kWrongPhase);
+  float sums[kProductCols / 2];
+  if (fault != Fault::kNotBegun) begin_products();
+  const std::uint64_t a = matrix_descriptor<kDeepA>(storage.left);
+  std::uint64_t b = matrix_descriptor<kDeepB>(storage.right);
+  const std::uint64_t leading = std::uint64_t{0x3fff} << 16;
+  if (fault == Fault::kNoSwizzle) b &= ~(std::uint64_t{3} << 62);
+  if (fault == Fault::kLeadingTooSmall) b = (b & ~leading) | 64 << 16;
+  if (fault == Fault::kLeadingTooLarge) b = (b & ~leading) | kPanelBytes / 8 << 16;
+  if (fault == Fault::kStride) b += std::uint64_t{8} << 32;
+  if (fault == Fault::kWithinAtom) b += 8;
+  for (int k = 0; k < 4; ++k) {
+    if (fault == Fault::kMissingThread && thread == 9 && k == 3) continue;
+    const int step = fault == Fault::kDifferent && thread == 9 ? 0 : k;
+    multiply_add<T, kDeepA, kDeepB>(sums, a + step * kDepthStepBytes<kDeepA> / 16,
+                                    b + step * kDepthStepBytes<kDeepB> / 16, k > 0);
+  }
+  end_products();
+  if (fault == Fault::kNotWaited) return;
+  if (fault == Fault::kCopiedOver && thread == 0) {
+    announce(&storage.copied[1], kPanelBytes);
+    copy_left(&storage.copied[1]);
+  }
+  if (fault == Fault::kCopiedOver) wait(&storage.copied[1], 0);
+  if (fault == Fault::kWrittenOver && thread == 0) storage.left[5] ^= 1;
+  if (fault == Fault::kSumsRead) __syncthreads();  // all have called the products
+  if (fault == Fault::kSumsRead && thread == 0) *early = sums[7];
+  if (fault == Fault::kSumsWritten && thread == 0) sums[7] = 1234;
+  wait_for_products<0>();
+  hold(sums);
+  for (int i = 0; i < kProductCols / 2; ++i) {
+    const int row = thread / 32 * 16 + thread % 32 / 4 + i / 2 % 2 * 8;
+    const int col = i / 4 * 8 + thread % 4 * 2 + i % 2;
+    result[row * kProductCols + col] = sums[i];
+  }
+}
+
+template <bool kDeepA, bool kDeepB>
+class ProductTest {
+ public:
+  ProductTest() {
+    for (int i = 0; i < 64 * 64; ++i) from_float(noise(i), a_[i]);
+    for (int i = 0; i < kProductCols * 64; ++i) from_float(noise(i + 1000000), b_[i]);
+  }
+
+  std::string error(Fault fault) {
+    const auto map = [](const Array<__nv_bfloat16>& x, bool deep, int rows) {
+      return make_tensor_map({CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                              x.data(),
+                              {deep ? 64 : rows, deep ? rows : 64, 1},
+                              {2 * (deep ? 64 : rows), 2 * 64 * rows},
+                              {64, deep ? rows : 64, 1}});
+    };
+    const TensorMap left = map(a_, kDeepA, 64);
+    const TensorMap right = map(b_, kDeepB, kProductCols);
+    return error_of(1, 128, kAlignedBytes<ProductStorage>, [&] {
+      multiply_tiles<kDeepA, kDeepB>(left, right, result_.data(), &early, fault);
+    });
+  }
+
+  bool is_right() const {
+    for (int row = 0; row < 64; ++row) {
+      for (int col = 0; col < kProductCols; ++col) {
+        double sum = 0;
+        for (int k = 0; k < 64; ++k) {
+          sum += double{to_float(a_[kDeepA ? row * 64 + k : k * 64 + row])} *
+                 to_float(b_[kDeepB ? col * 64 + k : k * kProductCols + col]);
+        }
+        if (!(std::abs(sum - result_[row * kProductCols + col]) < 1e-4)) return false;
+      }
+    }
+    return true;
+  }
+
+  float early = 0;
+
+ private:
+  Array<__nv_bfloat16> a_{64 * 64};
+  Array<__nv_bfloat16> b_{kProductCols * 64};
+  Array<float> result_{64 * kProductCols};
+};
+
+void test_products() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    const auto check = [](auto&& test) {
+      const std::string error = test.error(Fault::kNone);
+      CHECK(error.empty());
+      if (!error.empty()) std::printf("%s\n", error.c_str());
+      CHECK(test.is_right());
+    };
+    check(ProductTest<true, true>());
+    check(ProductTest<true, false>());
+    check(ProductTest<false, true>());
+    check(ProductTest<false, false>());
+  }
+}
+
+void test_product_faults() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    ProductTest<true, false> test;
+    const auto check = [&](Fault fault, const std::vector<std::string>& parts) {
+      check_contains(test.error(fault), parts);
+    };
+    check(Fault::kTooFewBytes, {"copy_tensor()", "too few bytes are expected in phase 0"});
+    check(Fault::kNotBegun, {"multiply_add()", "must call begin_products() first"});
+    check(Fault::kNoSwizzle, {"multiply_add()", "the right operand has swizzle mode 0"});
+    check(Fault::kLeadingTooSmall, {"right operand has a leading offset of 1024 bytes", "2048"});
+    check(Fault::kLeadingTooLarge, {"multiply_add()", "not in the block's shared memory"});
+    check(Fault::kStride, {"right operand has a stride offset of 1152 bytes"});
+    check(Fault::kWithinAtom, {"right operand begins at address", "multiples of 1024 bytes"});
+    check(Fault::kNotWaited, {"exited without a wait for the products"});
+    check(Fault::kMissingThread, {"deadlock", "wait_for_products()", "for multiply_add()",
+                                  "which 127 of the warpgroup's 128 threads have called"});
+    check(Fault::kDifferent, {"call different products"});
+    // Products that come early have read their operands.
+    if (comes_late()) {
+      check(Fault::kWrongPhase, {"multiply_add()", "has not landed yet", "copy_tensor()"});
+      check(Fault::kCopiedOver,
+            {"copy_tensor()", "an operand of a product under way", "multiply_add()"});
+      check(Fault::kWrittenOver, {"multiply_add()", "an operand was written to"});
+    }
+    if (seed % 3 == 1) {
+      check(Fault::kWrongPhase, {"deadlock", "wait()", "for phase 1 of the mbarrier"});
+    }
+#ifdef JAX_GPUOPS_ASAN
+    if (comes_late()) {
+      check_contains(asan_report([&] { test.error(Fault::kSumsRead); }),
+                     {"use-after-poison", "READ of size 4", "thread (0, 0, 0)"});
+    }
+#else
+    check(Fault::kSumsWritten, {"thread (0, 0, 0): the sums of multiply_add()", "were written to"});
+    CHECK(test.error(Fault::kSumsRead).empty());
+    if (comes_late()) CHECK(std::isnan(test.early));
+    if (seed % 3 == 1) CHECK(!std::isnan(test.early));
+#endif
+  }
+}
+
+// One product of a row and a column: terms below 2^-25 of the largest one vanish, each for itself,
+// and the sum is rounded toward zero.
+float dot(const std::vector<float>& a, const std::vector<float>& b) {
+  Array<__half> left(64 * 64);
+  Array<__half> right(64 * 64);
+  std::memset(left.data(), 0, 64 * 64 * 2);
+  std::memset(right.data(), 0, 64 * 64 * 2);
+  for (std::size_t k = 0; k < a.size(); ++k) {
+    from_float(a[k], left[static_cast<int>(k)]);
+    from_float(b[k], right[static_cast<int>(k)]);
+  }
+  struct Storage {
+    alignas(kAtomBytes) unsigned char operands[2][kPanelBytes];
+    Mbarrier copied;
+  };
+  const auto map = [](Array<__half>& x) {
+    return make_tensor_map(
+        {CU_TENSOR_MAP_DATA_TYPE_FLOAT16, x.data(), {64, 64, 1}, {128, 8192}, {64, 64, 1}});
+  };
+  const TensorMap maps[2] = {map(left), map(right)};
+  float result = 0;
+  simt::launch(1, 128, kAlignedBytes<Storage>, [&] {
+    auto& storage = aligned<Storage>();
+    if (threadIdx.x == 0) {
+      initialise(&storage.copied);
+      announce(&storage.copied, 2 * kPanelBytes);
+      for (int i = 0; i < 2; ++i) {
+        copy_tensor(storage.operands[i], maps[i], 0, 0, 0, &storage.copied);
+      }
+    }
+    __syncthreads();
+    wait(&storage.copied, 0);
+    float sums[32];
+    begin_products();
+    multiply_add<__half, true, true>(sums, matrix_descriptor<true>(storage.operands[0]),
+                                     matrix_descriptor<true>(storage.operands[1]), false);
+    end_products();
+    wait_for_products<0>();
+    hold(sums);
+    if (threadIdx.x == 0) result = sums[0];
+  });
+  return result;
+}
+
+void test_product_arithmetic() {
+  CHECK(dot({1, 2, 3}, {4, 5, 6}) == 32);
+  const float tiny = 0x1p-13f;
+  CHECK(dot({1, tiny}, {1, tiny * 2}) == 1);  // 2^-25, rounded
+  CHECK(dot({1, tiny, tiny, tiny, tiny}, {1, tiny * 2, tiny * 2, tiny * 2, tiny * 2}) ==
+        1 + 0x1p-23f);                                                        // four of them
+  CHECK(dot({1, tiny, tiny, tiny, tiny}, {1, tiny, tiny, tiny, tiny}) == 1);  // 2^-26, lost
+  CHECK(dot({-1, -tiny}, {1, tiny * 2}) == -1);
+  CHECK(dot({0x1p-24f}, {0x1p-24f}) == 0x1p-48f);  // subnormal numbers count
+  const float infinity = std::numeric_limits<float>::infinity();
+  CHECK(dot({infinity, 1}, {1, 1}) == infinity);
+  CHECK(std::isnan(dot({infinity, 1}, {0, 1})));
+  CHECK(dot({}, {}) == 0);
+}
+
+// ---- Matmul ----
+
+struct Shape {
+  int rows;
+  int cols;
+  int depth;
+  int batch = 1;
+  bool shares_b = false;  // all of the batch
+};
+
+int round_up(int x, int to) { return (x + to - 1) / to * to; }
+
+// Lines of `inner` numbers, `stride` apart, with NaN between them.
+template <class T>
+Array<T> random_lines(std::int64_t lines, int inner, int stride, std::uint64_t seed) {
+  Array<T> result(lines * stride);
+  for (std::int64_t line = 0; line < lines; ++line) {
+    for (int i = 0; i < inner; ++i) {
+      from_float(noise((seed << 32) + static_cast<std::uint64_t>(line * inner + i)),
+                 result[line * stride + i]);
+    }
+  }
+  return result;
+}
+
+template <class Config>
+void check_matmul(const Shape& shape, unsigned clusters) {
+  using Factor = typename Config::Factor;
+  using Result = typename Config::Result;
+  constexpr bool kDeepA = Config::kDeepA;
+  constexpr bool kDeepB = Config::kDeepB;
+  const auto [rows, cols, depth, batch, shares_b] = shape;
+  const int b_batch = shares_b ? 1 : batch;
+  const int a_inner = kDeepA ? depth : rows;
+  const int a_lines = kDeepA ? rows : depth;
+  const int b_inner = kDeepB ? depth : cols;
+  const int b_lines = kDeepB ? cols : depth;
+  const int a_stride = round_up(a_inner, 8) + 8;
+  const int b_stride = round_up(b_inner, 8) + 8;
+  constexpr int kPerSector = 16 / sizeof(Result);
+  const int stride = round_up(cols, kPerSector) + kPerSector;
+  const auto a = random_lines<Factor>(a_lines * batch, a_inner, a_stride, 1);
+  const auto b = random_lines<Factor>(b_lines * b_batch, b_inner, b_stride, 2);
+  Array<Result> result(std::int64_t{batch} * rows * stride);
+
+  const auto map = [](const auto& x, int inner, int lines, int line_stride, int matrices,
+                      int box_cols, int box_rows) {
+    using T = std::remove_const_t<std::remove_pointer_t<decltype(x.data())>>;
+    const std::int64_t bytes = std::int64_t{line_stride} * sizeof(T);
+    return make_tensor_map({type_of<T>(),
+                            x.data(),
+                            {inner, lines, matrices},
+                            {bytes, bytes * lines},
+                            {box_cols, box_rows, 1}});
+  };
+  const TensorMap a_map = map(a, a_inner, a_lines, a_stride, batch, 64,
+                              kDeepA ? Config::kRows / Config::kClusterCols : 64);
+  const TensorMap b_map = map(b, b_inner, b_lines, b_stride, b_batch, 64,
+                              kDeepB ? Config::kCols / Config::kClusterRows : 64);
+  const TensorMap result_map = map(result, cols, rows, stride, batch, Config::kPanelCols, 64);
+  matmul::TileOrder order{};
+  order.rows = static_cast<unsigned>(round_up(rows, Config::kRows * Config::kClusterRows) /
+                                     (Config::kRows * Config::kClusterRows));
+  order.cols = static_cast<unsigned>(round_up(cols, Config::kCols * Config::kClusterCols) /
+                                     (Config::kCols * Config::kClusterCols));
+  order.tiles = order.rows * order.cols * static_cast<unsigned>(batch);
+  order.group = 2;
+  order.steps = round_up(depth, matmul::kStageDepth) / matmul::kStageDepth;
+  order.a_batch_stride = 1;
+  order.b_batch_stride = shares_b ? 0 : 1;
+
+  const std::string error =
+      error_of({std::min(clusters, order.tiles) * Config::kBlocks, Config::kThreads,
+                matmul::kPersistentBytes<Config>, Config::kBlocks},
+               [&] { matmul::persistent_kernel<Config>(a_map, b_map, result_map, order); });
+  CHECK(error.empty());
+  if (!error.empty()) std::printf("%s\n", error.c_str());
+
+  // A step of 16 truncates 17 terms at 2^-25, and rounds toward zero at 2^-23.
+  const double per_term = (depth / 16 + 1) * (17 * 0x1p-25 + 0x1p-23);
+  const double rounding = sizeof(Result) == 4              ? 0
+                          : std::is_same_v<Result, __half> ? 0x1p-11
+                                                           : 0x1p-8;
+  std::int64_t wrong = 0;
+  for (int matrix = 0; matrix < batch; ++matrix) {
+    const Factor* const x = a.data() + std::int64_t{matrix} * a_lines * a_stride;
+    const Factor* const y = b.data() + std::int64_t{shares_b ? 0 : matrix} * b_lines * b_stride;
+    for (int row = 0; row < rows; ++row) {
+      const Result* const line = result.data() + (std::int64_t{matrix} * rows + row) * stride;
+      for (int col = 0; col < cols; ++col) {
+        double sum = 0;
+        double size = 0;
+        for (int k = 0; k < depth; ++k) {
+          const double term =
+              double{to_float(x[kDeepA ? row * a_stride + k : k * a_stride + row])} *
+              to_float(y[kDeepB ? col * b_stride + k : k * b_stride + col]);
+          sum += term;
+          size += std::abs(term);
+        }
+        wrong +=
+            !(std::abs(to_float(line[col]) - sum) <= per_term * size + rounding * std::abs(sum));
+      }
+      // What follows the last multiple of 16 bytes is not the result's.
+      for (int col = round_up(cols, kPerSector); col < stride; ++col) {
+        wrong += !std::isnan(to_float(line[col]));
+      }
+    }
+  }
+  CHECK(wrong == 0);
+  if (wrong != 0) {
+    std::printf("  %d x %d x %d, batch %d: %lld wrong\n", rows, cols, depth, batch,
+                static_cast<long long>(wrong));
+  }
+}
+
+template <class Config>
+void check_matmul() {
+  for (std::uint64_t seed = 0; seed < 6; ++seed) {
+    const Seed seeded(seed);
+    check_matmul<Config>({1, 3, 5}, 1);
+    check_matmul<Config>({130, 200, 200}, 1);
+  }
+  const Seed seeded(7);
+  check_matmul<Config>({70, 264, 64, 3, true}, 2);
+  check_matmul<Config>({300, 72, 392, 2}, 1);
+}
+
+void test_matmul() {
+  using B = __nv_bfloat16;
+  using H = __half;
+  // Layouts (is k contiguous in a, in b), tile, consumers, stages, cluster, pending, lead, late.
+  check_matmul<matmul::Persistent<B, B, true, false, 128, 128, 2, 3, 2, 1, 1, 0, false>>();
+  check_matmul<matmul::Persistent<B, B, true, true, 128, 128, 2, 3, 1, 2, 1, 1, true>>();
+  check_matmul<matmul::Persistent<B, B, false, false, 256, 128, 2, 2, 1, 2, 1, 0, true>>();
+  check_matmul<matmul::Persistent<B, float, false, true, 128, 128, 2, 3, 2, 1, 1, 2, false>>();
+  check_matmul<matmul::Persistent<H, H, false, false, 128, 192, 2, 2, 1, 1, 0, 0, true>>();
+  check_matmul<matmul::Persistent<H, H, true, true, 128, 256, 2, 2, 2, 1, 1, 1, false>>();
+  check_matmul<matmul::Persistent<H, float, true, false, 64, 64, 1, 2, 1, 1, 0, 0, false>>();
+}
+
+}  // namespace
+
+void test_tensor() {
+  test_tensor_maps();
+  test_boxes();
+  test_multicast();
+  test_copy_faults();
+  test_named_barriers();
+  test_registers();
+  test_products();
+  test_product_faults();
+  test_product_arithmetic();
+  test_matmul();
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE

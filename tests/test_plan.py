@@ -1,0 +1,512 @@
+"""The plan is what runs: problems drawn at random, compared with what handlers launched for them.
+
+`JAX_GPUOPS_EXAMPLES=1000` in the environment draws as many problems for each family.
+"""
+
+import dataclasses
+import os
+import re
+from collections.abc import Callable
+from typing import Any
+
+import helpers
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_gpuops
+from jax_gpuops import _library, _plan, _primitive
+
+EXAMPLES = int(os.environ.get("JAX_GPUOPS_EXAMPLES", "25"))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A call of an op.
+
+    Attributes:
+      call: the op as a function of the operands, with `implementation` and `algorithm` to be named.
+      operands: arrays.
+      check: raises unless its argument is the result.
+      widest: the bytes of the widest elements of arrays between the calls of an op and its
+        derivative, if these are wider than the operands and results.
+    """
+
+    call: Callable[..., Any]
+    operands: tuple[np.ndarray, ...]
+    check: Callable[[Any], None]
+    widest: int = 1
+
+
+def sizes(most: int):
+    """Sizes of all magnitudes up to `most`: short ones, and around what packs and tiles divide."""
+    near = [n for p in (8, 32, 64, 128, 256, 512, 1024) for n in (p - 1, p, p + 1)]
+    return st.one_of(
+        st.integers(1, 9),
+        st.sampled_from([n for n in near if n <= most] or [1]),
+        st.integers(1, most),
+    )
+
+
+# transpose
+
+
+@st.composite
+def transposes(draw) -> Case:
+    """Permutations of up to five dims, of elements of each size."""
+    dtype = draw(st.sampled_from(["uint8", "uint16", "uint32", "uint64", "complex128"]))
+    rank = draw(st.integers(0, 5))
+    shape: list[int] = []
+    for _ in range(rank):
+        shape.append(draw(sizes(max(1, 60000 // int(np.prod(shape, dtype=np.int64))))))
+    shape = draw(st.permutations(shape))
+    axes = draw(st.permutations(range(rank)))
+    x = np.random.default_rng(0).integers(0, 256, shape).astype(dtype)
+    return Case(
+        lambda x, **how: jax_gpuops.transpose(x, axes, **how),
+        (x,),
+        lambda y: np.testing.assert_array_equal(y, x.transpose(axes)),
+    )
+
+
+# softmax
+
+TOLERANCES = {"float16": 1e-2, "bfloat16": 6e-2, "float32": 1e-4, "float64": 1e-12}
+
+
+@st.composite
+def softmaxes(draw) -> Case:
+    """Functions of the family, or their gradients, along any axes, with masks of any broadcast."""
+    name = draw(st.sampled_from(["softmax", "log_softmax", "logsumexp", "cross_entropy"]))
+    dtype = draw(st.sampled_from(helpers.FLOATS))
+    rank = draw(st.integers(1, 4))
+    shape: list[int] = []
+    for _ in range(rank):
+        shape.append(draw(sizes(max(1, 12000 // int(np.prod(shape, dtype=np.int64))))))
+    shape = draw(st.permutations(shape))
+    axis = draw(st.sampled_from([rank - 1, rank - 1, *range(rank)]))
+    axes = (axis,)
+    if rank > 1 and name != "cross_entropy" and draw(st.integers(0, 4)) == 0:
+        axes = tuple(sorted(draw(st.permutations(range(rank)))[:2]))
+    options: dict[str, Any] = {}
+    random = np.random.default_rng(draw(st.integers(0, 9)))
+    keep = np.ones(shape, bool)
+    if draw(st.booleans()):
+        mask = random.random([n if draw(st.booleans()) else 1 for n in shape]) < 0.7
+        # Each row keeps an element: what derivatives of empty rows are is tested elsewhere.
+        mask[tuple(slice(1) if d in axes else slice(None) for d in range(rank))] = True
+        options["where"], keep = mask, keep & mask
+    if name != "cross_entropy":
+        options["scale"] = draw(st.sampled_from([1.0, 1.0, -0.5]))
+        if rank > 1 and axes == (rank - 1,) and draw(st.booleans()):
+            options["causal"], keep = True, keep & np.tri(*shape[-2:], dtype=bool)
+    x = helpers.normal(shape, dtype, scale=2)
+    scale = options.get("scale", 1.0)
+    z = np.where(keep, helpers.exact(x) * scale, -np.inf)
+    powers = np.exp(z - z.max(axes, keepdims=True))
+    total = powers.sum(axes, keepdims=True)
+    lse = np.log(total) + z.max(axes, keepdims=True)
+    softmax = powers / total
+    rows = [n for d, n in enumerate(shape) if d not in axes]
+    g = helpers.normal(shape if name.endswith("softmax") else rows, dtype, seed=1)
+    wide_g = np.where(keep, helpers.exact(g), 0) if name.endswith("softmax") else None
+    row_g = None if wide_g is not None else np.expand_dims(helpers.exact(g), axes)
+    operands: tuple[np.ndarray, ...] = (x,)
+    if name == "softmax":
+        y = softmax
+        gradient = scale * softmax * (wide_g - (softmax * wide_g).sum(axes, keepdims=True))
+    elif name == "log_softmax":
+        y = z - lse
+        gradient = scale * np.where(keep, wide_g - softmax * wide_g.sum(axes, keepdims=True), 0)
+    elif name == "logsumexp":
+        y, gradient = np.squeeze(lse, axes), scale * softmax * row_g
+    else:
+        labels = random.integers(0, shape[axis], rows).astype(draw(st.sampled_from(["i4", "i8"])))
+        operands = (x, labels)
+        one_hot = np.zeros(shape)
+        np.put_along_axis(one_hot, np.expand_dims(labels, axis), 1, axis)
+        y = np.squeeze(lse - (helpers.exact(x) * one_hot).sum(axis, keepdims=True), axis)
+        gradient = (softmax - one_hot) * row_g
+    has_gradient = draw(st.booleans())
+
+    def call(x, *labels, **how):
+        def function(x):
+            if name == "cross_entropy":
+                return jax_gpuops.softmax_cross_entropy_with_integer_labels(
+                    x, *labels, axis, **options, **how
+                )
+            return getattr(jax_gpuops, name)(x, axis=axes, **options, **how)
+
+        if not has_gradient:
+            return function(x)
+        y, pullback = jax.vjp(function, x)
+        return y, pullback(jnp.asarray(g))[0]
+
+    def check(actual):
+        pairs = zip(actual, (y, gradient), strict=True) if has_gradient else [(actual, y)]
+        for ours, expected in pairs:
+            assert ours.dtype == x.dtype
+            ours = helpers.exact(ours)
+            atol = TOLERANCES[dtype] * max(1, np.abs(expected[np.isfinite(expected)]).max())
+            np.testing.assert_allclose(ours, expected, rtol=TOLERANCES[dtype], atol=atol)
+
+    return Case(call, operands, check, widest=8 if dtype == "float64" else 4)
+
+
+# matmul
+
+
+@st.composite
+def products(draw) -> Case:
+    """BLAS products of matrices or batches of them, in each orientation, perhaps added to c."""
+    dtype = draw(st.sampled_from(helpers.FLOATS))
+    m, n, k = (draw(sizes(140)) for _ in range(3))
+    batch = draw(st.sampled_from([(), (), (1,), (2,), (3,)]))
+    transpose_a, transpose_b = draw(st.booleans()), draw(st.booleans())
+    share_a, share_b = draw(st.booleans()), draw(st.booleans())
+    has_c = draw(st.booleans())
+    precision = draw(st.sampled_from(["default", "high", "highest", ("default", "high")]))
+    a_shape = (() if share_a else batch) + ((k, m) if transpose_a else (m, k))
+    b_shape = (() if share_b else batch) + ((n, k) if transpose_b else (k, n))
+    a, b = helpers.normal(a_shape, dtype), helpers.normal(b_shape, dtype, seed=1)
+    wide = "float64" if dtype == "float64" else "float32"
+    result = draw(st.sampled_from([dtype, wide]))
+    left = a.swapaxes(-1, -2) if transpose_a else a
+    right = b.swapaxes(-1, -2) if transpose_b else b
+    exact = helpers.exact(left) @ helpers.exact(right)
+    magnitude = np.abs(helpers.exact(left)) @ np.abs(helpers.exact(right)) + 1
+    if has_c:  # gemm, whose result has the dtype of c
+        c = helpers.normal(exact.shape, result, seed=2)
+
+        def call(a, b, c, **how):
+            how |= {"transpose_a": transpose_a, "transpose_b": transpose_b}
+            return jax_gpuops.gemm(a, b, c, beta=1, **how)
+
+        operands, exact = (a, b, c), exact + helpers.exact(c)
+    else:  # dot_general, which sees the transposed matrices
+
+        def call(a, b, **how):
+            a = a.swapaxes(-1, -2) if transpose_a else a
+            b = b.swapaxes(-1, -2) if transpose_b else b
+            how |= {"precision": precision, "preferred_element_type": result}
+            return jax_gpuops.matmul(a, b, **how)
+
+        operands = (a, b)
+
+    def check(y):
+        assert y.dtype == helpers.np_dtype(result)
+        epsilon = float(jnp.finfo(result).eps) + (k + 3) * float(jnp.finfo(wide).eps)
+        assert np.all(np.abs(helpers.exact(y) - exact) <= epsilon * (magnitude + np.abs(exact)))
+
+    return Case(call, operands, check)
+
+
+# reduce
+
+FOLDS = ("sum", "prod", "max", "min")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+
+
+@st.composite
+def reductions(draw) -> Case:
+    """Rows along any axes, perhaps masked, short ones and such as several blocks share."""
+    name = draw(st.sampled_from([*FOLDS, "argmax", "argmin"]))
+    dtype = draw(st.sampled_from([*helpers.FLOATS, *INTEGERS]))
+    rank = draw(st.integers(1, 4))
+    shape: list[int] = []
+    for _ in range(rank):
+        shape.append(draw(sizes(max(1, 40000 // int(np.prod(shape, dtype=np.int64))))))
+    shape = draw(st.permutations(shape))
+    axes: Any = draw(st.integers(0, rank - 1))
+    if name in FOLDS:
+        axes = tuple(draw(st.sets(st.integers(0, rank - 1), min_size=1)))
+    rng = np.random.default_rng(0)
+    if helpers.np_dtype(dtype).kind in "iu":
+        limits = np.iinfo(dtype)
+        x = rng.integers(limits.min, limits.max, shape, dtype, endpoint=True)
+    else:
+        x = helpers.normal(shape, dtype)
+    if name == "prod" and helpers.np_dtype(dtype).kind not in "iu":
+        x = (1 + x / np.array(1 << 10, x.dtype)).astype(x.dtype)
+    masks = []
+    if name in FOLDS and draw(st.booleans()):
+        kept = [size if draw(st.booleans()) else 1 for size in shape]
+        masks = [rng.random(kept) < 0.7]
+
+    def call(x, *where, **how):
+        if where:
+            how |= {"where": where[0]}
+        if where and name in ("max", "min"):
+            how |= {"initial": x.dtype.type(0)}
+        return getattr(jax_gpuops, name)(x, axes, **how)
+
+    def check(y):
+        wide = x if x.dtype.kind in "iu" else helpers.exact(x)
+        if name not in FOLDS:
+            np.testing.assert_array_equal(y, getattr(np, name)(wide, axes))
+            return
+        how: dict[str, Any] = {"where": masks[0]} if masks else {}
+        if masks and name in ("max", "min"):
+            how |= {"initial": 0}
+        if x.dtype.kind in "iu" and name in ("sum", "prod"):
+            how |= {"dtype": y.dtype}
+        expected = getattr(np, name)(wide, axes, **how)
+        if x.dtype.kind in "iu" or name in ("max", "min"):
+            np.testing.assert_array_equal(y, expected.astype(y.dtype))
+            return
+        count = int(np.prod([shape[d] for d in axes]))
+        own = float(jnp.finfo(y.dtype).eps)
+        working = np.finfo(np.float64 if dtype == "float64" else np.float32).eps
+        if name == "sum":
+            bound = 2 * max(np.log2(count), 1) * working * np.sum(np.abs(wide), axes)
+        else:
+            bound = 2 * count * working * np.abs(expected)
+        assert np.all(np.abs(helpers.exact(y) - expected) <= bound + own * np.abs(expected))
+
+    return Case(call, (x, *masks), check)
+
+
+FAMILIES = {
+    "transpose": transposes(),
+    "softmax": softmaxes(),
+    "matmul": products(),
+    "reduce": reductions(),
+}
+
+
+# The comparison
+
+OWN = tuple(_primitive.OF_EXECUTION)
+"""What is known only when a program runs."""
+
+AROUND = ("copied",)
+"""What the Python side says of a call besides the problem of the kernel."""
+
+
+def described(jaxpr) -> list[tuple[dict[str, Any], str | None]]:
+    """The problems of the calls in a jaxpr, as Python describes them, and the named algorithms."""
+    problems = []
+    for p, avals, params in _plan._calls(jaxpr.jaxpr):
+        algorithm = params["algorithm"]
+        params = {k: v for k, v in params.items() if k not in ("implementation", "algorithm")}
+        problems.append((_primitive.KERNELS[p].problem(*avals, **params), algorithm))
+    return problems
+
+
+def without(problem: dict[str, Any], *names: str) -> dict[str, Any]:
+    values = {k: v for k, v in problem.items() if k not in names}
+    return {k: list(v) if isinstance(v, tuple) else v for k, v in values.items()}
+
+
+def planned(implementation, family, problem, algorithm) -> tuple[str, dict[str, Any]]:
+    """What the plan says for a problem, on the device that the tests run on."""
+    module = _library.module(implementation)
+    plan = module.plan(family, {**problem, "algorithm": algorithm or ""}, 0)
+    return plan["algorithm"], plan["config"]
+
+
+def base_name(kernel: str) -> str:
+    """The name of a kernel without return type, namespaces, template arguments and parameters."""
+    return re.match(r"(?:void )?(?:\w+::)*(\w+)", kernel).group(1)
+
+
+def names(family: str) -> list[str]:
+    return [each.name for each in jax_gpuops.algorithms(family)]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("family", FAMILIES)
+@hypothesis.given(data=st.data())
+@hypothesis.settings(max_examples=EXAMPLES, deadline=None)
+def test_the_plan_is_what_runs(family, data, implementation):
+    with jax.enable_x64(True):
+        case = data.draw(FAMILIES[family])
+        algorithm = data.draw(st.sampled_from([None, *names(family)]))
+
+        def function(*operands):
+            return case.call(*operands, implementation=implementation, algorithm=algorithm)
+
+        try:
+            jaxpr = jax.make_jaxpr(function)(*case.operands)
+        except ValueError as error:
+            assert f"algorithm '{algorithm}'" in str(error)  # noqa: PT017
+            hypothesis.event("refused")
+            return
+        offset = 0
+        if implementation == "interpret":
+            avals = (*jaxpr.in_avals, *jaxpr.out_avals)
+            widest = max(case.widest, *(each.dtype.itemsize for each in avals))
+            offset = data.draw(st.sampled_from(range(0, 16, widest)))
+        problems = described(jaxpr)
+        operands = [jnp.asarray(x) for x in case.operands]
+        with helpers.buffers_at(offset), helpers.recorded(implementation) as executions:
+            try:
+                y = jax.block_until_ready(jax.jit(function)(*operands))
+            except jax.errors.JaxRuntimeError as error:
+                assert offset != 0 and f"algorithm '{algorithm}'" in str(error)  # noqa: PT017, PT018
+                hypothesis.event("refused for its alignment")
+                return
+    case.check(jax.tree.map(np.asarray, y))
+    assert len(executions) == len(problems)
+    kernels = {each.name: each.kernels for each in jax_gpuops.algorithms(family)}
+    for (problem, named), execution in zip(problems, executions, strict=True):
+        assert execution["op"] == family
+        ran = execution["problem"]
+        assert without(ran, *_primitive.OF_EXECUTION) == without(
+            problem, *_primitive.OF_EXECUTION, *AROUND
+        )
+        what = execution["algorithm"], execution["config"]
+        assert what == planned(implementation, family, ran, named)
+        if ran["alignment"] == problem["alignment"]:
+            assert what == planned(implementation, family, problem, named)
+        launched = [base_name(kernel) for kernel in execution["kernels"]]
+        hypothesis.event(f"{what[0]}: {', '.join(sorted(set(launched)))}")
+        assert set(launched) <= set(kernels[what[0]]), execution
+        assert bool(launched) == bool(kernels[what[0]]), execution
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_algorithm_has_kernels(family):
+    """But for a library's, whose kernels are its own; and no kernel is without an algorithm."""
+    for algorithm in jax_gpuops.algorithms(family):
+        assert bool(algorithm.kernels) == (algorithm.name != "cublas"), algorithm
+        assert all(kernel.endswith("_kernel") for kernel in algorithm.kernels)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("dtype", "shape", "axes", "offset", "expected"),
+    [
+        ("uint16", (4, 16, 64), (1, 0, 2), 0, ("copy", 16)),
+        ("uint16", (4, 16, 64), (1, 0, 2), 2, ("copy", 2)),
+        ("uint16", (64, 80), (1, 0), 0, ("swizzled", 2)),
+        ("uint16", (64, 80), (1, 0), 8, ("tiled", 2)),
+        ("float32", (40, 40, 4), (1, 0, 2), 0, ("swizzled", 16)),
+        ("float32", (40, 40, 4), (1, 0, 2), 4, ("tiled", 4)),
+    ],
+)
+def test_words_are_no_wider_than_addresses_allow(
+    dtype, shape, axes, offset, expected, implementation
+):
+    if implementation != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    x = np.arange(np.prod(shape)).astype(dtype).reshape(shape)
+    with helpers.buffers_at(offset), helpers.recorded(implementation) as executions:
+        y = jax.block_until_ready(jax_gpuops.transpose(x, axes, implementation=implementation))
+    np.testing.assert_array_equal(y, x.transpose(axes))
+    (execution,) = executions
+    assert execution["problem"]["alignment"] == (offset & -offset or 16)
+    assert (execution["algorithm"], execution["config"]["word_bytes"]) == expected
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("offset", "transpose_b", "row_major"), [(0, False, 1), (4, False, 0), (0, True, 0)]
+)
+def test_packs_are_for_aligned_matrices(offset, transpose_b, row_major, implementation):
+    if implementation != "interpret" and offset != 0:
+        pytest.skip("JAX aligns the buffers of a GPU")
+    a, b = helpers.normal((20, 12), "float32"), helpers.normal((12, 12), "float32", seed=1)
+    how = {"implementation": implementation, "algorithm": "double_buffered"}
+    with helpers.buffers_at(offset), helpers.recorded(implementation) as executions:
+        y = jax.block_until_ready(jax_gpuops.gemm(a, b, transpose_b=transpose_b, **how))
+    np.testing.assert_allclose(y, a @ (b.T if transpose_b else b), rtol=1e-4, atol=1e-5)
+    (execution,) = executions
+    assert execution["config"]["row_major"] == row_major
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_a_plan_refuses_a_dtype_without_kernels(dtype, implementation):
+    """In words that name it: the dtype is known, and only kernels are missing."""
+    x = jax.ShapeDtypeStruct((8, 8), "float32")
+    jaxpr = jax.make_jaxpr(lambda x: jax_gpuops.gemm(x, x, implementation=implementation))(x)
+    ((problem, _),) = described(jaxpr)
+    planned(implementation, "matmul", problem, None)
+    with pytest.raises(ValueError, match=f"matmul kernels take .*, not {dtype}"):
+        planned(implementation, "matmul", {**problem, "dtype": dtype}, None)
+
+
+@pytest.mark.kernel
+def test_columns_in_packs_are_for_aligned_arrays(implementation):
+    x = helpers.normal((300, 64), "bfloat16")
+    for offset, pack in ((0, 8), *([(8, 1)] if implementation == "interpret" else [])):
+        with helpers.buffers_at(offset), helpers.recorded(implementation) as executions:
+            y = jax.block_until_ready(jax_gpuops.max(x, 0, implementation=implementation))
+        np.testing.assert_array_equal(y, x.max(0))
+        (execution,) = executions
+        assert execution["config"]["pack"] == pack
+
+
+@pytest.mark.parametrize("algorithm", ["multiple", "column"])
+def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
+    x = jax.ShapeDtypeStruct((2, 1 << 20), "float32")
+    how = {"implementation": implementation, "algorithm": algorithm}
+    ((problem, _),) = described(jax.make_jaxpr(lambda x: jax_gpuops.sum(x, 1, **how))(x))
+    parts = []
+    for workspace in (-1, 1 << 20, 2 * 4 * 3, 2 * 4 * 3 - 1, 0):
+        _, config = planned(implementation, "reduce", problem | {"workspace": workspace}, algorithm)
+        assert config["workspace"] == (2 * 4 * config["parts"] if config["parts"] > 1 else 0)
+        parts.append(config["parts"])
+    assert parts[0] == parts[1] > 3
+    assert parts[2:] == [3, 2, 1]
+
+
+def test_a_step_without_its_workspace_is_refused(implementation):
+    x = jax.ShapeDtypeStruct((2, 5000), "float32")
+    how = {"implementation": implementation, "algorithm": "unroll"}
+    ((problem, _),) = described(jax.make_jaxpr(lambda x: jax_gpuops.sum(x, 1, **how))(x))
+    _, config = planned(implementation, "reduce", problem, "unroll")
+    planned(implementation, "reduce", problem | {"workspace": config["workspace"]}, "unroll")
+    with pytest.raises(ValueError, match="the workspace is too small"):
+        planned(
+            implementation, "reduce", problem | {"workspace": config["workspace"] - 1}, "unroll"
+        )
+
+
+def plan_of(op, shape, dtype, implementation, **arguments):
+    return jax_gpuops.plan(op, shape, dtype, implementation=implementation, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "dtype", "arguments", "why"),
+    [
+        ("transpose", (8, 8), "int8", {"algorithm": "copy"}, "keeps none"),
+        ("transpose", (3, 5, 1), "complex64", {"algorithm": "copy"}, "keeps none"),
+        ("transpose", (8, 1), "int8", {"algorithm": "tiled"}, "all elements stay where they are"),
+        ("transpose", (8, 1), "int8", {"algorithm": "swizzled"}, "'copy' takes this"),
+        (
+            "transpose",
+            (8, 9, 16),
+            "float32",
+            {"axes": (1, 0, 2), "algorithm": "tiled"},
+            "keeps runs of 64 bytes; 'copy' takes these",
+        ),
+        (
+            "transpose",
+            (8, 9, 3),
+            "float32",
+            {"axes": (1, 0, 2), "algorithm": "swizzled"},
+            "keeps runs of 3 words of 4 bytes",
+        ),
+        ("argmax", (8, 9), "float32", {"axis": 1, "algorithm": "unroll"}, "computes sum, prod"),
+        ("sum", (8, 9), "float32", {"axis": 0, "algorithm": "row"}, "'column' takes these"),
+        ("sum", (8, 9), "float32", {"axis": 0, "algorithm": "multiple"}, "9 elements apart"),
+        (
+            "sum",
+            (8, 9),
+            "float32",
+            {"axis": 1, "where": jax.ShapeDtypeStruct((9,), bool), "algorithm": "naive"},
+            "takes no mask; 'multiple', 'row' and 'column' do",
+        ),
+    ],
+    ids=str,
+)
+def test_a_named_algorithm_refuses_what_it_cannot_take(
+    op, shape, dtype, arguments, why, implementation
+):
+    with pytest.raises(ValueError, match=f"algorithm '{arguments['algorithm']}' .*{why}"):
+        plan_of(op, shape, dtype, implementation, **arguments)
+    plan_of(op, shape, dtype, implementation, **{**arguments, "algorithm": None})
