@@ -23,7 +23,9 @@ def as_array(name: str, x: Any) -> Any:
     """
     if not isinstance(x, jax.Array) and hasattr(x, "__jax_array__"):
         x = x.__jax_array__()
-    if not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
+    # ArrayLike lacks the scalars of ml_dtypes, such as bfloat16, which jnp functions take.
+    is_scalar = isinstance(x, np.generic) and jnp.issubdtype(x.dtype, np.number)
+    if not is_scalar and not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
         raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
     return x
 

@@ -289,6 +289,15 @@ def test_promote_integers(name, dtype, promote, implementation):
         np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn", "float32", "int8", "bool"])
+def test_a_numpy_scalar_is_an_array(dtype):
+    """numpy's own and those of ml_dtypes, which do not derive from numpy.number."""
+    one = helpers.np_dtype(dtype).type(1)
+    y = jax_gpuops.sum(one, initial=one)
+    expected = jnp.sum(one, initial=one)
+    assert (y, y.dtype) == (expected, expected.dtype)
+
+
 @pytest.mark.parametrize("name", FOLDS)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "int8"])
 def test_initial_where_and_keepdims(name, dtype, implementation):

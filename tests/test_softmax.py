@@ -1382,16 +1382,16 @@ def test_any_order_of_threads(algorithm, implementation):
 @pytest.mark.parametrize(
     ("algorithm", "row_bytes", "shape", "axis", "warps"),
     [
-        ("cluster", 140_000, (2, 0), -1, (0, 1, 7)),  # in registers
-        ("cluster", 530_000, (2, 0), -1, (0, 3, 7)),  # in shared memory
+        ("cluster", 140_000, (2, 0), -1, (0, 1, 7)),
+        ("cluster_shared", 530_000, (2, 0), -1, (0, 3, 7)),
         # Two groups of two blocks. Behind 24 or 22 warps with pieces of rows come one that posts
         # states and one that collects those of the other block.
-        ("split", 80_000, (18, 0), -1, (0, 10, 22, 23, 24, 25)),
-        ("column", None, (300, 136), 0, (0, 8, 15)),  # strips of one block
-        ("column", None, (1500, 72), 0, (0, 8, 15)),  # and of several
+        ("split_pipelined", 80_000, (18, 0), -1, (0, 10, 22, 23, 24, 25)),
+        ("strip", None, (300, 136), 0, (0, 8, 15)),  # strips of one block
+        ("strip", None, (1500, 72), 0, (0, 8, 15)),  # and of several
         ("staged", None, (700, 33), -1, (0, 3, 7)),
     ],
-    ids=["registers", "slices", "ring", "strip", "strips", "staged"],
+    ids=["cluster", "cluster_shared", "split_pipelined", "strip", "strips", "staged"],
 )
 def test_any_order_of_blocks_and_copies(
     algorithm, row_bytes, shape, axis, warps, dtype, implementation
