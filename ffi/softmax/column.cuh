@@ -15,8 +15,9 @@
 #pragma once
 
 #include "core/shared.h"
+#include "softmax/fragment.cuh"
 #include "softmax/launcher.cuh"
-#include "softmax/share.cuh"
+#include "softmax/redo.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
@@ -35,7 +36,7 @@ struct Steps {
 // What a thread holds of its kPack rows. Elements that do not take part are replaced as in row.cuh.
 // With a mask kPack is 1, for each row has its own. kSelects: whether there may be one.
 template <class T, bool kTangent, int kPack, int kHeld, bool kSelects = kPack == 1>
-class ColumnShare {
+class ColumnFragment {
  public:
   using A = Accumulator<T>;
   using State = std::conditional_t<kTangent, Total<T>, MaxSum<T>>;
@@ -43,17 +44,17 @@ class ColumnShare {
   // the powers of rows side by side have a common factor then, for which one register is enough.
   static constexpr bool kRedoes = !kTangent && kPack > 1 && Exponents<T>::kBaseTwo;
 
-  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Steps& steps,
-                                       const Selection<T>& selection) {
-    load(tensors, tensors.x, tensors.t, steps, selection);
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const Steps& steps,
+                                       const RowMask<T>& row_mask) {
+    load(args, args.x, args.t, steps, row_mask);
   }
 
   // The same from copies of parts of x and t, in which `steps` says where the elements lie.
-  __device__ __forceinline__ void load(const Tensors<T>& tensors, const T* x, const T* t,
-                                       const Steps& steps, const Selection<T>& selection) {
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const T* x, const T* t,
+                                       const Steps& steps, const RowMask<T>& row_mask) {
     // What changes no maximum and no sum.
-    const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
-    const A lowest = tensors.scale < 0 ? infinity<A>() : -infinity<A>();
+    const bool logarithm = args.function == Function::kLogSoftmaxCotangent;
+    const A lowest = args.scale < 0 ? infinity<A>() : -infinity<A>();
     const A fill = !kTangent ? lowest : logarithm ? -infinity<A>() : A(0);
     const auto each_step = [&](auto&& read) {
       x += steps.begin;
@@ -73,43 +74,43 @@ class ColumnShare {
     each_step([&](int k) {
       x_[k] = filled<kPack>(narrow<T>(fill));
       if constexpr (kTangent) t_[k] = filled<kPack>(narrow<T>(A(0)));
-      if (keeps(steps, selection, k)) read(k);
+      if (keeps(steps, row_mask, k)) read(k);
     });
   }
 
-  __device__ __forceinline__ void reduce(const Tensors<T>& tensors, const Exponents<T>& exponents,
+  __device__ __forceinline__ void reduce(const KernelArgs<T>& args, const Exponents<T>& exponents,
                                          State (&states)[kPack]) const {
 #pragma unroll
     for (State& state : states) state = State::none();
-    reduce_onto<false>(tensors, exponents, states);
+    reduce_onto<false>(args, exponents, states);
   }
 
   // Adds to the states of elements before.
-  __device__ __forceinline__ void add(const Tensors<T>& tensors, const Exponents<T>& exponents,
+  __device__ __forceinline__ void add(const KernelArgs<T>& args, const Exponents<T>& exponents,
                                       State (&states)[kPack]) const {
-    reduce_onto<true>(tensors, exponents, states);
+    reduce_onto<true>(args, exponents, states);
   }
 
-  __device__ __forceinline__ void write(const Tensors<T>& tensors, const Exponents<T>& exponents,
-                                        const Steps& steps, const Selection<T>& selection,
+  __device__ __forceinline__ void write(const KernelArgs<T>& args, const Exponents<T>& exponents,
+                                        const Steps& steps, const RowMask<T>& row_mask,
                                         const State (&totals)[kPack]) const {
     if constexpr (kTangent) {
       const bool regular = !kSelects || is_finite(totals[0].sum);
-      const auto result = [&](int i) { return TangentResult<T>{tensors.scale, totals[i].sum}; };
-      if (tensors.function == Function::kSoftmaxTangent) {
-        write_each(tensors, steps, selection, regular, A(0),
+      const auto result = [&](int i) { return TangentResult<T>{args.scale, totals[i].sum}; };
+      if (args.function == Function::kSoftmaxTangent) {
+        write_each(args, steps, row_mask, regular, A(0),
                    [&](int i, A y, A t) { return result(i).softmax(y, t); });
       } else {
-        write_each(tensors, steps, selection, regular, A(0),
+        write_each(args, steps, row_mask, regular, A(0),
                    [&](int i, A y, A t) { return result(i).log_softmax(y, t); });
       }
     } else {
       const bool regular = !kSelects || (is_finite(totals[0].anchor) && is_finite(totals[0].sum));
       if (exponents.function == Function::kSoftmax) {
-        write_results<FreshPowers<T, true>>(tensors, exponents, steps, selection, regular, A(0),
+        write_results<FreshPowers<T, true>>(args, exponents, steps, row_mask, regular, A(0),
                                             totals);
       } else {
-        write_results<Logarithms<T>>(tensors, exponents, steps, selection, regular, -infinity<A>(),
+        write_results<Logarithms<T>>(args, exponents, steps, row_mask, regular, -infinity<A>(),
                                      totals);
       }
     }
@@ -122,15 +123,15 @@ class ColumnShare {
     for (const State& total : totals) any = any || fabs(total.anchor) >= Exponents<T>::kLarge;
     return any;
   }
-  __device__ __forceinline__ static void redo(const Tensors<T>& tensors, std::int64_t first_row) {
+  __device__ __forceinline__ static void redo(const KernelArgs<T>& args, std::int64_t first_row) {
 #pragma unroll 1
-    for (int i = 0; i < kPack; ++i) redo_row(tensors, first_row + i, true, 0, 1);
+    for (int i = 0; i < kPack; ++i) redo_row(args, first_row + i, true, 0, 1);
   }
 
  private:
   // kAdds: to states that are not those of nothing.
   template <bool kAdds>
-  __device__ __forceinline__ void reduce_onto(const Tensors<T>& tensors,
+  __device__ __forceinline__ void reduce_onto(const KernelArgs<T>& args,
                                               const Exponents<T>& exponents,
                                               State (&states)[kPack]) const {
     if constexpr (kTangent) {
@@ -142,7 +143,7 @@ class ColumnShare {
         widen(t_[k], t);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
-          states[i].sum += tensors.function == Function::kLogSoftmaxCotangent ? t[i] : y[i] * t[i];
+          states[i].sum += args.function == Function::kLogSoftmaxCotangent ? t[i] : y[i] * t[i];
         }
       }
     } else {
@@ -179,10 +180,10 @@ class ColumnShare {
     return !kSelects && steps.count == kHeld;
   }
 
-  __device__ __forceinline__ static bool keeps(const Steps& steps, const Selection<T>& selection,
+  __device__ __forceinline__ static bool keeps(const Steps& steps, const RowMask<T>& row_mask,
                                                int k) {
     if (k >= steps.count) return false;
-    return !kSelects || selection(steps.first + std::int64_t{k} * steps.stride);
+    return !kSelects || row_mask(steps.first + std::int64_t{k} * steps.stride);
   }
 
   template <bool kSmallest>
@@ -194,9 +195,9 @@ class ColumnShare {
   }
 
   template <class Result>
-  __device__ __forceinline__ void write_results(const Tensors<T>& tensors,
+  __device__ __forceinline__ void write_results(const KernelArgs<T>& args,
                                                 const Exponents<T>& exponents, const Steps& steps,
-                                                const Selection<T>& selection, bool regular,
+                                                const RowMask<T>& row_mask, bool regular,
                                                 A left_out, const State (&totals)[kPack]) const {
     Result results[kPack];
 #pragma unroll
@@ -205,26 +206,26 @@ class ColumnShare {
       results[i] = Result(totals[i], kRedoes ? exponents.common_powers(anchor, exponents.lift())
                                              : exponents.powers(anchor, exponents.lift()));
     }
-    write_each(tensors, steps, selection, regular, left_out,
+    write_each(args, steps, row_mask, regular, left_out,
                [&](int i, A x, A) { return results[i](x); });
   }
 
   template <class Result>
-  __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Steps& steps,
-                                             const Selection<T>& selection, bool regular,
-                                             A left_out, Result&& result) const {
+  __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Steps& steps,
+                                             const RowMask<T>& row_mask, bool regular, A left_out,
+                                             Result&& result) const {
     // nothing() is 0, but hides from the compiler that these are the addresses that load() had: it
     // would keep all of those in registers in between.
-    T* to = tensors.y + steps.begin + tensors.nothing();
-    const std::int64_t hop = steps.hop + tensors.nothing();
+    T* to = args.y + steps.begin + args.nothing();
+    const std::int64_t hop = steps.hop + args.nothing();
     const auto results = [&](int k) {
       A x[kPack];
       A t[kPack] = {};
-      widen_again(x_[k], tensors.nothing(), x);
-      if constexpr (kTangent) widen_again(t_[k], tensors.nothing(), t);
+      widen_again(x_[k], args.nothing(), x);
+      if constexpr (kTangent) widen_again(t_[k], args.nothing(), t);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) x[i] = result(i, x[i], t[i]);
-      if (!regular && !keeps(steps, selection, k)) x[0] = left_out;
+      if (!regular && !keeps(steps, row_mask, k)) x[0] = left_out;
       return narrow<T>(x);
     };
     if (is_full(steps)) {
@@ -269,13 +270,13 @@ __device__ inline State combine_column(const Exponents<T>& exponents, const Stat
 // hold the axis, and do not read it again.
 template <class T, bool kTangent, int kPack, int kHeld, bool kOnce>
 __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBlocksResident : 1)
-    column_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, std::int64_t outers,
+    column_kernel(const __grid_constant__ KernelArgs<T> args, int lanes, std::int64_t outers,
                   std::int64_t most) {
-  using Share = ColumnShare<T, kTangent, kPack, kHeld>;
-  using State = typename Share::State;
-  const Exponents<T> exponents(tensors.function, tensors.scale);
-  const std::int64_t inner = tensors.rows.inner;
-  const std::int64_t columns = tensors.rows.columns;
+  using Fragment = ColumnFragment<T, kTangent, kPack, kHeld>;
+  using State = typename Fragment::State;
+  const Exponents<T> exponents(args.function, args.scale);
+  const std::int64_t inner = args.rows.inner;
+  const std::int64_t columns = args.rows.columns;
   const int threads = blockDim.x;
   const int lane = threadIdx.x % lanes;
   const int group = threadIdx.x / lanes;
@@ -289,8 +290,8 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
     const std::int64_t at = first_row + lane * kPack;
     const std::int64_t number = outer * inner + at;  // of the thread's first row
     const bool exists = at < inner;
-    Selection<T> selection;
-    if (kPack == 1 && exists) selection = Selection<T>(tensors, number);
+    RowMask<T> row_mask;
+    if (kPack == 1 && exists) row_mask = RowMask<T>(args, number);
     const auto steps_from = [&](std::int64_t done) {
       const std::int64_t first = group + done * groups;
       const std::int64_t left = own - done < kHeld ? own - done : kHeld;
@@ -301,16 +302,16 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
     // Reduce. The last steps stay in registers.
     State states[kPack];
     std::int64_t last = 0;
-    Share share;
+    Fragment fragment;
     if constexpr (kOnce) {
-      share.load(tensors, steps_from(0), selection);
-      share.reduce(tensors, exponents, states);
+      fragment.load(args, steps_from(0), row_mask);
+      fragment.reduce(args, exponents, states);
     } else {
       Running<State> running[kPack];
       for (std::int64_t done = 0; done < most; done += kHeld) {
         last = done;
-        share.load(tensors, steps_from(done), selection);
-        share.reduce(tensors, exponents, states);
+        fragment.load(args, steps_from(done), row_mask);
+        fragment.reduce(args, exponents, states);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) running[i].add(exponents, states[i]);
       }
@@ -340,24 +341,24 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
       for (int i = 0; i < kPack; ++i) states[i] = storage.totals[lane * kPack + i];
     }
 
-    if constexpr (Share::kRedoes) {
-      if (Share::any_large(states)) {
-        if (group == 0 && exists) Share::redo(tensors, number);
+    if constexpr (Fragment::kRedoes) {
+      if (Fragment::any_large(states)) {
+        if (group == 0 && exists) Fragment::redo(args, number);
         return;
       }
     }
 
     // Write.
-    if (tensors.y != nullptr) {
-      share.write(tensors, exponents, steps_from(last), selection, states);
+    if (args.y != nullptr) {
+      fragment.write(args, exponents, steps_from(last), row_mask, states);
       for (std::int64_t done = 0; !kOnce && done < last; done += kHeld) {
-        share.load(tensors, steps_from(done), selection);
-        share.write(tensors, exponents, steps_from(done), selection, states);
+        fragment.load(args, steps_from(done), row_mask);
+        fragment.write(args, exponents, steps_from(done), row_mask, states);
       }
     }
-    if (tensors.reduces() && group == 0 && exists) {
+    if (args.reduces() && group == 0 && exists) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
+      for (int i = 0; i < kPack; ++i) write_row(args, number + i, states[i]);
     }
   };
 
@@ -375,7 +376,7 @@ void launch_column_of(const Call& call) {
   dispatch_value<column_pack(sizeof(T)), 1>(call.config.pack, [&](auto pack) {
     constexpr int kOwn = Family::kTangent ? kHeld / 2 : kHeld;
     launch_kernel<column_kernel<T, Family::kTangent, pack, kOwn, kOnce>>(
-        call.queue, launch_shape(call), tensors_of<T>(call), call.config.lanes, call.problem.outer,
+        call.queue, launch_shape(call), kernel_args<T>(call), call.config.lanes, call.problem.outer,
         call.config.steps);
   });
 }

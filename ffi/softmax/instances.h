@@ -39,16 +39,16 @@ inline constexpr WarpInstance kSmallWarpInstances[] = {
     {2, 1, 1}, {4, 1, 1}, {4, 2, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
 };
 // Rows that do not begin and end with a pack, or have masks.
-inline constexpr WarpInstance kRaggedWarpInstances[] = {
+inline constexpr WarpInstance kUnalignedWarpInstances[] = {
     {8, 1, 1}, {8, 4, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
 
 // Packs that a thread of a block holds of a row: few in short rows, for as many threads as it takes
-// to hide their waits, and more in long ones, for fewer warps to wait for each other. 5 of ragged
-// rows, since those of 2^k + 1 packs would need one more warp for the last. A thread of the
-// functions that are linear in t holds as many of both operands together. The launch bounds leave
-// 32 registers for the rest.
+// to hide their waits, and more in long ones, for fewer warps to wait for each other. 5 of
+// unaligned rows, since those of 2^k + 1 packs would need one more warp for the last. A thread of
+// the functions that are linear in t holds as many of both operands together. The launch bounds
+// leave 32 registers for the rest.
 inline constexpr int kBlockPacks[] = {4, 8};
-inline constexpr int kRaggedBlockPacks[] = {5, 8};
+inline constexpr int kUnalignedBlockPacks[] = {5, 8};
 inline constexpr int kFewPacksThreads = 256;  // up to which a block holds few
 inline constexpr int kMostBlockPacks = 8;
 // Of rows that are read again.
@@ -61,13 +61,13 @@ inline constexpr int kMostClusterBlocks = 16;     // that CUDA allows; over 8 ar
 // scales need as well. Even rows of 16-bit elements do with them, and take 1 % more time in such a
 // kernel.
 constexpr bool has_plain_cluster(DType dtype, RowLayout layout) {
-  return layout == RowLayout::kRagged ||
-         (dtype == DType::kFloat32 && layout != RowLayout::kMaskedRagged);
+  return layout == RowLayout::kUnaligned ||
+         (dtype == DType::kFloat32 && layout != RowLayout::kMaskedUnaligned);
 }
 // The same of kernels that keep rows in shared memory: for a shorter way from the state of a row to
 // its results. 16-bit rows gain less.
 constexpr bool has_plain_in_shared(DType dtype, RowLayout layout) {
-  return dtype == DType::kFloat32 && layout != RowLayout::kMaskedRagged;
+  return dtype == DType::kFloat32 && layout != RowLayout::kMaskedUnaligned;
 }
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kBlocksResident = 2;
@@ -92,15 +92,15 @@ constexpr int ring_warps(int element_bytes) { return element_bytes < 4 ? 24 : 22
 constexpr int ring_threads(int element_bytes) { return 32 * (ring_warps(element_bytes) + 2); }
 constexpr int ring_held(int element_bytes) { return element_bytes < 8 ? 6 : 4; }
 // The memory by which a group of them tell each other states: sets of slots, each with a counter.
-inline constexpr int kBoardSets = 2 * kRingRows;
-constexpr std::int64_t board_bytes(std::int64_t blocks, std::int64_t state_bytes) {
+inline constexpr int kMailboxSets = 2 * kRingRows;
+constexpr std::int64_t mailbox_bytes(std::int64_t blocks, std::int64_t state_bytes) {
   const std::int64_t lines = (2 * state_bytes * blocks + 127) / 128;
-  return kBoardSets * (1 + lines) * 128;
+  return kMailboxSets * (1 + lines) * 128;
 }
 // Of the blocks that combine what slices were reduced to.
 inline constexpr int kFinishThreads = 256;
 // For rows that are not packed, each element read by itself.
-inline constexpr int kAnyPacks = 1;
+inline constexpr int kStridedPacks = 1;
 
 inline constexpr int kStagedThreads = 256;
 

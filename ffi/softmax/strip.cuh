@@ -103,7 +103,7 @@ __device__ __forceinline__ int strip_of(int cluster, int strips) {
 // `most_steps`. kPlainSoftmax: softmax alone, and the scale is 1.
 template <class T, bool kTangent, bool kPlainSoftmax>
 __global__ void __launch_bounds__(kStripThreads, kStripsResident)
-    strip_kernel(const __grid_constant__ Tensors<T> tensors, int blocks, int most_steps) {
+    strip_kernel(const __grid_constant__ KernelArgs<T> args, int blocks, int most_steps) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   constexpr int kPack = column_pack(sizeof(T));
   constexpr int kRows = kStripRows<T>;
@@ -113,20 +113,20 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   constexpr int kCopies = kStripSteps / kOperands - kHeld;
   constexpr int kPiece = kCopies / kStripPieces;
   static_assert(kCopies % kStripPieces == 0 && kCopies <= kWarpSize);
-  using Share = ColumnShare<T, kTangent, kPack, kHeld, false>;
-  using Piece = ColumnShare<T, kTangent, kPack, kPiece, false>;
-  using State = typename Share::State;
+  using Fragment = ColumnFragment<T, kTangent, kPack, kHeld, false>;
+  using Piece = ColumnFragment<T, kTangent, kPack, kPiece, false>;
+  using State = typename Fragment::State;
   using Storage = StripStorage<State, kRows>;
   auto& storage = shared<Storage>();
-  const Exponents<T> exponents(kPlainSoftmax ? Function::kSoftmax : tensors.function, tensors.scale,
+  const Exponents<T> exponents(kPlainSoftmax ? Function::kSoftmax : args.function, args.scale,
                                kPlainSoftmax);
   const int rank = blocks > 1 ? cluster_rank() : 0;
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
 
   // The warp has the steps first, first + 1 ... first + count - 1 of the rows from first_row on.
-  const std::int64_t inner = tensors.rows.inner;
-  const std::int64_t columns = tensors.rows.columns;
+  const std::int64_t inner = args.rows.inner;
+  const std::int64_t columns = args.rows.columns;
   const int strip = strip_of(blockIdx.x / blocks, gridDim.x / blocks);
   const std::int64_t first_row = std::int64_t{strip} * kRows;
   const std::int64_t first = std::int64_t{rank * kStripWarps + warp} * most_steps;
@@ -151,9 +151,9 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   // One turn at most, but as a condition the compiler spills seven registers more with bfloat16.
   for (int s = lane; kHeld + s < count; s += kWarpSize) {
     const std::int64_t at = begin + (kHeld + s) * inner;
-    copy_bulk(copies + s * kRows, tensors.x + at, bytes, copied + s / kPiece);
+    copy_bulk(copies + s * kRows, args.x + at, bytes, copied + s / kPiece);
     if constexpr (kTangent) {
-      copy_bulk(copies + (most_copies + s) * kRows, tensors.t + at, bytes, copied + s / kPiece);
+      copy_bulk(copies + (most_copies + s) * kRows, args.t + at, bytes, copied + s / kPiece);
     }
   }
   // Up to `most` steps from `step` on: where they lie in the array, and among the copies.
@@ -167,14 +167,14 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   };
   const auto load_piece = [&](int step) {
     Piece piece;
-    piece.load(tensors, copies, copies + most_copies * kRows,
+    piece.load(args, copies, copies + most_copies * kRows,
                Steps{(step - kHeld) * kRows + lane * kPack, kRows, first + step, 1,
                      steps_there(step, kPiece)},
-               Selection<T>());
+               RowMask<T>());
     return piece;
   };
-  Share share;
-  share.load(tensors, steps(0, kHeld), Selection<T>());
+  Fragment fragment;
+  fragment.load(args, steps(0, kHeld), RowMask<T>());
   if (blocks > 1) {
     if (threadIdx.x == 0) {
       const OwnRows<kRows> own(rank, blocks);
@@ -194,9 +194,9 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
 #pragma unroll 1
   for (int step = kHeld; step < count; step += kPiece) {
     wait(copied + (step - kHeld) / kPiece, 0);
-    load_piece(step).add(tensors, exponents, states);
+    load_piece(step).add(args, exponents, states);
   }
-  share.add(tensors, exponents, states);
+  fragment.add(args, exponents, states);
 
   // Combine: the warps of the block, the blocks of the cluster.
   State* const slot = &storage.warps[warp % Storage::kSlots][lane * kPack];
@@ -238,24 +238,24 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
 
   const std::int64_t number = blockIdx.y * inner + first_row + lane * kPack;
   const bool writes_rows = rank == 0 && warp == 0 && exists;
-  if constexpr (Share::kRedoes) {
-    if (Share::any_large(states)) {
-      if (writes_rows) Share::redo(tensors, number);
+  if constexpr (Fragment::kRedoes) {
+    if (Fragment::any_large(states)) {
+      if (writes_rows) Fragment::redo(args, number);
       return;
     }
   }
 
   // Write.
-  if (tensors.y != nullptr) {
-    share.write(tensors, exponents, steps(0, kHeld), Selection<T>(), states);
+  if (args.y != nullptr) {
+    fragment.write(args, exponents, steps(0, kHeld), RowMask<T>(), states);
 #pragma unroll 1
     for (int step = kHeld; step < count; step += kPiece) {
-      load_piece(step).write(tensors, exponents, steps(step, kPiece), Selection<T>(), states);
+      load_piece(step).write(args, exponents, steps(step, kPiece), RowMask<T>(), states);
     }
   }
-  if (tensors.reduces() && writes_rows) {
+  if (args.reduces() && writes_rows) {
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
+    for (int i = 0; i < kPack; ++i) write_row(args, number + i, states[i]);
   }
 #else
   __trap();
@@ -265,10 +265,10 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
 template <class Family, class T>
 void launch_strip(const Call& call) {
   using State = std::conditional_t<Family::kTangent, Total<T>, MaxSum<T>>;
-  dispatch_variant<Family, kVariantInShared<T, Kind::kAny>>(call, [&](auto variant) {
+  dispatch_variant<Family, kVariantInShared<T, RowLayout::kStrided>>(call, [&](auto variant) {
     launch_kernel<strip_kernel<T, Family::kTangent, variant == Variant::kPlainSoftmax>>(
         call.queue, launch_shape(call, sizeof(StripStorage<State, kStripRows<T>>)),
-        tensors_of<T>(call), call.config.cluster, static_cast<int>(call.config.steps));
+        kernel_args<T>(call), call.config.cluster, static_cast<int>(call.config.steps));
   });
 }
 
