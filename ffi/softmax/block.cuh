@@ -1,16 +1,14 @@
-// softmax, algorithm `block`: a row, or a part of one for the algorithms that divide rows, lives in
-// the registers of a block.
+// softmax, algorithm `block`: a row, or a slice of one for the algorithms that divide rows, lives
+// in the registers of a block.
 //
-// Each warp holds a piece of the part, lane l packs l, l + 32 ... of it, reduces its elements to
+// Each warp holds a piece of the slice, lane l packs l, l + 32 ... of it, reduces its elements to
 // one state and writes it to a slot of its own; after one barrier every warp combines all slots.
 //
 // Where there is little work, the maximum of all warps comes first, and then the sum: that takes
 // two barriers, but neither a second round of shuffles nor of exponentials.
 //
 // No block takes a second row: the next block's loads are what memory works on while this one
-// reduces, waits and writes. Blocks that stayed, and copied their next row to shared memory
-// meanwhile, were 5 to 10 % slower; rows prefetched to the L2 cache fell out of it before their
-// turn.
+// reduces, waits and writes.
 #pragma once
 
 #include "core/shared.h"
@@ -44,7 +42,7 @@ __device__ __forceinline__ State combine_block(const Exponents<T>& exponents, St
   return combine(std::integral_constant<int, kMaxWarpsPerBlock>{});
 }
 
-// A part of row `number`: the packs [begin, end), `size` of them from rank * size on. A size of 0
+// A slice of row `number`: the packs [begin, end), `size` of them from rank * size on. A size of 0
 // is the whole row. It is the launcher that divides, since a division takes longer than a load.
 template <class Fragment>
 struct RowSlice {
@@ -59,8 +57,8 @@ struct RowSlice {
     if (begin + size < row.packs) end = begin + size;
   }
 
-  // The packs that the calling thread has of a part that the block's shares hold: of those of its
-  // warp, which are `piece`.
+  // The packs that the calling thread has of a slice that the block's fragments hold: of those of
+  // its warp, which are `piece`.
   __device__ __forceinline__ Slice held(int piece) const {
     const std::int64_t first = begin + threadIdx.x / kWarpSize * piece;
     const std::int64_t next = first + piece < end ? first + piece : end;
@@ -153,13 +151,14 @@ __global__ void __launch_bounds__(kSmallBlockThreads)
   fragment.load(args, packs);
   const RowResult<typename Fragment::State> row_result(args, number, threadIdx.x == 0);
   const auto total = fragment.reduce(args, group);
-  write_results<true>(fragment, args, number, packs, total, row_result);
+  write_results<Totals::kOwn>(fragment, args, number, packs, total, row_result);
 }
 
 // ---- Longer rows ----
 
-// What a part has more than the block's shares hold is reduced in passing and read again for the
-// results, from the L2 cache if the rows in flight fit there. The last stretch stays in registers.
+// What a slice has more than the block's fragments hold is reduced in passing and read again for
+// the results, from the L2 cache if the rows in flight fit there. The last of the steps in which
+// the block walks it stays in registers.
 template <class Fragment>
 struct TwoPassRow : RowSlice<Fragment> {
   using State = typename Fragment::State;
@@ -171,7 +170,7 @@ struct TwoPassRow : RowSlice<Fragment> {
   using RowSlice<Fragment>::row;
   using RowSlice<Fragment>::args;
 
-  // Of the stretch that begins with pack `from`, thread t of n has packs t, t + n, t + 2n ...
+  // Of the step that begins with pack `from`, thread t of n has packs t, t + n, t + 2n ...
   __device__ __forceinline__ Slice packs(std::int64_t from) const {
     return Slice(args, row, from + threadIdx.x, end, static_cast<int>(blockDim.x));
   }
@@ -180,7 +179,7 @@ struct TwoPassRow : RowSlice<Fragment> {
     return std::int64_t{blockDim.x} * Fragment::kHeld;
   }
 
-  // Where the last stretch begins.
+  // Where the last step begins.
   __device__ __forceinline__ std::int64_t last() const {
     return end > begin ? begin + (end - begin - 1) / step() * step() : begin;
   }
@@ -238,17 +237,17 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   }
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_block(const Call& call) {
   const auto launch = [&](auto layout, auto packs) {
-    using Fragment = typename Family::template Fragment<T, packs, layout>;
+    using Fragment = FragmentOf<Functions, T, packs, layout>;
     launch_kernel<block_kernel<Fragment, kBlockThreads, kBlocksResident>>(
         call.queue, launch_shape(call, sizeof(BlockStorage<typename Fragment::State>)),
         kernel_args<T>(call), call.config.piece);
   };
   dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
                  RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
-    if constexpr (Family::kTangent) {
+    if constexpr (Functions::kIsLinearInT) {
       dispatch_value<kMostBlockPacks>(call.config.packs,
                                       [&](auto packs) { launch(layout, packs); });
     } else {
@@ -259,11 +258,11 @@ void launch_block(const Call& call) {
   });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_small_block(const Call& call) {
-  constexpr int kOperands = Family::kTangent ? 2 : 1;
+  constexpr int kOperands = Functions::kIsLinearInT ? 2 : 1;
   const auto launch = [&](auto layout, auto packs, auto variant) {
-    using Fragment = typename Family::template Fragment<T, packs, layout, variant>;
+    using Fragment = FragmentOf<Functions, T, packs, layout, variant>;
     launch_kernel<small_block_kernel<Fragment>>(
         call.queue, launch_shape(call, sizeof(typename SmallBlock<Accumulator<T>>::Storage)),
         kernel_args<T>(call));
@@ -271,7 +270,7 @@ void launch_small_block(const Call& call) {
   dispatch_value<RowLayout::kSmall, RowLayout::kMasked, RowLayout::kUnaligned,
                  RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
     if constexpr (layout == RowLayout::kSmall) {
-      dispatch_variant<Family, Variant::kSoftmax>(call, [&](auto variant) {
+      dispatch_variant<Functions, Variant::kSoftmax>(call, [&](auto variant) {
         constexpr auto& kPacks = kSmallBlockPacks;
         dispatch_value<kOperands * kPacks[0], kOperands * kPacks[1], kOperands * kPacks[2]>(
             call.config.packs, [&](auto packs) { launch(layout, packs, variant); });
@@ -284,25 +283,25 @@ void launch_small_block(const Call& call) {
   });
 }
 
-template <class Family, class T, RowLayout kLayout, int kPacks>
+template <class Functions, class T, RowLayout kLayout, int kPacks>
 void launch_passing_block(const Call& call) {
-  using Fragment = typename Family::template Fragment<T, kPacks, kLayout>;
+  using Fragment = FragmentOf<Functions, T, kPacks, kLayout>;
   launch_kernel<block_passing_kernel<Fragment, kBlockThreads, kBlocksResident>>(
       call.queue, launch_shape(call, sizeof(BlockStorage<typename Fragment::State>)),
       kernel_args<T>(call));
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_block_two_pass(const Call& call) {
   dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
                  RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
-    launch_passing_block<Family, T, layout, kPassingPacks>(call);
+    launch_passing_block<Functions, T, layout, kPassingPacks>(call);
   });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_strided(const Call& call) {
-  launch_passing_block<Family, T, RowLayout::kStrided, kStridedPacks>(call);
+  launch_passing_block<Functions, T, RowLayout::kStrided, kStridedPacks>(call);
 }
 
 }  // namespace softmax

@@ -1,15 +1,14 @@
 // softmax, algorithm `cluster`: up to 16 blocks that share their shared memory (a thread-block
-// cluster) hold a row, each a part of it in registers, or a slice of a longer one.
+// cluster) hold a row, each a slice of it, in registers or, of a longer one, in shared memory.
 //
-// Each block reduces its part to a state, as in block.cuh. Then it sends its state to all blocks,
+// Each block reduces its slice to a state, as in block.cuh. Then it sends its state to all blocks,
 // and waits until all slots have arrived at home:
 //
 //     block 0                                   block 1
 //     warps -> slots -> state                   warps -> slots -> state
 //     state --> slot 0 in 0 and 1               state --> slot 1 in 0 and 1
 //
-// No cluster takes a second row, as in block.cuh: those that stayed, and asked for the next row's
-// slices where they had written, took 4 to 10 % more time.
+// No cluster takes a second row, as in block.cuh.
 #pragma once
 
 #include "core/ptx/cluster.cuh"
@@ -85,11 +84,10 @@ class Exchange {
   bool ready_ = false;
 };
 
-// ---- Parts that registers hold ----
+// ---- Slices that registers hold ----
 
-// The lanes of a warp, which find their largest number by shuffles: with the instruction for it,
-// here and where states are combined, clusters of 16 blocks took 7 % more time for rows of 262144
-// floats when registers held those, and others the same.
+// The lanes of a warp, which find their largest number by shuffles: clusters of 16 blocks take more
+// time with the instruction for it (docs/tuning.md).
 struct ShufflingLanes : Lanes<kWarpSize> {
   template <class A>
   __device__ __forceinline__ static A largest(A value) {
@@ -123,16 +121,15 @@ __global__ void __launch_bounds__(kClusterThreads, kClusterBlocksResident)
 #endif
 }
 
-// ---- Slices, which shared memory holds ----
+// ---- Slices that shared memory holds ----
 
 // A multiprocessor has room for three, of 64 KiB. The pieces of the warps lie side by side:
 //
 //     slice -> | warp 0: piece 0 | piece 1 | ... | warp 1: piece 0 | piece 1 | ... | warp 2 ...
 //
 // From when its slice has come to when it writes, nothing is on its way to a block, so that every
-// cycle counts, for which it takes many independent instructions: with pieces half as long,
-// clusters take 1 to 10 % more time, with a quarter 20 %, and 10 % if all pieces of a short slice
-// are short, in place of its last ones.
+// cycle counts, for which it takes many independent instructions: pieces are as long as registers
+// allow, and of a short slice it is the last ones that are short.
 
 inline constexpr int kSliceWarps = kSliceThreads / kWarpSize;
 inline constexpr int kMostPieces = 4;
@@ -238,15 +235,15 @@ __global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
 #endif
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_cluster(const Call& call) {
   const Config& config = call.config;
   dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
                  RowLayout::kMaskedUnaligned>(config.layout, [&](auto layout) {
     constexpr bool kHasPlain = has_plain_cluster(kDTypeOf<T>, layout);
     constexpr Variant kOther = kHasPlain ? Variant::kPlainSoftmax : Variant::kGeneral;
-    dispatch_variant<Family, kOther>(call, [&](auto variant) {
-      using Fragment = typename Family::template Fragment<T, kClusterPacks, layout, variant>;
+    dispatch_variant<Functions, kOther>(call, [&](auto variant) {
+      using Fragment = FragmentOf<Functions, T, kClusterPacks, layout, variant>;
       launch_kernel<cluster_kernel<Fragment>>(
           call.queue, launch_shape(call, sizeof(ClusterStorage<typename Fragment::State>)),
           kernel_args<T>(call), config.cluster, config.slice, config.piece);
@@ -254,14 +251,13 @@ void launch_cluster(const Call& call) {
   });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_cluster_shared(const Call& call) {
   const Config& config = call.config;
   dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
                  RowLayout::kMaskedUnaligned>(config.layout, [&](auto layout) {
-    dispatch_variant<Family, kVariantInShared<T, layout>>(call, [&](auto variant) {
-      using Fragment =
-          typename Family::template Fragment<T, slice_held(sizeof(T)), layout, variant>;
+    dispatch_variant<Functions, kVariantInShared<T, layout>>(call, [&](auto variant) {
+      using Fragment = FragmentOf<Functions, T, slice_held(sizeof(T)), layout, variant>;
       launch_kernel<cluster_slice_kernel<Fragment>>(
           call.queue, launch_shape(call, sizeof(SliceStorage<typename Fragment::State>)),
           kernel_args<T>(call), config.cluster, config.slice);

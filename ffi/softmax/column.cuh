@@ -33,13 +33,14 @@ struct Steps {
   int count;
 };
 
-// What a thread holds of its kPack rows. Elements that do not take part are replaced as in row.cuh.
+// What a thread holds of its kPack rows: a Fragment whose elements lie along another axis.
 // With a mask kPack is 1, for each row has its own. kSelects: whether there may be one.
-template <class T, bool kTangent, int kPack, int kHeld, bool kSelects = kPack == 1>
+template <class T, class Functions, int kPack, int kHeld, bool kSelects = kPack == 1>
 class ColumnFragment {
  public:
   using A = Accumulator<T>;
-  using State = std::conditional_t<kTangent, Total<T>, MaxSum<T>>;
+  static constexpr bool kTangent = Functions::kIsLinearInT;
+  using State = typename Functions::template State<T>;
   // Whether rows with anchors beyond +-kLarge, infinite ones among them, are left to redo_row():
   // the powers of rows side by side have a common factor then, for which one register is enough.
   static constexpr bool kRedoes = !kTangent && kPack > 1 && Exponents<T>::kBaseTwo;
@@ -52,10 +53,7 @@ class ColumnFragment {
   // The same from copies of parts of x and t, in which `steps` says where the elements lie.
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const T* x, const T* t,
                                        const Steps& steps, const RowMask<T>& row_mask) {
-    // What changes no maximum and no sum.
-    const bool logarithm = args.function == Function::kLogSoftmaxCotangent;
-    const A lowest = args.scale < 0 ? infinity<A>() : -infinity<A>();
-    const A fill = !kTangent ? lowest : logarithm ? -infinity<A>() : A(0);
+    const A fill = Functions::fill(args);
     const auto each_step = [&](auto&& read) {
       x += steps.begin;
       if constexpr (kTangent) t += steps.begin;
@@ -82,37 +80,37 @@ class ColumnFragment {
                                          State (&states)[kPack]) const {
 #pragma unroll
     for (State& state : states) state = State::none();
-    reduce_onto<false>(args, exponents, states);
+    reduce_onto<States::kNone>(args, exponents, states);
   }
 
   // Adds to the states of elements before.
   __device__ __forceinline__ void add(const KernelArgs<T>& args, const Exponents<T>& exponents,
                                       State (&states)[kPack]) const {
-    reduce_onto<true>(args, exponents, states);
+    reduce_onto<States::kGiven>(args, exponents, states);
   }
 
   __device__ __forceinline__ void write(const KernelArgs<T>& args, const Exponents<T>& exponents,
                                         const Steps& steps, const RowMask<T>& row_mask,
                                         const State (&totals)[kPack]) const {
+    const bool regular = !kSelects || is_regular(totals[0]);
     if constexpr (kTangent) {
-      const bool regular = !kSelects || is_finite(totals[0].sum);
-      const auto result = [&](int i) { return TangentResult<T>{args.scale, totals[i].sum}; };
-      if (args.function == Function::kSoftmaxTangent) {
-        write_each(args, steps, row_mask, regular, A(0),
-                   [&](int i, A y, A t) { return result(i).softmax(y, t); });
-      } else {
-        write_each(args, steps, row_mask, regular, A(0),
-                   [&](int i, A y, A t) { return result(i).log_softmax(y, t); });
-      }
+      Functions::template dispatch<T>(args.function, [&](auto type) {
+        using Result = typename decltype(type)::Result;
+        write_each(args, steps, row_mask, regular, Result::left_out(),
+                   [&](int i, A y, A t) { return Result{args.scale, totals[i].sum}(y, t); });
+      });
     } else {
-      const bool regular = !kSelects || (is_finite(totals[0].anchor) && is_finite(totals[0].sum));
-      if (exponents.function == Function::kSoftmax) {
-        write_results<FreshPowers<T, true>>(args, exponents, steps, row_mask, regular, A(0),
-                                            totals);
-      } else {
-        write_results<Logarithms<T>>(args, exponents, steps, row_mask, regular, -infinity<A>(),
-                                     totals);
-      }
+      Functions::template dispatch<T, Exponential::kShort>(exponents.function, [&](auto type) {
+        using Result = typename decltype(type)::Result;
+        Result results[kPack];
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          results[i] =
+              Result(totals[i], exponents.template powers_of_row<kAnchors>(totals[i].anchor));
+        }
+        write_each(args, steps, row_mask, regular, Result::left_out(),
+                   [&](int i, A x, A) { return results[i](x); });
+      });
     }
   }
 
@@ -129,8 +127,11 @@ class ColumnFragment {
   }
 
  private:
-  // kAdds: to states that are not those of nothing.
-  template <bool kAdds>
+  static constexpr Anchors kAnchors = kRedoes ? Anchors::kNotLarge : Anchors::kAny;
+
+  // What is added to: states of nothing, or those of elements before.
+  enum class States { kNone, kGiven };
+  template <States kStates>
   __device__ __forceinline__ void reduce_onto(const KernelArgs<T>& args,
                                               const Exponents<T>& exponents,
                                               State (&states)[kPack]) const {
@@ -143,33 +144,36 @@ class ColumnFragment {
         widen(t_[k], t);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
-          states[i].sum += args.function == Function::kLogSoftmaxCotangent ? t[i] : y[i] * t[i];
+          states[i].sum += Functions::term(args.function, y[i], t[i]);
         }
       }
     } else {
       A largest[kPack];
-      widen(exponents.descends() ? extreme_of_each<true>() : extreme_of_each<false>(), largest);
+      widen(exponents.descends() ? extreme_of_each<Extreme::kSmallest>()
+                                 : extreme_of_each<Extreme::kLargest>(),
+            largest);
       typename Exponents<T>::Powers powers[kPack];
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         A anchor = exponents.anchor(exponents.scaled(largest[i]));
         // The sum of a part that is far below or -inf is 0.
         if constexpr (kRedoes) anchor = fmax(anchor, -Exponents<T>::kLarge);
-        if constexpr (kAdds) anchor = fmax(anchor, states[i].anchor);
+        if constexpr (kStates == States::kGiven) anchor = fmax(anchor, states[i].anchor);
         const A base = kRedoes ? anchor : exponents.base(anchor);
-        if constexpr (kAdds) {
+        if constexpr (kStates == States::kGiven) {
           states[i].sum *= Exponents<T>::rescaling(states[i].anchor, base);
         }
         states[i].anchor = anchor;
-        powers[i] = kRedoes ? exponents.common_powers(base, exponents.lift())
-                            : exponents.powers(base, exponents.lift());
+        powers[i] = exponents.template powers<kAnchors>(base, exponents.lift());
       }
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
         A x[kPack];
         widen(x_[k], x);
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) states[i].sum += powers[i].template of<true>(x[i]);
+        for (int i = 0; i < kPack; ++i) {
+          states[i].sum += powers[i].template of<Exponential::kShort>(x[i]);
+        }
       }
     }
   }
@@ -186,28 +190,12 @@ class ColumnFragment {
     return !kSelects || row_mask(steps.first + std::int64_t{k} * steps.stride);
   }
 
-  template <bool kSmallest>
+  template <Extreme kExtreme>
   __device__ __forceinline__ RegisterPack<T, kPack> extreme_of_each() const {
     RegisterPack<T, kPack> best = x_[0];
 #pragma unroll
-    for (int k = 1; k < kHeld; ++k) best = extreme<kSmallest>(best, x_[k]);
+    for (int k = 1; k < kHeld; ++k) best = extreme<kExtreme == Extreme::kSmallest>(best, x_[k]);
     return best;
-  }
-
-  template <class Result>
-  __device__ __forceinline__ void write_results(const KernelArgs<T>& args,
-                                                const Exponents<T>& exponents, const Steps& steps,
-                                                const RowMask<T>& row_mask, bool regular,
-                                                A left_out, const State (&totals)[kPack]) const {
-    Result results[kPack];
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      const A anchor = totals[i].anchor;
-      results[i] = Result(totals[i], kRedoes ? exponents.common_powers(anchor, exponents.lift())
-                                             : exponents.powers(anchor, exponents.lift()));
-    }
-    write_each(args, steps, row_mask, regular, left_out,
-               [&](int i, A x, A) { return results[i](x); });
   }
 
   template <class Result>
@@ -266,13 +254,15 @@ __device__ inline State combine_column(const Exponents<T>& exponents, const Stat
 }
 
 // Blocks take tiles of `lanes` packs of rows, along x, of each `outer`, along y. `most` is the
-// number of steps that the first group has of the axis: no more than kHeld if kOnce, when threads
-// hold the axis, and do not read it again.
-template <class T, bool kTangent, int kPack, int kHeld, bool kOnce>
-__global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBlocksResident : 1)
+// number of steps that the first group has of the axis: no more than kHeld if threads hold the
+// axis, and read it once.
+enum class Reads { kOnce, kTwice };
+template <class T, class Functions, int kPack, int kHeld, Reads kReads>
+__global__ void __launch_bounds__(kColumnThreads,
+                                  kPack > 1 && kReads == Reads::kOnce ? kColumnBlocksResident : 1)
     column_kernel(const __grid_constant__ KernelArgs<T> args, int lanes, std::int64_t outers,
                   std::int64_t most) {
-  using Fragment = ColumnFragment<T, kTangent, kPack, kHeld>;
+  using Fragment = ColumnFragment<T, Functions, kPack, kHeld>;
   using State = typename Fragment::State;
   const Exponents<T> exponents(args.function, args.scale);
   const std::int64_t inner = args.rows.inner;
@@ -303,7 +293,7 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
     State states[kPack];
     std::int64_t last = 0;
     Fragment fragment;
-    if constexpr (kOnce) {
+    if constexpr (kReads == Reads::kOnce) {
       fragment.load(args, steps_from(0), row_mask);
       fragment.reduce(args, exponents, states);
     } else {
@@ -351,7 +341,7 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
     // Write.
     if (args.y != nullptr) {
       fragment.write(args, exponents, steps_from(last), row_mask, states);
-      for (std::int64_t done = 0; !kOnce && done < last; done += kHeld) {
+      for (std::int64_t done = 0; kReads == Reads::kTwice && done < last; done += kHeld) {
         fragment.load(args, steps_from(done), row_mask);
         fragment.write(args, exponents, steps_from(done), row_mask, states);
       }
@@ -371,26 +361,28 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
   }
 }
 
-template <class Family, class T, bool kOnce, int kHeld>
+template <class Functions, class T, Reads kReads, int kHeld>
 void launch_column_of(const Call& call) {
   dispatch_value<column_pack(sizeof(T)), 1>(call.config.pack, [&](auto pack) {
-    constexpr int kOwn = Family::kTangent ? kHeld / 2 : kHeld;
-    launch_kernel<column_kernel<T, Family::kTangent, pack, kOwn, kOnce>>(
+    constexpr int kOwn = kHeld / Functions::kOperands;
+    launch_kernel<column_kernel<T, Functions, pack, kOwn, kReads>>(
         call.queue, launch_shape(call), kernel_args<T>(call), call.config.lanes, call.problem.outer,
         call.config.steps);
   });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_column(const Call& call) {
-  dispatch_value<kColumnHeld[0], kColumnHeld[1], kColumnHeld[2]>(
-      call.config.packs, [&](auto held) { launch_column_of<Family, T, true, held>(call); });
+  dispatch_value<kColumnHeld[0], kColumnHeld[1], kColumnHeld[2]>(call.config.packs, [&](auto held) {
+    launch_column_of<Functions, T, Reads::kOnce, held>(call);
+  });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_column_two_pass(const Call& call) {
-  dispatch_value<kColumnHeld[2]>(
-      call.config.packs, [&](auto held) { launch_column_of<Family, T, false, held>(call); });
+  dispatch_value<kColumnHeld[2]>(call.config.packs, [&](auto held) {
+    launch_column_of<Functions, T, Reads::kTwice, held>(call);
+  });
 }
 
 }  // namespace softmax

@@ -1,11 +1,13 @@
-// The share of a row that one thread holds in registers, and what it adds to the row's reduction.
+// The fragment of a row that one thread holds in registers, and what it adds to the row's
+// reduction.
 //
-// A kernel is written once for all functions: it loads shares, reduces them to states, combines
-// the states of all threads on the row however it likes, and has the shares write their results:
+// A kernel is written once for all functions: it loads fragments, reduces them to states, combines
+// the states of all threads on the row however it likes, and has the fragments write their results:
 //
 //     load -> reduce over lanes -> combine warps, blocks ... -> write
 //
-// Forward functions keep a maximum and a sum of exponentials, those linear in t a single sum.
+// Forward functions keep a maximum and a sum of exponentials, those linear in t a single sum. What
+// they are stands in functions.cuh.
 #pragma once
 
 #include <cstdint>
@@ -41,9 +43,12 @@ __device__ __forceinline__ void widen_again(RegisterPack<T, kPack> pack, std::ui
   }
 }
 
+enum class Extreme { kLargest, kSmallest };
+
 // The largest element, or the smallest. NaN loses, and makes the sum NaN later.
-template <bool kSmallest, class T, int kPack, int kPacks>
+template <Extreme kExtreme, class T, int kPack, int kPacks>
 __device__ __forceinline__ Accumulator<T> extreme_of(const RegisterPack<T, kPack> (&x)[kPacks]) {
+  constexpr bool kSmallest = kExtreme == Extreme::kSmallest;
   RegisterPack<T, kPack> best = x[0];
 #pragma unroll
   for (int p = 1; p < kPacks; ++p) best = extreme<kSmallest>(best, x[p]);
@@ -69,23 +74,26 @@ struct Lanes {
   }
 };
 
+// Whose state the total is that results are made from: that of several fragments, or of the one
+// that writes.
+enum class Totals { kCombined, kOwn };
+
 // With which a thread keeps the powers of 16-bit elements where there are many rows.
 inline constexpr int kPacksOfPowers = 2;
 
 // Powers are kept, if these are what the results are made of, in place of wide elements or beside
 // 16-bit ones. It takes three instructions more to take the power of a 16-bit element again, and
 // half the registers: what a thread with many packs does.
-// kOneFunction: softmax alone. It takes two thirds of the code away, of which each kernel's first
-// threads wait for every instruction.
-// kPlain: the scale is 1, and so float32 needs no products.
-template <class T, int kPacks, RowLayout kLayout_, bool kOneFunction = false, bool kPlain = false>
+// A variant for softmax alone takes two thirds of the code away, of which each kernel's first
+// threads wait for every instruction. In that for plain softmax, float32 needs no products.
+template <class T, int kPacks, RowLayout kLayout_, Variant kVariant>
 class ForwardFragment {
  public:
   using Element = T;
   using A = Accumulator<T>;
   using State = MaxSum<T>;
   static constexpr RowLayout kLayout = kLayout_;
-  static constexpr bool kHasRowResults = !kOneFunction;
+  static constexpr bool kHasRowResults = kVariant == Variant::kGeneral;
   static constexpr int kOperands = 1;
   static constexpr int kHeld = kPacks;
   static constexpr int kPack = kWidestPack<T>;
@@ -103,62 +111,62 @@ class ForwardFragment {
   // kOnce: whether to ask once if all are there, here and below.
   template <bool kOnce>
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice, const T* x) {
-    const T fill = narrow<T>(args.scale < 0 ? infinity<A>() : -infinity<A>());
+    const T fill = narrow<T>(ForwardFunctions::fill(args));
     slice.template read<kOnce>(args, args.x, x, fill, x_);
   }
 
   // The state of the group of kLanes lanes.
-  // kCommon: the caller does rows with large anchors again.
-  template <int kLanes, bool kCommon = false>
+  template <int kLanes, Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ State reduce(const KernelArgs<T>& args) {
-    return reduce<kCommon>(args, Lanes<kLanes>{});
+    return reduce<kAnchors>(args, Lanes<kLanes>{});
   }
-  template <bool kCommon = false, class Group>
+  template <Anchors kAnchors = Anchors::kAny, class Group>
   __device__ __forceinline__ State reduce(const KernelArgs<T>& args, const Group& group) {
     const auto exponents = exponents_of(args);
-    const A extremum = exponents.descends() ? extreme_of<true>(x_) : extreme_of<false>(x_);
+    const A extremum = exponents.descends() ? extreme_of<Extreme::kSmallest>(x_)
+                                            : extreme_of<Extreme::kLargest>(x_);
     anchor_ = exponents.anchor(group.largest(exponents.scaled(extremum)));
-    const A base = exponents.base(anchor_);
-    const auto powers = kCommon ? exponents.common_powers(base, exponents.lift())
-                                : exponents.powers(base, exponents.lift());
+    const auto powers = exponents.template powers_of_part<kAnchors>(anchor_);
     const A sum = kKeepsPowers && function(args) == Function::kSoftmax
                       ? sum_of_powers<kKeepsPowers>(powers)
-                      : sum_of_powers<false>(powers);
+                      : sum_of_powers<kKeepsElements>(powers);
     return {anchor_, group.sum(sum)};
   }
 
-  // After reduce(), of which `total` is the result if kWhole.
-  template <bool kWhole = false, bool kCommon = false>
+  // After reduce(), from the state of the row.
+  template <Totals kTotals = Totals::kCombined, Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ void write(const KernelArgs<T>& args, const Slice& slice,
                                         State total) const {
     if (kKeepsPowers && function(args) == Function::kSoftmax) {
       A factor = reciprocal(total.sum);
-      if constexpr (!kWhole) factor *= Exponents<T>::rescaling(anchor_, total.anchor);
+      if constexpr (kTotals == Totals::kCombined) {
+        factor *= Exponents<T>::rescaling(anchor_, total.anchor);
+      }
       const auto results = [&](int p, A(&x)[kPack]) {
         const RegisterPack<A, kPack> powers = powers_at(p);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) x[i] = powers.reg[i] * factor;
       };
-      write_each<Slice::kAsksOnce>(args, slice, is_finite(factor), A(0), results);
+      write_each<Slice::kAsksOnce>(args, slice, is_finite(factor), Softmax<T>::left_out(), results);
     } else {
-      write_fresh<Slice::kAsksOnce, kCommon>(args, slice, total);
+      write_fresh<Slice::kAsksOnce, kAnchors>(args, slice, total);
     }
   }
 
   // Without reduce(), for packs that were read again.
-  template <bool kOnce = Slice::kAsksOnce, bool kCommon = false>
+  template <bool kOnce = Slice::kAsksOnce, Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ void write_fresh(const KernelArgs<T>& args, const Slice& slice,
                                               State total) const {
     const auto exponents = exponents_of(args);
     const bool regular = is_finite(total.anchor) && is_finite(total.sum);
-    // Without base(): softmax of a row that is -inf throughout is NaN.
-    const auto powers = kCommon ? exponents.common_powers(total.anchor, exponents.lift())
-                                : exponents.powers(total.anchor, exponents.lift());
+    const auto powers = exponents.template powers_of_row<kAnchors>(total.anchor);
+    // Written out, not by ForwardFunctions::dispatch(), left_out() and is_regular(): with those the
+    // compiler spills registers of two-pass rows of bfloat16.
     if (function(args) == Function::kSoftmax) {
-      const FreshPowers<T> power(total, powers);
+      const Softmax<T> power(total, powers);
       write_each<kOnce>(args, slice, regular, A(0), results_of(args, power));
     } else {
-      const Logarithms<T> logarithm(total, powers);
+      const LogSoftmax<T> logarithm(total, powers);
       const auto results = results_of(args, logarithm);
       write_each<kOnce>(args, slice, regular, -infinity<A>(), results);
     }
@@ -166,15 +174,16 @@ class ForwardFragment {
 
  private:
   __device__ __forceinline__ static Function function(const KernelArgs<T>& args) {
-    return kOneFunction ? Function::kSoftmax : args.function;
+    return kVariant == Variant::kGeneral ? args.function : Function::kSoftmax;
   }
   __device__ __forceinline__ static Exponents<T> exponents_of(const KernelArgs<T>& args) {
-    return {function(args), args.scale, kPlain};
+    return {function(args), args.scale, kVariant == Variant::kPlainSoftmax};
   }
 
   static constexpr bool kWide = std::is_same_v<T, A>;
   static constexpr bool kKeepsPowers =
       kWide || kPacks == kPacksOfPowers || kLayout == RowLayout::kSmall;
+  static constexpr bool kKeepsElements = false;  // and no powers
 
   template <bool kKeep>
   __device__ __forceinline__ A sum_of_powers(const typename Exponents<T>::Powers& power_of) {
@@ -215,8 +224,6 @@ class ForwardFragment {
     };
   }
 
-  // Elements that do not take part are -inf, of which everything finite makes what their results
-  // shall be; where the row's state is not, they need to be told from others.
   template <bool kOnce, class Results>
   __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Slice& slice,
                                              bool regular, A left_out, Results&& results) const {
@@ -241,24 +248,18 @@ class ForwardFragment {
   A anchor_;
 };
 
-template <class T, int kPacks, RowLayout kLayout>
-using Softmax = ForwardFragment<T, kPacks, kLayout, true>;
-template <class T, int kPacks, RowLayout kLayout>
-using PlainSoftmax = ForwardFragment<T, kPacks, kLayout, true, true>;
-
-// Writes what a function has of results, for elements and for the row. A share of one function that
-// has none for the row does not look for them.
-// kWhole: `total` is the share's own state. kCommon: as in Forward.
-template <bool kWhole = false, bool kCommon = false, class Fragment>
+// Writes what a function has of results, for elements and for the row. A fragment of one function
+// that has none for the row does not look for them.
+template <Totals kTotals = Totals::kCombined, Anchors kAnchors = Anchors::kAny, class Fragment>
 __device__ __forceinline__ void write_results(
     const Fragment& fragment, const KernelArgs<typename Fragment::Element>& args,
     std::int64_t number, const typename Fragment::Slice& slice, typename Fragment::State total,
     const RowResult<typename Fragment::State>& row_result) {
   if constexpr (Fragment::kHasRowResults) {
-    if (args.y != nullptr) fragment.template write<kWhole, kCommon>(args, slice, total);
-    row_result.template write<kCommon>(args, number, total);
+    if (args.y != nullptr) fragment.template write<kTotals, kAnchors>(args, slice, total);
+    row_result.template write<kAnchors>(args, number, total);
   } else {
-    fragment.template write<kWhole, kCommon>(args, slice, total);
+    fragment.template write<kTotals, kAnchors>(args, slice, total);
   }
 }
 
@@ -291,17 +292,18 @@ class TangentFragment {
     load<kOnce>(args, slice, copies, copies + kWarpSize * kHeld * kPack);
   }
 
-  template <int kLanes, bool kCommon = false>
+  template <int kLanes, Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ State reduce(const KernelArgs<T>& args) {
     return reduce(args, Lanes<kLanes>{});
   }
   template <class Group>
   __device__ __forceinline__ State reduce(const KernelArgs<T>& args, const Group& group) {
-    const bool logarithm = args.function == Function::kLogSoftmaxCotangent;
-    return {group.sum(logarithm ? sum_of<true>() : sum_of<false>())};
+    return {group.sum(TangentFunctions::is_logarithm(args.function)
+                          ? sum_of<LogSoftmaxCotangent<T>>()
+                          : sum_of<SoftmaxTangent<T>>())};
   }
 
-  template <bool kWhole = false, bool kCommon = false>
+  template <Totals kTotals = Totals::kCombined, Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ void write(const KernelArgs<T>& args, const Slice& slice,
                                         State total) const {
     write_fresh(args, slice, total);
@@ -310,16 +312,17 @@ class TangentFragment {
   template <bool kOnce = Slice::kAsksOnce>
   __device__ __forceinline__ void write_fresh(const KernelArgs<T>& args, const Slice& slice,
                                               State total) const {
-    const TangentResult<T> result{args.scale, total.sum};
+    const SoftmaxTangent<T> softmax{args.scale, total.sum};
+    const LogSoftmaxCotangent<T> log_softmax{args.scale, total.sum};
     if (args.function == Function::kSoftmaxTangent) {
-      write_each<kOnce>(args, slice, total, [&](A y, A t) { return result.softmax(y, t); });
+      write_each<kOnce>(args, slice, total, softmax);
     } else {
-      write_each<kOnce>(args, slice, total, [&](A y, A t) { return result.log_softmax(y, t); });
+      write_each<kOnce>(args, slice, total, log_softmax);
     }
   }
 
  private:
-  template <bool kLogarithm>
+  template <class Result>
   __device__ __forceinline__ A sum_of() const {
     A sum = 0;
 #pragma unroll
@@ -330,7 +333,7 @@ class TangentFragment {
       widen(t_[p], t);
       A pack_sum = 0;
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) pack_sum += kLogarithm ? t[i] : y[i] * t[i];
+      for (int i = 0; i < kPack; ++i) pack_sum += Result::term(y[i], t[i]);
       sum += pack_sum;
     }
     return sum;
@@ -339,15 +342,14 @@ class TangentFragment {
   template <bool kOnce>
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice, const T* y,
                                        const T* t) {
-    const bool logarithm = args.function == Function::kLogSoftmaxCotangent;
-    const T fill = narrow<T>(logarithm ? -infinity<A>() : A(0));
+    const T fill = narrow<T>(TangentFunctions::fill(args));
     slice.template read<kOnce>(args, args.x, y, fill, y_);
     slice.template read<kOnce>(args, args.t, t, narrow<T>(A(0)), t_);
   }
 
   template <bool kOnce, class Result>
   __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Slice& slice,
-                                             State total, Result&& result) const {
+                                             State total, const Result& result) const {
     slice.template write<kHeld, kOnce>(args, [&](int p) {
       A y[kPack];
       A t[kPack];
@@ -357,8 +359,9 @@ class TangentFragment {
       for (int i = 0; i < kPack; ++i) y[i] = result(y[i], t[i]);
       RegisterPack<T, kPack> pack = narrow<T>(y);
       if constexpr (kHasMask<kLayout>) {
-        // Elsewhere, y and t of 0, or y of -inf, make 0 of what does not take part.
-        if (!is_finite(total.sum)) slice.replace_unkept(args, p, narrow<T>(A(0)), pack);
+        if (!is_regular(total)) {
+          slice.replace_unkept(args, p, narrow<T>(Result::left_out()), pack);
+        }
       }
       return pack;
     });
@@ -367,6 +370,12 @@ class TangentFragment {
   RegisterPack<T, kPack> y_[kHeld];
   RegisterPack<T, kPack> t_[kHeld];
 };
+
+// The fragment of kernels for a group of functions.
+template <class Functions, class T, int kPacks, RowLayout kLayout,
+          Variant kVariant = Variant::kGeneral>
+using FragmentOf = std::conditional_t<Functions::kIsLinearInT, TangentFragment<T, kPacks, kLayout>,
+                                      ForwardFragment<T, kPacks, kLayout, kVariant>>;
 
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE

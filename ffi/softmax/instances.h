@@ -26,9 +26,8 @@ struct WarpInstance {
 };
 
 // Enough work to fill the GPU: two packs in flight a thread, and many threads. Two of one row take
-// half the shuffles of one of each of two rows; four of one row, or two of each of two, take 1 to
-// 2 % more time. Rows of one or two packs come four at a time, as bfloat16 likes it: by twos it
-// takes up to 8 % more time, and float32 1 % less.
+// half the shuffles of one of each of two rows. Rows of one or two packs come four at a time, as
+// bfloat16 likes it.
 inline constexpr WarpInstance kWarpInstances[] = {
     {1, 1, 4},  {2, 1, 4},  {2, 2, 1},  {4, 2, 1},  {8, 2, 1},
     {16, 2, 1}, {32, 2, 1}, {32, 4, 1}, {32, 8, 1}, {32, 16, 1},
@@ -58,8 +57,7 @@ inline constexpr int kClusterThreads = 256;
 inline constexpr int kClusterBlocksResident = 4;  // on a multiprocessor
 inline constexpr int kMostClusterBlocks = 16;     // that CUDA allows; over 8 are hard to place
 // Whether plain softmax has a kernel of its own: 64 registers are few for what other functions and
-// scales need as well. Even rows of 16-bit elements do with them, and take 1 % more time in such a
-// kernel.
+// scales need as well. Aligned rows of 16-bit elements do with them.
 constexpr bool has_plain_cluster(DType dtype, RowLayout layout) {
   return layout == RowLayout::kUnaligned ||
          (dtype == DType::kFloat32 && layout != RowLayout::kMaskedUnaligned);
@@ -85,8 +83,7 @@ constexpr int slice_held(int element_bytes) { return element_bytes < 8 ? 8 : 4; 
 // Blocks of split that wait for each other, one on a multiprocessor, have a ring for as many rows
 // as are under way at a time. Each warp has up to ring_held() packs a thread of each, and two more
 // pass on states. 16-bit elements want warps, since they take the most instructions for their
-// bytes, and others registers: 24 warps instead of 22 take 3 % more time with float32, and 6 % less
-// with bfloat16.
+// bytes, and others registers.
 inline constexpr int kRingRows = 3;
 constexpr int ring_warps(int element_bytes) { return element_bytes < 4 ? 24 : 22; }
 constexpr int ring_threads(int element_bytes) { return 32 * (ring_warps(element_bytes) + 2); }
@@ -120,7 +117,7 @@ inline constexpr int kElementwiseThreads = 256;
 inline constexpr int kElementwisePacks = 4;  // loads in flight
 
 // Elements side by side that a thread of column holds, 8 bytes of them, and along the axis. For an
-// axis of up to 32, 8 in blocks of 128 threads: 16 in as many or more take 2 to 3 % more time.
+// axis of up to 32, 8 in blocks of 128 threads.
 constexpr int column_pack(int element_bytes) { return 8 / element_bytes; }
 inline constexpr int kColumnHeld[] = {4, 8, 16};
 // Threads side by side: with 256 bytes where that does, and with 128 at least.

@@ -10,7 +10,6 @@
 
 #include "core/dispatch.h"
 #include "core/launch.h"
-#include "softmax/fragment.cuh"
 #include "softmax/instances.h"
 #include "softmax/row.cuh"
 #include "softmax/softmax.h"
@@ -18,24 +17,10 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// The functions with a maximum and a sum along the row, and those that are linear in t: which
-// share of rows their kernels have.
-struct ForwardFamily {
-  static constexpr bool kTangent = false;
-  template <class T, int kPacks, RowLayout kLayout, Variant kVariant = Variant::kGeneral>
-  using Fragment = ForwardFragment<T, kPacks, kLayout, kVariant != Variant::kGeneral,
-                                   kVariant == Variant::kPlainSoftmax>;
-};
-struct TangentFamily {
-  static constexpr bool kTangent = true;
-  template <class T, int kPacks, RowLayout kLayout, Variant kVariant = Variant::kGeneral>
-  using Fragment = TangentFragment<T, kPacks, kLayout>;
-};
-
 // Calls f with a constant of the plan's variant: the general one, or kOther of forward functions.
-template <class Family, Variant kOther, class F>
+template <class Functions, Variant kOther, class F>
 void dispatch_variant(const Call& call, F&& f) {
-  if constexpr (Family::kTangent) {
+  if constexpr (Functions::kIsLinearInT) {
     dispatch_value<Variant::kGeneral>(call.config.variant, f);
   } else {
     dispatch_value<Variant::kGeneral, kOther>(call.config.variant, f);

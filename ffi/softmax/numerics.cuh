@@ -32,6 +32,13 @@ __device__ inline Accumulator<T> exponential_for(Accumulator<T> x) {
 
 // ---- Exponentials ----
 
+// Which anchors a kernel's code takes: all, or those that are not large. A kernel of the latter
+// sort does rows with large anchors again (redo.cuh).
+enum class Anchors { kAny, kNotLarge };
+
+// exp() as exact as it gets, or with fewer instructions where these are what takes the time.
+enum class Exponential { kExact, kShort };
+
 // How exponentials are taken for results of type T, of differences to an anchor, which is at least
 // the largest element but for rounding.
 //
@@ -115,12 +122,11 @@ struct Exponents {
     __device__ __forceinline__ A exponent(A x) const {
       return fuses ? A(fma(x, factor, -subtrahend)) : rounded_product(x, factor) - subtrahend;
     }
-    // kShort: by short_exponential(), where instructions are what takes the time.
-    template <bool kShort = false>
+    template <Exponential kExponential = Exponential::kExact>
     __device__ __forceinline__ A of(A x) const {
       if constexpr (kBaseTwo) {
         return power_of_two(exponent(x));
-      } else if constexpr (kShort) {
+      } else if constexpr (kExponential == Exponential::kShort) {
         return short_exponential(exponent(x));
       } else {
         return exponential(exponent(x));
@@ -137,20 +143,14 @@ struct Exponents {
     return rounds && fabs(anchor) >= kLarge && fabs(anchor) < infinity<A>();
   }
 
-  // For anchors that are not large.
-  __device__ __forceinline__ Powers common_powers(A anchor, A lift) const {
-    if constexpr (kBaseTwo) {
-      return {factor, fmaf(anchor, 2, -lift), kLn2, true};
-    } else {
-      return {factor, anchor, 1, true};
-    }
-  }
-
   // Of elements of a row with a large anchor those have powers that equal the largest; all others
   // are so far below that theirs are 0, and still are if the largest is brought to 2^20 by a power
   // of two, which rounds nothing. The largest is what the anchor is nearest to.
+  template <Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ Powers powers(A anchor, A lift) const {
-    if constexpr (kBaseTwo) {
+    if constexpr (kAnchors == Anchors::kNotLarge) {
+      return common_powers(anchor, lift);
+    } else if constexpr (kBaseTwo) {
       if (is_large(anchor)) {
         const float largest = widen(narrow<T>(anchor / (factor / 2)));
         const int biased = __builtin_bit_cast(int, largest) >> 23 & 255;
@@ -162,6 +162,17 @@ struct Exponents {
     } else {
       return {factor, anchor, 1, is_plain};
     }
+  }
+
+  // For the sum of a part of a row.
+  template <Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ Powers powers_of_part(A anchor) const {
+    return powers<kAnchors>(base(anchor), lift());
+  }
+  // For the results of a row. Without base(): softmax of a row that is -inf throughout is NaN.
+  template <Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ Powers powers_of_row(A anchor) const {
+    return powers<kAnchors>(anchor, lift());
   }
 
   // From powers relative to one anchor to those relative to another; 0 from -inf.
@@ -179,6 +190,16 @@ struct Exponents {
   }
   __device__ __forceinline__ static A logarithm_of_anchor(A anchor) {
     return kBaseTwo ? A(anchor * (2 * kLn2)) : anchor;
+  }
+
+ private:
+  // For anchors that are not large.
+  __device__ __forceinline__ Powers common_powers(A anchor, A lift) const {
+    if constexpr (kBaseTwo) {
+      return {factor, fmaf(anchor, 2, -lift), kLn2, true};
+    } else {
+      return {factor, anchor, 1, true};
+    }
   }
 };
 
@@ -220,12 +241,24 @@ __device__ __forceinline__ MaxSum<T> shuffle_xor(MaxSum<T> state, int distance) 
           __shfl_xor_sync(kFullWarp, state.sum, distance)};
 }
 
+// Whether all finite elements of the row have finite results. Where they have not, results of
+// elements that do not take part are written by themselves.
+template <class T>
+__device__ __forceinline__ bool is_regular(MaxSum<T> total) {
+  return is_finite(total.anchor) && is_finite(total.sum);
+}
+
 template <class T>
 struct Total {
   Accumulator<T> sum;
 
   __device__ static Total none() { return {0}; }
 };
+
+template <class T>
+__device__ __forceinline__ bool is_regular(Total<T> total) {
+  return is_finite(total.sum);
+}
 
 template <class T>
 __device__ __forceinline__ Total<T> combined(const Exponents<T>&, Total<T> a, Total<T> b) {

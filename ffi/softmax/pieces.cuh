@@ -36,9 +36,9 @@ class Pieces {
     __syncwarp();
   }
 
-  // Asks for the packs of a part of a row from `offset` on, as many as a piece has room for, as far
-  // as they lie whole in the array and are read at all. One lane calls it, when all of them have
-  // loaded what was there.
+  // Asks for the packs of a slice of a row from `offset` on, as many as a piece has room for, as
+  // far as they lie whole in the array and are read at all. One lane calls it, when all of them
+  // have loaded what was there.
   __device__ __forceinline__ void request(const RowSlice<Fragment>& row_slice, std::int64_t offset,
                                           int piece) const {
     const std::int64_t from = row_slice.begin + offset;

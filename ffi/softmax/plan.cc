@@ -55,7 +55,7 @@ RowLayout layout_of(const Problem& problem) {
   return has_whole_packs(problem) ? RowLayout::kAligned : RowLayout::kUnaligned;
 }
 
-// That of a kernel that numbers the elements of even rows with 32 bits.
+// That of a kernel that numbers the elements of aligned rows with 32 bits.
 RowLayout small_layout_of(const Problem& problem) {
   const RowLayout layout = layout_of(problem);
   return layout == RowLayout::kAligned ? RowLayout::kSmall : layout;
@@ -76,7 +76,7 @@ std::int64_t state_bytes(const Problem& problem) {
   return is_linear_in_t(problem.function) ? number : 2 * number;
 }
 
-// The packs of 16 bytes that cover a row, at most: uneven rows may begin and end inside a pack.
+// The packs of 16 bytes that cover a row, at most: unaligned rows may begin and end inside a pack.
 std::int64_t most_packs(const Problem& problem) {
   const int elements = pack_elements(problem);
   const std::int64_t phase = problem.inner == 1 && !has_whole_packs(problem) ? elements - 1 : 0;
@@ -139,7 +139,7 @@ std::int64_t held_by_ring(const Problem& problem) {
 }
 
 // Whether they hold a row, and one of them does not. Longer rows, of which shared memory holds one
-// and not three, take two launches: blocks with one row under way each took 1.2 times as long.
+// and not three, take two launches: blocks with one row under way each are slower (docs/tuning.md).
 bool fits_ring(const Problem& problem, const Device& device) {
   const std::int64_t held = held_by_ring(problem);
   const std::int64_t packs = most_packs(problem);
@@ -472,8 +472,8 @@ Config cluster_config(const Problem& problem, const Device& device) {
   return config.blocks != 0 ? config : cluster_config(problem, device, kMostClusterBlocks);
 }
 
-// Where registers of 16 blocks hold a row, shared memory takes 1 % more time, with 16-bit elements
-// 2 % less.
+// Where the registers of 16 blocks hold a row, they are faster than shared memory, but with 16-bit
+// elements (docs/tuning.md).
 bool cluster_is_faster(const Problem& problem, const Device& device) {
   if (cluster_config(problem, device, kMostClusterBlocks / 2).blocks != 0) return true;
   return fits_cluster(problem) &&

@@ -1,4 +1,5 @@
-// Rows with large anchors, computed again.
+// Rows with large anchors (numerics.cuh), computed again. `warp`, `column` and `strip` call it for
+// them, and take fewer instructions for all other rows.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
 // A row with a large anchor, for the second time, by a function that is called: what it needs is
-// not in the way of other rows, of which a short one would take some percent more time. The whole
-// warp must call it, each group of `lanes` lanes with a row of its own.
+// not in the way of other rows. The whole warp must call it, each group of `lanes` lanes with a row
+// of its own.
 template <class T>
 __device__ __noinline__ void redo_row(const KernelArgs<T>& args, std::int64_t number, bool exists,
                                       int lane, int lanes) {
@@ -32,24 +33,21 @@ __device__ __noinline__ void redo_row(const KernelArgs<T>& args, std::int64_t nu
     if (kept) largest = fmax(largest, exponents.scaled(widen(args.x[at])));
   });
   const A anchor = exponents.anchor(group_reduce(largest, Largest{}, lanes));
-  const auto powers = exponents.powers(exponents.base(anchor), exponents.lift());
+  const auto powers = exponents.powers_of_part(anchor);
   CompensatedSum<A> sum;
   each([&](std::int64_t at, bool kept) {
     if (kept) sum.add(powers(widen(args.x[at])));
   });
   const MaxSum<T> total{anchor, group_reduce(sum.value(), Add{}, lanes)};
-  const auto write = [&](const auto& result, A left_out) {
-    each([&](std::int64_t at, bool kept) {
-      args.y[at] = narrow<T>(kept ? result(widen(args.x[at])) : left_out);
-    });
-  };
-  const auto of_total = exponents.powers(anchor, exponents.lift());
+  const auto powers_of_row = exponents.powers_of_row(anchor);
   if (args.y != nullptr) {
-    if (args.function == Function::kSoftmax) {
-      write(FreshPowers<T>(total, of_total), A(0));
-    } else {
-      write(Logarithms<T>(total, of_total), -infinity<A>());
-    }
+    ForwardFunctions::dispatch<T>(args.function, [&](auto type) {
+      using Result = typename decltype(type)::Result;
+      const Result result(total, powers_of_row);
+      each([&](std::int64_t at, bool kept) {
+        args.y[at] = narrow<T>(kept ? result(widen(args.x[at])) : Result::left_out());
+      });
+    });
   }
   if (lane == 0 && exists) write_row(args, number, total);
 }

@@ -214,8 +214,8 @@ __device__ inline int clamped_to_int(std::int64_t value) {
   return static_cast<int>(value < kMost ? value : kMost);
 }
 
-// The packs first, first + stride ... below `end` of a row: a thread's share of a stretch of it.
-// Within a stretch positions are 32-bit numbers, relative to the share's first element.
+// The packs first, first + stride ... below `end` of a row: what a thread has of it at a time.
+// Within a slice positions are 32-bit numbers, relative to its first element.
 template <class T, RowLayout kLayout>
 class ThreadSlice {
  public:
@@ -272,7 +272,7 @@ class ThreadSlice {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) pack[p] = read_pack<kPack>(whole + p * stride_);
       if constexpr (kLayout == RowLayout::kMasked) {
-        if (mask_ != nullptr) apply_mask<true>(fill, pack);
+        if (mask_ != nullptr) apply_mask<kAll>(fill, pack);
       } else if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
         if (mask_ != nullptr) apply_shifted_mask(fill, pack);
       }
@@ -284,7 +284,7 @@ class ThreadSlice {
       if (reads_whole(p)) pack[p] = read_pack<kPack>(whole + p * stride_);
     }
     if constexpr (kLayout == RowLayout::kMasked) {
-      if (mask_ != nullptr) apply_mask<false>(fill, pack);
+      if (mask_ != nullptr) apply_mask<kSome>(fill, pack);
     } else if constexpr (kIsUnaligned<kLayout>) {
       // The last row's last pack may reach beyond the array.
       if (safe_ - readable() < kPack && readable() > 0) read_last_of_array(args, from, pack);
@@ -484,17 +484,21 @@ class ThreadSlice {
     return pack;
   }
 
+  // Which packs of the slice are read whole: all, or those for which reads_whole() says so.
+  static constexpr bool kAll = true;
+  static constexpr bool kSome = false;
+
   // For rows with a mask that lies like them.
-  template <bool kComplete, int kPacks>
+  template <bool kWhich, int kPacks>
   __device__ __forceinline__ void apply_mask(T fill, Elements (&pack)[kPacks]) const {
     Flags flags[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (kComplete || reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
+      if (kWhich == kAll || reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (kComplete || reads_whole(p)) replace_unset(flags[p], fill, pack[p]);
+      if (kWhich == kAll || reads_whole(p)) replace_unset(flags[p], fill, pack[p]);
     }
   }
 
@@ -503,7 +507,7 @@ class ThreadSlice {
   //     words   |--- 0 ---|--- 1 ---|--- 2 ---|
   //     flags        |--------------------|
   //
-  // All packs of a stretch have their flags at the same phase.
+  // All packs of a slice have their flags at the same phase.
   static constexpr int kFlagWord = kPack < 4 ? kPack : 4;  // bytes
   static constexpr int kFlagWords = kPack / kFlagWord + 1;
   using FlagWord = typename WordOf<kFlagWord>::type;
@@ -580,7 +584,7 @@ class ThreadSlice {
   Number<kLayout> at_;
   int stride_;
   int end_;
-  // Where the row begins, the array ends and what takes part does, for the kinds that need it.
+  // Where the row begins, the array ends and what takes part does, for the layouts that need it.
   int begin_ = 0;
   int safe_ = 0;
   int readable_ = 0;

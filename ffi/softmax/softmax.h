@@ -225,7 +225,7 @@ inline constexpr std::string_view name_of(Algorithm algorithm) {
 // How kernels find the elements of rows, and so which code they are compiled to.
 enum class RowLayout {
   kAligned,          // rows begin and end with a pack of 16 bytes
-  kSmall,            // and their array has less than 2^31 elements
+  kSmall,            // they do, and their array has less than 2^31 elements
   kMasked,           // they do, and so does the mask, or the columns that take part end somewhere
   kUnaligned,        // they have any length, and so any phase
   kMaskedUnaligned,  // and a mask of any phase, or columns that do not take part
@@ -237,7 +237,7 @@ constexpr auto& names_of(RowLayout) { return kRowLayoutNames; }
 
 // Which functions the code of a kernel is for.
 enum class Variant {
-  kGeneral,       // all functions of the family
+  kGeneral,       // all functions with the same reduction
   kSoftmax,       // softmax alone
   kPlainSoftmax,  // softmax alone, and x is the operand itself
 };
@@ -260,7 +260,7 @@ struct Config {
   int pack = 0;             // elements side by side that a thread of column has
   std::int64_t rows = 0;    // that a group of lanes, or for staged a block, has in flight
   std::int64_t steps = 0;   // along the axis, of a thread of column or a warp of strip; of
-                            // elementwise, stretches of a row
+                            // elementwise, of a row
   std::int64_t slices = 0;  // of a row, each of a block
   std::int64_t slice = 0;   // packs of one, or of a warp's part of it for split_pipelined
   int piece = 0;            // packs of a warp

@@ -142,13 +142,7 @@ struct RingPlace {
 
 // For functions with results for the elements. Two warps of each block only pass on states, so that
 // the others wait for nothing but their own pieces, and for what was posted two rows before.
-//
-// What counts, in parts of what a copy does, for 400 rows of 1M floats in a prototype of this
-// kernel: 0.89 as it is; 0.85 with results due one row earlier; 0.86 with lanes that look at the
-// slots until states are there, without a counter; 0.77 with lanes that look at one slot after the
-// other; 0.82 with two blocks of half as many warps on a multiprocessor, which post twice as many
-// states. Blocks that have one row under way each, three on a multiprocessor, do 0.76. To write
-// results by bulk copies changed nothing.
+// docs/tuning.md has what else was tried.
 template <class Fragment>
 __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element)), 1)
     split_ring_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args,
@@ -203,6 +197,7 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
     return;
   }
 
+  constexpr bool kOnce = false;  // each pack is asked for by itself, as in Fragment::load()
   const Pieces<Fragment, kRingRows> pieces(args, storage.copied, &storage + 1);
   const auto slice_of = [&](std::int64_t number) {
     return RowSlice<Fragment>(args, number, rank * kWarps + warp, size);
@@ -220,7 +215,7 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
     if (number < count) {
       pieces.wait_for(place.at, place.phase);
       Fragment fragment;
-      pieces.template load<false>(fragment, pieces.packs(slice_of(number), 0), place.at);
+      pieces.template load<kOnce>(fragment, pieces.packs(slice_of(number), 0), place.at);
       const State state = fragment.template reduce<kWarpSize>(args);
       if (lane == 0) {
         storage.states[place.at][warp] = state;
@@ -231,11 +226,11 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
     if (number - behind < 0) continue;
     Fragment fragment;
     const auto packs = pieces.packs(slice_of(number - behind), 0);
-    pieces.template load<false>(fragment, packs, due.at);
+    pieces.template load<kOnce>(fragment, packs, due.at);
     // The total was written before its warp arrived, and the next one is after this warp arrives
     // at `reduced` for the row that it requests below.
     wait(storage.known + due.at, due.phase);
-    fragment.template write_fresh<false>(args, packs, storage.totals[due.at]);
+    fragment.template write_fresh<kOnce>(args, packs, storage.totals[due.at]);
     request(number - behind + std::int64_t{kRingRows} * groups, due.at);
     due.advance();
   }
@@ -337,16 +332,16 @@ __global__ void __launch_bounds__(kFinishThreads)
   }
 }
 
-template <class Family, class T, RowLayout kLayout>
+template <class Functions, class T, RowLayout kLayout>
 void launch_split_reduce(const Call& call, void* memory) {
   const Config& config = call.config;
-  using Passing = typename Family::template Fragment<T, kPassingPacks, kLayout>;
+  using Passing = FragmentOf<Functions, T, kPassingPacks, kLayout>;
   using State = typename Passing::State;
   const LaunchShape shape = launch_shape(call, sizeof(BlockStorage<State>));
   auto* const workspace = static_cast<State*>(memory);
-  if constexpr (!Family::kTangent) {
+  if constexpr (!Functions::kIsLinearInT) {
     if (config.packs == kMostBlockPacks) {
-      using Held = typename Family::template Fragment<T, kMostBlockPacks, kLayout>;
+      using Held = FragmentOf<Functions, T, kMostBlockPacks, kLayout>;
       return launch_kernel<split_reduce_held_kernel<Held, kBlockThreads, kBlocksResident>>(
           call.queue, shape, kernel_args<T>(call), config.slice, config.piece, workspace);
     }
@@ -355,15 +350,15 @@ void launch_split_reduce(const Call& call, void* memory) {
       call.queue, shape, kernel_args<T>(call), config.slices, config.slice, workspace);
 }
 
-template <class Family, class T, RowLayout kLayout>
+template <class Functions, class T, RowLayout kLayout>
 void launch_split_finish(const Call& call, const void* memory) {
   const Config& config = call.config;
-  using Fragment = typename Family::template Fragment<T, kPassingPacks, kLayout>;
+  using Fragment = FragmentOf<Functions, T, kPassingPacks, kLayout>;
   using State = typename Fragment::State;
   const auto* const workspace = static_cast<const State*>(memory);
   LaunchShape shape{grid_extent(config.finish_blocks),
                     static_cast<unsigned>(config.finish_threads)};
-  if constexpr (!Family::kTangent) {
+  if constexpr (!Functions::kIsLinearInT) {
     if (reduces(call.problem.function)) {
       shape.early = true;
       return launch_kernel<split_combine_kernel<T, State>>(call.queue, shape, kernel_args<T>(call),
@@ -375,13 +370,13 @@ void launch_split_finish(const Call& call, const void* memory) {
       call.queue, shape, kernel_args<T>(call), config.slices, config.slice, workspace);
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_split(const Call& call) {
   void* const workspace = call.buffers.workspace;
   dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
                  RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
-    launch_split_reduce<Family, T, layout>(call, workspace);
-    launch_split_finish<Family, T, layout>(call, workspace);
+    launch_split_reduce<Functions, T, layout>(call, workspace);
+    launch_split_finish<Functions, T, layout>(call, workspace);
   });
 }
 

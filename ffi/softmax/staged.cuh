@@ -59,10 +59,11 @@ struct alignas(kSharedAlignment) StagedStorage {
   Mbarrier copied;
 };
 
-template <class T, bool kTangent, int kLanes, int kPer, int kSure>
+template <class T, class Functions, int kLanes, int kPer, int kSure>
 __global__ void __launch_bounds__(kStagedThreads)
     staged_kernel(const __grid_constant__ KernelArgs<T> args, int tile_rows) {
   using A = Accumulator<T>;
+  constexpr bool kTangent = Functions::kIsLinearInT;
   constexpr int kGroups = kStagedThreads / kLanes;
   const Exponents<T> exponents(args.function, args.scale);
   const int lane = threadIdx.x % kLanes;
@@ -109,26 +110,30 @@ __global__ void __launch_bounds__(kStagedThreads)
       };
 
       A x[kPer];
-      const A fill = args.scale < 0 ? infinity<A>() : -infinity<A>();
+      const A fill = ForwardFunctions::fill(args);
 #pragma unroll
       for (int e = 0; e < kPer; ++e) {
         x[e] = has(e) ? widen(row[e * kLanes + lane]) : kTangent ? A(0) : fill;
       }
       if constexpr (kTangent) {
         const T* const t_row = second + (row - tile);
-        const bool logarithm = args.function == Function::kLogSoftmaxCotangent;
+        const bool logarithm = Functions::is_logarithm(args.function);
         A t[kPer];
         A sum = 0;
 #pragma unroll
         for (int e = 0; e < kPer; ++e) {
           t[e] = has(e) ? widen(t_row[e * kLanes + lane]) : A(0);
+          // TangentFunctions::term(), in a form that suits a sum of both.
           sum += (logarithm ? A(1) : x[e]) * t[e];
         }
-        const TangentResult<T> result{args.scale, group_reduce<kLanes>(sum, Add{})};
+        const A total = group_reduce<kLanes>(sum, Add{});
+        // Not by dispatch(): the sum has asked which of the two it is.
         if (logarithm) {
-          put([&](int e) { return result.log_softmax(x[e], t[e]); });
+          const LogSoftmaxCotangent<T> result{args.scale, total};
+          put([&](int e) { return result(x[e], t[e]); });
         } else {
-          put([&](int e) { return result.softmax(x[e], t[e]); });
+          const SoftmaxTangent<T> result{args.scale, total};
+          put([&](int e) { return result(x[e], t[e]); });
         }
       } else {
         A largest = -infinity<A>();
@@ -136,7 +141,7 @@ __global__ void __launch_bounds__(kStagedThreads)
         for (int e = 0; e < kPer; ++e) largest = fmax(largest, exponents.scaled(x[e]));
         largest = group_reduce<kLanes>(largest, Largest{});
         const A anchor = exponents.anchor(largest);
-        const auto powers = exponents.powers(exponents.base(anchor), exponents.lift());
+        const auto powers = exponents.powers_of_part(anchor);
         const bool replace = args.function == Function::kSoftmax;
         A sum = 0;
 #pragma unroll
@@ -151,7 +156,7 @@ __global__ void __launch_bounds__(kStagedThreads)
           const A factor = reciprocal(total.sum);
           put([&](int e) { return x[e] * factor; });
         } else if (args.y != nullptr) {
-          const Logarithms<T> logarithm(total, exponents.powers(anchor, exponents.lift()));
+          const LogSoftmax<T> logarithm(total, exponents.powers_of_row(anchor));
           put([&](int e) { return logarithm(x[e]); });
         }
         if (has_row && lane == 0) write_row(args, first + number, total);
@@ -176,7 +181,7 @@ __global__ void __launch_bounds__(kStagedThreads)
   }
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_staged(const Call& call) {
   const Config& config = call.config;
   const auto planned = [&](const StagedInstance& each) {
@@ -184,8 +189,7 @@ void launch_staged(const Call& call) {
   };
   dispatch_instance<kStagedInstances>(planned, [&](auto index) {
     constexpr StagedInstance kInstance = kStagedInstances[index];
-    launch_kernel<
-        staged_kernel<T, Family::kTangent, kInstance.lanes, kInstance.per_lane, kInstance.sure>>(
+    launch_kernel<staged_kernel<T, Functions, kInstance.lanes, kInstance.per_lane, kInstance.sure>>(
         call.queue, launch_shape(call, sizeof(StagedStorage)), kernel_args<T>(call),
         static_cast<int>(config.rows));
   });

@@ -1,7 +1,7 @@
 // softmax, algorithm `column`, where the axis is long: blocks, or clusters of up to 16 of them,
 // hold strips of the array, so that memory is read once.
 //
-// A strip is as wide as a warp: 256 bytes, 8 in each lane. Each warp of a cluster has a stretch of
+// A strip is as wide as a warp: 256 bytes, 8 in each lane. Each warp of a cluster has a slice of
 // it along the axis, of which registers hold the first steps and shared memory the others, in
 // pieces as long as the registers that are left have room for:
 //
@@ -13,26 +13,18 @@
 //
 // Gradients have 7 and 9 steps of each operand, in pieces of 3.
 //
-// Each warp reduces its stretch to a state for each row, and each block those of its warps. Each
+// Each warp reduces its slice to a state for each row, and each block those of its warps. Each
 // row has a block that all others of the cluster send their states to, and which sends them the
 // row's. A multiprocessor has room for two blocks, one of which reads while the other writes; no
 // cluster takes a second strip, since the next one starts as soon as it ends.
 //
-// What limits it, in parts of what memcpy does with 8192 x 32768 floats, whose rows lie 128 KiB
-// apart:
-// - The order in which memory is asked. Copies in this order do 0.91 (in strips of 128 bytes 0.78,
-//   of 1 KiB 0.91), and softmax 0.89 to 0.90.
-// - The L1 cache, which loads of registers come through, has what shared memory leaves: with more
-//   than 97 KiB for a block, 0.81. To send each block's states to all others would take that much
-//   where there are 128 rows of 16-bit elements.
-// - Registers, where they spill, and pieces that are not of the same length: 0.01 to 0.03. Both
-//   decide how many steps registers hold.
-// - Instructions: with expf() and a scale, 50 for 32 elements, it did 0.80.
-//
-// In place of copy_bulk() for each 256 bytes, tensor maps took 4 % more time and cp.async 2 %; to
-// keep powers in place of elements took 5 % more, to ask the L2 cache for strips that come later 17
-// to 39 %. Blocks that stay for several strips, and ask for parts of the next while they write,
-// took 9 % more, and blocks that post states in global memory, without clusters, 1 to 4 %.
+// What limits it is the order in which memory is asked; docs/tuning.md has the measurements. These
+// decide the sizes:
+// - Strips of 256 bytes. Narrower ones are slower to copy, and wider ones no faster.
+// - The L1 cache, which loads of registers come through, has what shared memory leaves: blocks take
+//   less than 97 KiB. To send each block's states to all others would take more where there are 128
+//   rows of 16-bit elements.
+// - How many steps registers hold: so many that none spill, and that all pieces are of one length.
 #pragma once
 
 #include "core/ptx/bulk_copy.cuh"
@@ -91,7 +83,7 @@ __device__ __forceinline__ State combine_slots(const Exponents<T>& exponents, co
 
 // Neighbouring clusters take strips that lie a 16th of the array apart. If rows lie a large power
 // of two apart, what neighbouring strips have of all rows is not spread over all of the memory's
-// channels: copies in that order take 5 % more time.
+// channels.
 __device__ __forceinline__ int strip_of(int cluster, int strips) {
   constexpr int kParts = 16;
   const int part = cluster % kParts;
@@ -100,21 +92,24 @@ __device__ __forceinline__ int strip_of(int cluster, int strips) {
 }
 
 // Clusters of `blocks` take the strips of each `outer`, which are along y. A warp takes up to
-// `most_steps`. kPlainSoftmax: softmax alone, and the scale is 1.
-template <class T, bool kTangent, bool kPlainSoftmax>
+// `most_steps`.
+template <class T, class Functions, Variant kVariant>
 __global__ void __launch_bounds__(kStripThreads, kStripsResident)
     strip_kernel(const __grid_constant__ KernelArgs<T> args, int blocks, int most_steps) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   constexpr int kPack = column_pack(sizeof(T));
   constexpr int kRows = kStripRows<T>;
   static_assert(kRows == kWarpSize * kPack);
-  constexpr int kOperands = kTangent ? 2 : 1;
+  constexpr bool kTangent = Functions::kIsLinearInT;
+  constexpr int kOperands = Functions::kOperands;
+  constexpr bool kPlainSoftmax = kVariant == Variant::kPlainSoftmax;
+  constexpr bool kSelects = false;  // no masks
   constexpr int kHeld = strip_held(kTangent);
   constexpr int kCopies = kStripSteps / kOperands - kHeld;
   constexpr int kPiece = kCopies / kStripPieces;
   static_assert(kCopies % kStripPieces == 0 && kCopies <= kWarpSize);
-  using Fragment = ColumnFragment<T, kTangent, kPack, kHeld, false>;
-  using Piece = ColumnFragment<T, kTangent, kPack, kPiece, false>;
+  using Fragment = ColumnFragment<T, Functions, kPack, kHeld, kSelects>;
+  using Piece = ColumnFragment<T, Functions, kPack, kPiece, kSelects>;
   using State = typename Fragment::State;
   using Storage = StripStorage<State, kRows>;
   auto& storage = shared<Storage>();
@@ -262,11 +257,11 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
 #endif
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_strip(const Call& call) {
-  using State = std::conditional_t<Family::kTangent, Total<T>, MaxSum<T>>;
-  dispatch_variant<Family, kVariantInShared<T, RowLayout::kStrided>>(call, [&](auto variant) {
-    launch_kernel<strip_kernel<T, Family::kTangent, variant == Variant::kPlainSoftmax>>(
+  using State = typename Functions::template State<T>;
+  dispatch_variant<Functions, kVariantInShared<T, RowLayout::kStrided>>(call, [&](auto variant) {
+    launch_kernel<strip_kernel<T, Functions, variant>>(
         call.queue, launch_shape(call, sizeof(StripStorage<State, kStripRows<T>>)),
         kernel_args<T>(call), call.config.cluster, static_cast<int>(call.config.steps));
   });

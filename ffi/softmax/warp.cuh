@@ -47,8 +47,9 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       const typename Fragment::Slice slice(args, row, lane, row.packs, kLanes);
       const RowResult<typename Fragment::State> row_result(args, number,
                                                            lane == 0 && number < count);
-      const auto total = fragment[r].template reduce<kLanes, true>(args);
-      write_results<true, true>(fragment[r], args, number, slice, total, row_result);
+      const auto total = fragment[r].template reduce<kLanes, Anchors::kNotLarge>(args);
+      write_results<Totals::kOwn, Anchors::kNotLarge>(fragment[r], args, number, slice, total,
+                                                      row_result);
       if constexpr (kMayBeLarge) any_large = any_large || exponents.is_large(total.anchor);
     }
     if constexpr (kMayBeLarge) {
@@ -72,7 +73,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
   }
 }
 
-template <class Family, class T, RowLayout kLayout, Variant kVariant, const auto& kTable>
+template <class Functions, class T, RowLayout kLayout, Variant kVariant, const auto& kTable>
 void launch_warp_from(const Call& call) {
   const Config& config = call.config;
   const auto planned = [&](const WarpInstance& each) {
@@ -80,25 +81,25 @@ void launch_warp_from(const Call& call) {
   };
   dispatch_instance<kTable>(planned, [&](auto index) {
     constexpr WarpInstance kInstance = kTable[index];
-    using Fragment = typename Family::template Fragment<T, kInstance.packs, kLayout, kVariant>;
+    using Fragment = FragmentOf<Functions, T, kInstance.packs, kLayout, kVariant>;
     launch_kernel<warp_kernel<Fragment, kInstance.lanes, kInstance.rows>>(
         call.queue, launch_shape(call), kernel_args<T>(call));
   });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_warp(const Call& call) {
   constexpr Variant kGeneral = Variant::kGeneral;
   dispatch_value<RowLayout::kAligned, RowLayout::kSmall, RowLayout::kMasked, RowLayout::kUnaligned,
                  RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
     if constexpr (layout == RowLayout::kSmall) {
-      dispatch_variant<Family, Variant::kSoftmax>(call, [&](auto variant) {
-        launch_warp_from<Family, T, layout, variant, kSmallWarpInstances>(call);
+      dispatch_variant<Functions, Variant::kSoftmax>(call, [&](auto variant) {
+        launch_warp_from<Functions, T, layout, variant, kSmallWarpInstances>(call);
       });
     } else if constexpr (layout == RowLayout::kAligned) {
-      launch_warp_from<Family, T, layout, kGeneral, kWarpInstances>(call);
+      launch_warp_from<Functions, T, layout, kGeneral, kWarpInstances>(call);
     } else {
-      launch_warp_from<Family, T, layout, kGeneral, kUnalignedWarpInstances>(call);
+      launch_warp_from<Functions, T, layout, kGeneral, kUnalignedWarpInstances>(call);
     }
   });
 }

@@ -47,8 +47,10 @@ void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t fi
   const ThreadSlice<T, kLayout> slice(args, row, first, row.packs, lanes);
   const T fill = narrow<T>(Accumulator<T>(-7));
   RegisterPack<T, kPack> packs[2][kPacks];
-  slice.template read<false>(args, args.x, args.x + slice.begin(), fill, packs[0]);
-  slice.template read<true>(args, args.x, args.x + slice.begin(), fill, packs[1]);
+  constexpr bool kAsksEach = false;
+  constexpr bool kAsksOnce = true;
+  slice.template read<kAsksEach>(args, args.x, args.x + slice.begin(), fill, packs[0]);
+  slice.template read<kAsksOnce>(args, args.x, args.x + slice.begin(), fill, packs[1]);
   for (int p = 0; p < kPacks; ++p) {
     if (!slice.has(p)) continue;
     const unsigned kept = slice.kept(args, p);

@@ -6,13 +6,13 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_split_pipelined(const Call& call) {
   const Config& config = call.config;
   dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
                  RowLayout::kMaskedUnaligned>(config.layout, [&](auto layout) {
-    dispatch_variant<Family, kVariantInShared<T, layout>>(call, [&](auto variant) {
-      using Fragment = typename Family::template Fragment<T, ring_held(sizeof(T)), layout, variant>;
+    dispatch_variant<Functions, kVariantInShared<T, layout>>(call, [&](auto variant) {
+      using Fragment = FragmentOf<Functions, T, ring_held(sizeof(T)), layout, variant>;
       constexpr int kWarps = ring_warps(sizeof(T));
       constexpr std::size_t kPieceBytes = std::size_t{kWarps} * Pieces<Fragment, kRingRows>::kBytes;
       auto* const mailbox = static_cast<std::uint64_t*>(call.buffers.workspace);
