@@ -10,12 +10,13 @@ using T = JAX_GPUOPS_ELEMENT;
 const RegisterLaunchers kLaunchers(
     kDTypeOf<T>,
     {
-        {Algorithm::kSmallBlock, launch_small_block<ForwardFamily, T>,
-         launch_small_block<TangentFamily, T>},
-        {Algorithm::kBlock, launch_block<ForwardFamily, T>, launch_block<TangentFamily, T>},
-        {Algorithm::kBlockTwoPass, launch_block_two_pass<ForwardFamily, T>,
-         launch_block_two_pass<TangentFamily, T>},
-        {Algorithm::kStrided, launch_strided<ForwardFamily, T>, launch_strided<TangentFamily, T>},
+        {Algorithm::kSmallBlock, launch_small_block<ForwardFunctions, T>,
+         launch_small_block<TangentFunctions, T>},
+        {Algorithm::kBlock, launch_block<ForwardFunctions, T>, launch_block<TangentFunctions, T>},
+        {Algorithm::kBlockTwoPass, launch_block_two_pass<ForwardFunctions, T>,
+         launch_block_two_pass<TangentFunctions, T>},
+        {Algorithm::kStrided, launch_strided<ForwardFunctions, T>,
+         launch_strided<TangentFunctions, T>},
     });
 
 }  // namespace

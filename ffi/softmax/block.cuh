@@ -1,21 +1,19 @@
-// softmax, algorithm `block`: a row, or a part of one for the algorithms that divide rows, lives in
-// the registers of a block.
+// softmax, algorithm `block`: a row, or a slice of one for the algorithms that divide rows, lives
+// in the registers of a block.
 //
-// Each warp holds a piece of the part, lane l packs l, l + 32 ... of it, reduces its elements to
+// Each warp holds a piece of the slice, lane l packs l, l + 32 ... of it, reduces its elements to
 // one state and writes it to a slot of its own; after one barrier every warp combines all slots.
 //
 // Where there is little work, the maximum of all warps comes first, and then the sum: that takes
 // two barriers, but neither a second round of shuffles nor of exponentials.
 //
 // No block takes a second row: the next block's loads are what memory works on while this one
-// reduces, waits and writes. Blocks that stayed, and copied their next row to shared memory
-// meanwhile, were 5 to 10 % slower; rows prefetched to the L2 cache fell out of it before their
-// turn.
+// reduces, waits and writes.
 #pragma once
 
 #include "core/shared.h"
+#include "softmax/fragment.cuh"
 #include "softmax/launcher.cuh"
-#include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
@@ -44,53 +42,53 @@ __device__ __forceinline__ State combine_block(const Exponents<T>& exponents, St
   return combine(std::integral_constant<int, kMaxWarpsPerBlock>{});
 }
 
-// A part of row `number`: the packs [begin, end), `size` of them from rank * size on. A size of 0
+// A slice of row `number`: the packs [begin, end), `size` of them from rank * size on. A size of 0
 // is the whole row. It is the launcher that divides, since a division takes longer than a load.
-template <class Share>
-struct Part {
-  using T = typename Share::Element;
-  using Packs = typename Share::Packs;
+template <class Fragment>
+struct RowSlice {
+  using T = typename Fragment::Element;
+  using Slice = typename Fragment::Slice;
 
-  __device__ __forceinline__ Part(const Tensors<T>& tensors, std::int64_t number,
-                                  std::int64_t rank = 0, std::int64_t size = 0)
-      : tensors(tensors), row(tensors, number), begin(0), end(row.packs) {
+  __device__ __forceinline__ RowSlice(const KernelArgs<T>& args, std::int64_t number,
+                                      std::int64_t rank = 0, std::int64_t size = 0)
+      : args(args), row(args, number), begin(0), end(row.packs) {
     if (size == 0) return;
     begin = rank * size < row.packs ? rank * size : row.packs;
     if (begin + size < row.packs) end = begin + size;
   }
 
-  // The packs that the calling thread has of a part that the block's shares hold: of those of its
-  // warp, which are `piece`.
-  __device__ __forceinline__ Packs held(int piece) const {
+  // The packs that the calling thread has of a slice that the block's fragments hold: of those of
+  // its warp, which are `piece`.
+  __device__ __forceinline__ Slice held(int piece) const {
     const std::int64_t first = begin + threadIdx.x / kWarpSize * piece;
     const std::int64_t next = first + piece < end ? first + piece : end;
-    return Packs(tensors, row, first + threadIdx.x % kWarpSize, next, kWarpSize);
+    return Slice(args, row, first + threadIdx.x % kWarpSize, next, kWarpSize);
   }
 
-  const Tensors<T>& tensors;
-  Row<T, Share::kKind> row;
+  const KernelArgs<T>& args;
+  Row<T, Fragment::kLayout> row;
   std::int64_t begin;
   std::int64_t end;
 };
 
 // ---- Rows that the registers hold ----
 
-template <class Share, int kMostThreads, int kLeastBlocks>
+template <class Fragment, int kMostThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
-    block_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int piece) {
-  using T = typename Share::Element;
-  using State = typename Share::State;
+    block_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args, int piece) {
+  using T = typename Fragment::Element;
+  using State = typename Fragment::State;
   auto& storage = shared<BlockStorage<State>>();
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   int turn = 0;
-  for (std::int64_t number = blockIdx.x; number < tensors.rows.count; number += gridDim.x) {
-    const Part<Share> part(tensors, number);
-    Share share;
-    share.load(tensors, part.held(piece));
-    const RowResult<State> row_result(tensors, number, threadIdx.x == 0);
-    State state = share.template reduce<kWarpSize>(tensors);
+  for (std::int64_t number = blockIdx.x; number < args.rows.count; number += gridDim.x) {
+    const RowSlice<Fragment> row_slice(args, number);
+    Fragment fragment;
+    fragment.load(args, row_slice.held(piece));
+    const RowResult<State> row_result(args, number, threadIdx.x == 0);
+    State state = fragment.template reduce<kWarpSize>(args);
     state = combine_block(exponents, state, storage.slots[turn]);
-    write_results(share, tensors, number, part.held(piece), state, row_result);
+    write_results(fragment, args, number, row_slice.held(piece), state, row_result);
     turn ^= 1;
   }
 }
@@ -140,47 +138,48 @@ class SmallBlock {
 };
 
 // A block for each row.
-template <class Share>
+template <class Fragment>
 __global__ void __launch_bounds__(kSmallBlockThreads)
-    small_block_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors) {
-  using T = typename Share::Element;
+    small_block_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args) {
+  using T = typename Fragment::Element;
   using Group = SmallBlock<Accumulator<T>>;
   const Group group(shared<typename Group::Storage>());
   const int number = blockIdx.x;
-  const Row<T, Share::kKind> row(tensors, number);
-  const typename Share::Packs packs(tensors, row, threadIdx.x, row.packs, blockDim.x);
-  Share share;
-  share.load(tensors, packs);
-  const RowResult<typename Share::State> row_result(tensors, number, threadIdx.x == 0);
-  const auto total = share.reduce(tensors, group);
-  write_results<true>(share, tensors, number, packs, total, row_result);
+  const Row<T, Fragment::kLayout> row(args, number);
+  const typename Fragment::Slice packs(args, row, threadIdx.x, row.packs, blockDim.x);
+  Fragment fragment;
+  fragment.load(args, packs);
+  const RowResult<typename Fragment::State> row_result(args, number, threadIdx.x == 0);
+  const auto total = fragment.reduce(args, group);
+  write_results<Totals::kOwn>(fragment, args, number, packs, total, row_result);
 }
 
 // ---- Longer rows ----
 
-// What a part has more than the block's shares hold is reduced in passing and read again for the
-// results, from the L2 cache if the rows in flight fit there. The last stretch stays in registers.
-template <class Share>
-struct LongPart : Part<Share> {
-  using State = typename Share::State;
-  using typename Part<Share>::Packs;
-  using typename Part<Share>::T;
-  using Part<Share>::Part;
-  using Part<Share>::begin;
-  using Part<Share>::end;
-  using Part<Share>::row;
-  using Part<Share>::tensors;
+// What a slice has more than the block's fragments hold is reduced in passing and read again for
+// the results, from the L2 cache if the rows in flight fit there. The last of the steps in which
+// the block walks it stays in registers.
+template <class Fragment>
+struct TwoPassRow : RowSlice<Fragment> {
+  using State = typename Fragment::State;
+  using typename RowSlice<Fragment>::Slice;
+  using typename RowSlice<Fragment>::T;
+  using RowSlice<Fragment>::RowSlice;
+  using RowSlice<Fragment>::begin;
+  using RowSlice<Fragment>::end;
+  using RowSlice<Fragment>::row;
+  using RowSlice<Fragment>::args;
 
-  // Of the stretch that begins with pack `from`, thread t of n has packs t, t + n, t + 2n ...
-  __device__ __forceinline__ Packs packs(std::int64_t from) const {
-    return Packs(tensors, row, from + threadIdx.x, end, static_cast<int>(blockDim.x));
+  // Of the step that begins with pack `from`, thread t of n has packs t, t + n, t + 2n ...
+  __device__ __forceinline__ Slice packs(std::int64_t from) const {
+    return Slice(args, row, from + threadIdx.x, end, static_cast<int>(blockDim.x));
   }
 
   __device__ __forceinline__ std::int64_t step() const {
-    return std::int64_t{blockDim.x} * Share::kHeld;
+    return std::int64_t{blockDim.x} * Fragment::kHeld;
   }
 
-  // Where the last stretch begins.
+  // Where the last step begins.
   __device__ __forceinline__ std::int64_t last() const {
     return end > begin ? begin + (end - begin - 1) / step() * step() : begin;
   }
@@ -192,116 +191,117 @@ struct LongPart : Part<Share> {
     Running<State> running;
     running.add(exponents, state);
     for (std::int64_t from = begin; from < until; from += step()) {
-      Share passing;
-      passing.load(tensors, packs(from));
-      running.add(exponents, passing.template reduce<1>(tensors));
+      Fragment passing;
+      passing.load(args, packs(from));
+      running.add(exponents, passing.template reduce<1>(args));
     }
     return combine_lanes<kWarpSize>(exponents, running.value());
   }
 
-  __device__ __forceinline__ State reduce(const Exponents<T>& exponents, Share& held) const {
-    held.load(tensors, packs(last()));
-    return reduce(exponents, last(), held.template reduce<1>(tensors));
+  __device__ __forceinline__ State reduce(const Exponents<T>& exponents, Fragment& held) const {
+    held.load(args, packs(last()));
+    return reduce(exponents, last(), held.template reduce<1>(args));
   }
 
   // The packs [begin, until).
   __device__ __forceinline__ void write_again(std::int64_t until, State total) const {
     for (std::int64_t from = begin; from < until; from += step()) {
-      Share passing;
-      passing.load(tensors, packs(from));
-      passing.write_fresh(tensors, packs(from), total);
+      Fragment passing;
+      passing.load(args, packs(from));
+      passing.write_fresh(args, packs(from), total);
     }
   }
 
-  __device__ __forceinline__ void write(const Share& held, State total) const {
-    held.write(tensors, packs(last()), total);
+  __device__ __forceinline__ void write(const Fragment& held, State total) const {
+    held.write(args, packs(last()), total);
     write_again(last(), total);
   }
 };
 
-template <class Share, int kMostThreads, int kLeastBlocks>
+template <class Fragment, int kMostThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
-    block_passing_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors) {
-  using T = typename Share::Element;
-  using State = typename Share::State;
+    block_passing_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args) {
+  using T = typename Fragment::Element;
+  using State = typename Fragment::State;
   auto& storage = shared<BlockStorage<State>>();
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   int turn = 0;
-  for (std::int64_t number = blockIdx.x; number < tensors.rows.count; number += gridDim.x) {
-    const LongPart<Share> part(tensors, number);
-    Share held;
-    State state = part.reduce(exponents, held);
+  for (std::int64_t number = blockIdx.x; number < args.rows.count; number += gridDim.x) {
+    const TwoPassRow<Fragment> row_slice(args, number);
+    Fragment held;
+    State state = row_slice.reduce(exponents, held);
     state = combine_block(exponents, state, storage.slots[turn]);
-    if (tensors.y != nullptr) part.write(held, state);
-    if (threadIdx.x == 0) write_row(tensors, number, state);
+    if (args.y != nullptr) row_slice.write(held, state);
+    if (threadIdx.x == 0) write_row(args, number, state);
     turn ^= 1;
   }
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_block(const Call& call) {
-  const auto launch = [&](auto kind, auto packs) {
-    using Share = typename Family::template Share<T, packs, kind>;
-    launch_kernel<block_kernel<Share, kBlockThreads, kBlocksResident>>(
-        call.queue, launch_shape(call, sizeof(BlockStorage<typename Share::State>)),
-        tensors_of<T>(call), call.config.piece);
+  const auto launch = [&](auto layout, auto packs) {
+    using Fragment = FragmentOf<Functions, T, packs, layout>;
+    launch_kernel<block_kernel<Fragment, kBlockThreads, kBlocksResident>>(
+        call.queue, launch_shape(call, sizeof(BlockStorage<typename Fragment::State>)),
+        kernel_args<T>(call), call.config.piece);
   };
-  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
-      call.config.layout, [&](auto kind) {
-        if constexpr (Family::kTangent) {
-          dispatch_value<kMostBlockPacks>(call.config.packs,
-                                          [&](auto packs) { launch(kind, packs); });
-        } else {
-          constexpr auto& kPacks = kind == Kind::kRagged ? kRaggedBlockPacks : kBlockPacks;
-          dispatch_value<kPacks[0], kPacks[1]>(call.config.packs,
-                                               [&](auto packs) { launch(kind, packs); });
-        }
-      });
+  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
+    if constexpr (Functions::kIsLinearInT) {
+      dispatch_value<kMostBlockPacks>(call.config.packs,
+                                      [&](auto packs) { launch(layout, packs); });
+    } else {
+      constexpr auto& kPacks = layout == RowLayout::kUnaligned ? kUnalignedBlockPacks : kBlockPacks;
+      dispatch_value<kPacks[0], kPacks[1]>(call.config.packs,
+                                           [&](auto packs) { launch(layout, packs); });
+    }
+  });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_small_block(const Call& call) {
-  constexpr int kOperands = Family::kTangent ? 2 : 1;
-  const auto launch = [&](auto kind, auto packs, auto variant) {
-    using Share = typename Family::template Share<T, packs, kind, variant>;
-    launch_kernel<small_block_kernel<Share>>(
+  constexpr int kOperands = Functions::kIsLinearInT ? 2 : 1;
+  const auto launch = [&](auto layout, auto packs, auto variant) {
+    using Fragment = FragmentOf<Functions, T, packs, layout, variant>;
+    launch_kernel<small_block_kernel<Fragment>>(
         call.queue, launch_shape(call, sizeof(typename SmallBlock<Accumulator<T>>::Storage)),
-        tensors_of<T>(call));
+        kernel_args<T>(call));
   };
-  dispatch_value<Kind::kSmall, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
-      call.config.layout, [&](auto kind) {
-        if constexpr (kind == Kind::kSmall) {
-          dispatch_variant<Family, Variant::kSoftmax>(call, [&](auto variant) {
-            constexpr auto& kPacks = kSmallBlockPacks;
-            dispatch_value<kOperands * kPacks[0], kOperands * kPacks[1], kOperands * kPacks[2]>(
-                call.config.packs, [&](auto packs) { launch(kind, packs, variant); });
-          });
-        } else {
-          dispatch_value<kOperands * kMostSmallBlockPacks>(call.config.packs, [&](auto packs) {
-            launch(kind, packs, Constant<Variant::kGeneral>{});
-          });
-        }
+  dispatch_value<RowLayout::kSmall, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
+    if constexpr (layout == RowLayout::kSmall) {
+      dispatch_variant<Functions, Variant::kSoftmax>(call, [&](auto variant) {
+        constexpr auto& kPacks = kSmallBlockPacks;
+        dispatch_value<kOperands * kPacks[0], kOperands * kPacks[1], kOperands * kPacks[2]>(
+            call.config.packs, [&](auto packs) { launch(layout, packs, variant); });
       });
+    } else {
+      dispatch_value<kOperands * kMostSmallBlockPacks>(call.config.packs, [&](auto packs) {
+        launch(layout, packs, Constant<Variant::kGeneral>{});
+      });
+    }
+  });
 }
 
-template <class Family, class T, Kind kKind, int kPacks>
+template <class Functions, class T, RowLayout kLayout, int kPacks>
 void launch_passing_block(const Call& call) {
-  using Share = typename Family::template Share<T, kPacks, kKind>;
-  launch_kernel<block_passing_kernel<Share, kBlockThreads, kBlocksResident>>(
-      call.queue, launch_shape(call, sizeof(BlockStorage<typename Share::State>)),
-      tensors_of<T>(call));
+  using Fragment = FragmentOf<Functions, T, kPacks, kLayout>;
+  launch_kernel<block_passing_kernel<Fragment, kBlockThreads, kBlocksResident>>(
+      call.queue, launch_shape(call, sizeof(BlockStorage<typename Fragment::State>)),
+      kernel_args<T>(call));
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_block_two_pass(const Call& call) {
-  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
-      call.config.layout,
-      [&](auto kind) { launch_passing_block<Family, T, kind, kPassingPacks>(call); });
+  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
+    launch_passing_block<Functions, T, layout, kPassingPacks>(call);
+  });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_strided(const Call& call) {
-  launch_passing_block<Family, T, Kind::kAny, kAnyPacks>(call);
+  launch_passing_block<Functions, T, RowLayout::kStrided, kStridedPacks>(call);
 }
 
 }  // namespace softmax

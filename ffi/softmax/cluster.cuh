@@ -1,15 +1,14 @@
 // softmax, algorithm `cluster`: up to 16 blocks that share their shared memory (a thread-block
-// cluster) hold a row, each a part of it in registers, or a slice of a longer one.
+// cluster) hold a row, each a slice of it, in registers or, of a longer one, in shared memory.
 //
-// Each block reduces its part to a state, as in block.cuh. Then it sends its state to all blocks,
+// Each block reduces its slice to a state, as in block.cuh. Then it sends its state to all blocks,
 // and waits until all slots have arrived at home:
 //
 //     block 0                                   block 1
 //     warps -> slots -> state                   warps -> slots -> state
 //     state --> slot 0 in 0 and 1               state --> slot 1 in 0 and 1
 //
-// No cluster takes a second row, as in block.cuh: those that stayed, and asked for the next row's
-// slices where they had written, took 4 to 10 % more time.
+// No cluster takes a second row, as in block.cuh.
 #pragma once
 
 #include "core/ptx/cluster.cuh"
@@ -85,11 +84,10 @@ class Exchange {
   bool ready_ = false;
 };
 
-// ---- Parts that registers hold ----
+// ---- Slices that registers hold ----
 
-// The lanes of a warp, which find their largest number by shuffles: with the instruction for it,
-// here and where states are combined, clusters of 16 blocks took 7 % more time for rows of 262144
-// floats when registers held those, and others the same.
+// The lanes of a warp, which find their largest number by shuffles: clusters of 16 blocks take more
+// time with the instruction for it (docs/tuning.md).
 struct ShufflingLanes : Lanes<kWarpSize> {
   template <class A>
   __device__ __forceinline__ static A largest(A value) {
@@ -97,42 +95,41 @@ struct ShufflingLanes : Lanes<kWarpSize> {
   }
 };
 
-template <class Share>
+template <class Fragment>
 __global__ void __launch_bounds__(kClusterThreads, kClusterBlocksResident)
-    cluster_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int blocks,
+    cluster_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args, int blocks,
                    std::int64_t size, int piece) {
 #if JAX_GPUOPS_HAS_CLUSTERS
-  using T = typename Share::Element;
-  using State = typename Share::State;
+  using T = typename Fragment::Element;
+  using State = typename Fragment::State;
   auto& storage = shared<ClusterStorage<State>>();
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   Exchange<State> exchange(storage, blocks);
   const int rank = exchange.rank();
-  for (std::int64_t number = blockIdx.x / blocks; number < tensors.rows.count;
+  for (std::int64_t number = blockIdx.x / blocks; number < args.rows.count;
        number += gridDim.x / blocks) {
-    const Part<Share> part(tensors, number, rank, size);
-    Share share;
-    share.load(tensors, part.held(piece));
+    const RowSlice<Fragment> row_slice(args, number, rank, size);
+    Fragment fragment;
+    fragment.load(args, row_slice.held(piece));
     exchange.start();
-    const RowResult<State> row_result(tensors, number, rank == 0 && threadIdx.x == 0);
-    const State state = exchange.combine(exponents, share.reduce(tensors, ShufflingLanes{}));
-    write_results(share, tensors, number, part.held(piece), state, row_result);
+    const RowResult<State> row_result(args, number, rank == 0 && threadIdx.x == 0);
+    const State state = exchange.combine(exponents, fragment.reduce(args, ShufflingLanes{}));
+    write_results(fragment, args, number, row_slice.held(piece), state, row_result);
   }
 #else
   __trap();
 #endif
 }
 
-// ---- Slices, which shared memory holds ----
+// ---- Slices that shared memory holds ----
 
 // A multiprocessor has room for three, of 64 KiB. The pieces of the warps lie side by side:
 //
 //     slice -> | warp 0: piece 0 | piece 1 | ... | warp 1: piece 0 | piece 1 | ... | warp 2 ...
 //
 // From when its slice has come to when it writes, nothing is on its way to a block, so that every
-// cycle counts, for which it takes many independent instructions: with pieces half as long,
-// clusters take 1 to 10 % more time, with a quarter 20 %, and 10 % if all pieces of a short slice
-// are short, in place of its last ones.
+// cycle counts, for which it takes many independent instructions: pieces are as long as registers
+// allow, and of a short slice it is the last ones that are short.
 
 inline constexpr int kSliceWarps = kSliceThreads / kWarpSize;
 inline constexpr int kMostPieces = 4;
@@ -145,18 +142,15 @@ struct alignas(kSharedAlignment) SliceStorage {
 };
 
 // The slices that a block takes of rows: the packs from rank * size on, `size` of each operand.
-template <class Share>
+template <class Fragment>
 class Slices {
  public:
-  using T = typename Share::Element;
-  using State = typename Share::State;
+  using T = typename Fragment::Element;
+  using State = typename Fragment::State;
 
-  __device__ __forceinline__ Slices(const Tensors<T>& tensors, SliceStorage<State>& storage,
+  __device__ __forceinline__ Slices(const KernelArgs<T>& args, SliceStorage<State>& storage,
                                     int rank, std::int64_t size)
-      : tensors_(tensors),
-        pieces_(tensors, storage.copied, &storage + 1),
-        rank_(rank),
-        size_(size) {}
+      : args_(args), pieces_(args, storage.copied, &storage + 1), rank_(rank), size_(size) {}
 
   // Asks for the first row's.
   __device__ __forceinline__ void start(std::int64_t number) const {
@@ -170,34 +164,34 @@ class Slices {
   __device__ __forceinline__ void take(const Exponents<T>& exponents, std::int64_t first,
                                        std::int64_t step, Combine&& combine) const {
     unsigned phase = 0;
-    for (std::int64_t number = first; number < tensors_.rows.count; number += step) {
-      const Part<Share> part(tensors_, number, rank_, size_);
-      const RowResult<State> row_result(tensors_, number, rank_ == 0 && threadIdx.x == 0);
+    for (std::int64_t number = first; number < args_.rows.count; number += step) {
+      const RowSlice<Fragment> row_slice(args_, number, rank_, size_);
+      const RowResult<State> row_result(args_, number, rank_ == 0 && threadIdx.x == 0);
       State state = State::none();
 #pragma unroll 1
       for (int p = 0; p < kPieces; ++p) {
         pieces_.wait_for(p, phase);
-        Share share;
-        pieces_.template load<kOnce>(share, pieces_.packs(part, offset(p)), p);
-        state = combined(exponents, state, share.template reduce<1>(tensors_));
+        Fragment fragment;
+        pieces_.template load<kOnce>(fragment, pieces_.packs(row_slice, offset(p)), p);
+        state = combined(exponents, state, fragment.template reduce<1>(args_));
       }
       state = combine(combine_lanes<kWarpSize>(exponents, state));
 #pragma unroll 1
       for (int p = 0; p < kPieces; ++p) {
-        Share share;
-        const auto packs = pieces_.packs(part, offset(p));
-        pieces_.template load<kOnce>(share, packs, p);
-        if (tensors_.y != nullptr) share.template write_fresh<kOnce>(tensors_, packs, state);
+        Fragment fragment;
+        const auto packs = pieces_.packs(row_slice, offset(p));
+        pieces_.template load<kOnce>(fragment, packs, p);
+        if (args_.y != nullptr) fragment.template write_fresh<kOnce>(args_, packs, state);
         request(number + step, p);
       }
-      row_result.write(tensors_, number, state);
+      row_result.write(args_, number, state);
       phase ^= 1;
     }
   }
 
  private:
   static constexpr int kPieces =
-      kSlicePacks / (kSliceWarps * kWarpSize * Share::kHeld * Share::kOperands);
+      kSlicePacks / (kSliceWarps * kWarpSize * Fragment::kHeld * Fragment::kOperands);
   static_assert(kPieces <= kMostPieces);
   // All pieces but those that a slice ends in are full, so that it pays to ask that once.
   static constexpr bool kOnce = true;
@@ -205,33 +199,33 @@ class Slices {
   // Where in the slice a piece of the calling warp begins.
   __device__ __forceinline__ static std::int64_t offset(int piece) {
     const int warp = threadIdx.x / kWarpSize;
-    return (warp * kPieces + piece) * Pieces<Share, kPieces>::kPacks;
+    return (warp * kPieces + piece) * Pieces<Fragment, kPieces>::kPacks;
   }
 
   __device__ __forceinline__ void request(std::int64_t number, int piece) const {
     __syncwarp();
-    if (threadIdx.x % kWarpSize != 0 || number >= tensors_.rows.count) return;
-    pieces_.request(Part<Share>(tensors_, number, rank_, size_), offset(piece), piece);
+    if (threadIdx.x % kWarpSize != 0 || number >= args_.rows.count) return;
+    pieces_.request(RowSlice<Fragment>(args_, number, rank_, size_), offset(piece), piece);
   }
 
-  const Tensors<T>& tensors_;
-  Pieces<Share, kPieces> pieces_;
+  const KernelArgs<T>& args_;
+  Pieces<Fragment, kPieces> pieces_;
   int rank_;
   std::int64_t size_;
 };
 
-template <class Share>
+template <class Fragment>
 __global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
-    cluster_slice_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors,
+    cluster_slice_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args,
                          int blocks, std::int64_t size) {
 #if JAX_GPUOPS_HAS_CLUSTERS
-  using State = typename Share::State;
+  using State = typename Fragment::State;
   using Storage = SliceStorage<State>;
-  const Exponents<typename Share::Element> exponents(tensors.function, tensors.scale);
+  const Exponents<typename Fragment::Element> exponents(args.function, args.scale);
   const std::int64_t first = blockIdx.x / blocks;
   auto& storage = shared<Storage>();
   Exchange<State> exchange(storage.own, blocks);
-  const Slices<Share> own(tensors, storage, exchange.rank(), size);
+  const Slices<Fragment> own(args, storage, exchange.rank(), size);
   own.start(first);
   exchange.start();
   own.take(exponents, first, gridDim.x / blocks,
@@ -241,34 +235,34 @@ __global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
 #endif
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_cluster(const Call& call) {
   const Config& config = call.config;
-  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
-      config.layout, [&](auto kind) {
-        constexpr bool kHasPlain = has_plain_cluster(kDTypeOf<T>, kind);
-        constexpr Variant kOther = kHasPlain ? Variant::kPlainSoftmax : Variant::kGeneral;
-        dispatch_variant<Family, kOther>(call, [&](auto variant) {
-          using Share = typename Family::template Share<T, kClusterPacks, kind, variant>;
-          launch_kernel<cluster_kernel<Share>>(
-              call.queue, launch_shape(call, sizeof(ClusterStorage<typename Share::State>)),
-              tensors_of<T>(call), config.cluster, config.slice, config.piece);
-        });
-      });
+  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned>(config.layout, [&](auto layout) {
+    constexpr bool kHasPlain = has_plain_cluster(kDTypeOf<T>, layout);
+    constexpr Variant kOther = kHasPlain ? Variant::kPlainSoftmax : Variant::kGeneral;
+    dispatch_variant<Functions, kOther>(call, [&](auto variant) {
+      using Fragment = FragmentOf<Functions, T, kClusterPacks, layout, variant>;
+      launch_kernel<cluster_kernel<Fragment>>(
+          call.queue, launch_shape(call, sizeof(ClusterStorage<typename Fragment::State>)),
+          kernel_args<T>(call), config.cluster, config.slice, config.piece);
+    });
+  });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_cluster_shared(const Call& call) {
   const Config& config = call.config;
-  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
-      config.layout, [&](auto kind) {
-        dispatch_variant<Family, kVariantInShared<T, kind>>(call, [&](auto variant) {
-          using Share = typename Family::template Share<T, slice_held(sizeof(T)), kind, variant>;
-          launch_kernel<cluster_slice_kernel<Share>>(
-              call.queue, launch_shape(call, sizeof(SliceStorage<typename Share::State>)),
-              tensors_of<T>(call), config.cluster, config.slice);
-        });
-      });
+  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned>(config.layout, [&](auto layout) {
+    dispatch_variant<Functions, kVariantInShared<T, layout>>(call, [&](auto variant) {
+      using Fragment = FragmentOf<Functions, T, slice_held(sizeof(T)), layout, variant>;
+      launch_kernel<cluster_slice_kernel<Fragment>>(
+          call.queue, launch_shape(call, sizeof(SliceStorage<typename Fragment::State>)),
+          kernel_args<T>(call), config.cluster, config.slice);
+    });
+  });
 }
 
 }  // namespace softmax

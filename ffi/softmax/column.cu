@@ -7,13 +7,14 @@ namespace {
 
 using T = JAX_GPUOPS_ELEMENT;
 
-const RegisterLaunchers kLaunchers(
-    kDTypeOf<T>,
-    {
-        {Algorithm::kColumn, launch_column<ForwardFamily, T>, launch_column<TangentFamily, T>},
-        {Algorithm::kColumnTwoPass, launch_column_two_pass<ForwardFamily, T>,
-         launch_column_two_pass<TangentFamily, T>},
-    });
+const RegisterLaunchers kLaunchers(kDTypeOf<T>,
+                                   {
+                                       {Algorithm::kColumn, launch_column<ForwardFunctions, T>,
+                                        launch_column<TangentFunctions, T>},
+                                       {Algorithm::kColumnTwoPass,
+                                        launch_column_two_pass<ForwardFunctions, T>,
+                                        launch_column_two_pass<TangentFunctions, T>},
+                                   });
 
 }  // namespace
 }  // namespace softmax

@@ -15,8 +15,9 @@
 #pragma once
 
 #include "core/shared.h"
+#include "softmax/fragment.cuh"
 #include "softmax/launcher.cuh"
-#include "softmax/share.cuh"
+#include "softmax/redo.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
@@ -32,29 +33,27 @@ struct Steps {
   int count;
 };
 
-// What a thread holds of its kPack rows. Elements that do not take part are replaced as in row.cuh.
+// What a thread holds of its kPack rows: a Fragment whose elements lie along another axis.
 // With a mask kPack is 1, for each row has its own. kSelects: whether there may be one.
-template <class T, bool kTangent, int kPack, int kHeld, bool kSelects = kPack == 1>
-class ColumnShare {
+template <class T, class Functions, int kPack, int kHeld, bool kSelects = kPack == 1>
+class ColumnFragment {
  public:
   using A = Accumulator<T>;
-  using State = std::conditional_t<kTangent, Total<T>, MaxSum<T>>;
+  static constexpr bool kTangent = Functions::kIsLinearInT;
+  using State = typename Functions::template State<T>;
   // Whether rows with anchors beyond +-kLarge, infinite ones among them, are left to redo_row():
   // the powers of rows side by side have a common factor then, for which one register is enough.
   static constexpr bool kRedoes = !kTangent && kPack > 1 && Exponents<T>::kBaseTwo;
 
-  __device__ __forceinline__ void load(const Tensors<T>& tensors, const Steps& steps,
-                                       const Selection<T>& selection) {
-    load(tensors, tensors.x, tensors.t, steps, selection);
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const Steps& steps,
+                                       const RowMask<T>& row_mask) {
+    load(args, args.x, args.t, steps, row_mask);
   }
 
   // The same from copies of parts of x and t, in which `steps` says where the elements lie.
-  __device__ __forceinline__ void load(const Tensors<T>& tensors, const T* x, const T* t,
-                                       const Steps& steps, const Selection<T>& selection) {
-    // What changes no maximum and no sum.
-    const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
-    const A lowest = tensors.scale < 0 ? infinity<A>() : -infinity<A>();
-    const A fill = !kTangent ? lowest : logarithm ? -infinity<A>() : A(0);
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const T* x, const T* t,
+                                       const Steps& steps, const RowMask<T>& row_mask) {
+    const A fill = Functions::fill(args);
     const auto each_step = [&](auto&& read) {
       x += steps.begin;
       if constexpr (kTangent) t += steps.begin;
@@ -73,45 +72,45 @@ class ColumnShare {
     each_step([&](int k) {
       x_[k] = filled<kPack>(narrow<T>(fill));
       if constexpr (kTangent) t_[k] = filled<kPack>(narrow<T>(A(0)));
-      if (keeps(steps, selection, k)) read(k);
+      if (keeps(steps, row_mask, k)) read(k);
     });
   }
 
-  __device__ __forceinline__ void reduce(const Tensors<T>& tensors, const Exponents<T>& exponents,
+  __device__ __forceinline__ void reduce(const KernelArgs<T>& args, const Exponents<T>& exponents,
                                          State (&states)[kPack]) const {
 #pragma unroll
     for (State& state : states) state = State::none();
-    reduce_onto<false>(tensors, exponents, states);
+    reduce_onto<States::kNone>(args, exponents, states);
   }
 
   // Adds to the states of elements before.
-  __device__ __forceinline__ void add(const Tensors<T>& tensors, const Exponents<T>& exponents,
+  __device__ __forceinline__ void add(const KernelArgs<T>& args, const Exponents<T>& exponents,
                                       State (&states)[kPack]) const {
-    reduce_onto<true>(tensors, exponents, states);
+    reduce_onto<States::kGiven>(args, exponents, states);
   }
 
-  __device__ __forceinline__ void write(const Tensors<T>& tensors, const Exponents<T>& exponents,
-                                        const Steps& steps, const Selection<T>& selection,
+  __device__ __forceinline__ void write(const KernelArgs<T>& args, const Exponents<T>& exponents,
+                                        const Steps& steps, const RowMask<T>& row_mask,
                                         const State (&totals)[kPack]) const {
+    const bool regular = !kSelects || is_regular(totals[0]);
     if constexpr (kTangent) {
-      const bool regular = !kSelects || is_finite(totals[0].sum);
-      const auto result = [&](int i) { return TangentResult<T>{tensors.scale, totals[i].sum}; };
-      if (tensors.function == Function::kSoftmaxTangent) {
-        write_each(tensors, steps, selection, regular, A(0),
-                   [&](int i, A y, A t) { return result(i).softmax(y, t); });
-      } else {
-        write_each(tensors, steps, selection, regular, A(0),
-                   [&](int i, A y, A t) { return result(i).log_softmax(y, t); });
-      }
+      Functions::template dispatch<T>(args.function, [&](auto type) {
+        using Result = typename decltype(type)::Result;
+        write_each(args, steps, row_mask, regular, Result::left_out(),
+                   [&](int i, A y, A t) { return Result{args.scale, totals[i].sum}(y, t); });
+      });
     } else {
-      const bool regular = !kSelects || (is_finite(totals[0].anchor) && is_finite(totals[0].sum));
-      if (exponents.function == Function::kSoftmax) {
-        write_results<FreshPowers<T, true>>(tensors, exponents, steps, selection, regular, A(0),
-                                            totals);
-      } else {
-        write_results<Logarithms<T>>(tensors, exponents, steps, selection, regular, -infinity<A>(),
-                                     totals);
-      }
+      Functions::template dispatch<T, Exponential::kShort>(exponents.function, [&](auto type) {
+        using Result = typename decltype(type)::Result;
+        Result results[kPack];
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          results[i] =
+              Result(totals[i], exponents.template powers_of_row<kAnchors>(totals[i].anchor));
+        }
+        write_each(args, steps, row_mask, regular, Result::left_out(),
+                   [&](int i, A x, A) { return results[i](x); });
+      });
     }
   }
 
@@ -122,15 +121,18 @@ class ColumnShare {
     for (const State& total : totals) any = any || fabs(total.anchor) >= Exponents<T>::kLarge;
     return any;
   }
-  __device__ __forceinline__ static void redo(const Tensors<T>& tensors, std::int64_t first_row) {
+  __device__ __forceinline__ static void redo(const KernelArgs<T>& args, std::int64_t first_row) {
 #pragma unroll 1
-    for (int i = 0; i < kPack; ++i) redo_row(tensors, first_row + i, true, 0, 1);
+    for (int i = 0; i < kPack; ++i) redo_row(args, first_row + i, true, 0, 1);
   }
 
  private:
-  // kAdds: to states that are not those of nothing.
-  template <bool kAdds>
-  __device__ __forceinline__ void reduce_onto(const Tensors<T>& tensors,
+  static constexpr Anchors kAnchors = kRedoes ? Anchors::kNotLarge : Anchors::kAny;
+
+  // What is added to: states of nothing, or those of elements before.
+  enum class States { kNone, kGiven };
+  template <States kStates>
+  __device__ __forceinline__ void reduce_onto(const KernelArgs<T>& args,
                                               const Exponents<T>& exponents,
                                               State (&states)[kPack]) const {
     if constexpr (kTangent) {
@@ -142,33 +144,36 @@ class ColumnShare {
         widen(t_[k], t);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
-          states[i].sum += tensors.function == Function::kLogSoftmaxCotangent ? t[i] : y[i] * t[i];
+          states[i].sum += Functions::term(args.function, y[i], t[i]);
         }
       }
     } else {
       A largest[kPack];
-      widen(exponents.descends() ? extreme_of_each<true>() : extreme_of_each<false>(), largest);
+      widen(exponents.descends() ? extreme_of_each<Extreme::kSmallest>()
+                                 : extreme_of_each<Extreme::kLargest>(),
+            largest);
       typename Exponents<T>::Powers powers[kPack];
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         A anchor = exponents.anchor(exponents.scaled(largest[i]));
         // The sum of a part that is far below or -inf is 0.
         if constexpr (kRedoes) anchor = fmax(anchor, -Exponents<T>::kLarge);
-        if constexpr (kAdds) anchor = fmax(anchor, states[i].anchor);
+        if constexpr (kStates == States::kGiven) anchor = fmax(anchor, states[i].anchor);
         const A base = kRedoes ? anchor : exponents.base(anchor);
-        if constexpr (kAdds) {
+        if constexpr (kStates == States::kGiven) {
           states[i].sum *= Exponents<T>::rescaling(states[i].anchor, base);
         }
         states[i].anchor = anchor;
-        powers[i] = kRedoes ? exponents.common_powers(base, exponents.lift())
-                            : exponents.powers(base, exponents.lift());
+        powers[i] = exponents.template powers<kAnchors>(base, exponents.lift());
       }
 #pragma unroll
       for (int k = 0; k < kHeld; ++k) {
         A x[kPack];
         widen(x_[k], x);
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) states[i].sum += powers[i].template of<true>(x[i]);
+        for (int i = 0; i < kPack; ++i) {
+          states[i].sum += powers[i].template of<Exponential::kShort>(x[i]);
+        }
       }
     }
   }
@@ -179,52 +184,36 @@ class ColumnShare {
     return !kSelects && steps.count == kHeld;
   }
 
-  __device__ __forceinline__ static bool keeps(const Steps& steps, const Selection<T>& selection,
+  __device__ __forceinline__ static bool keeps(const Steps& steps, const RowMask<T>& row_mask,
                                                int k) {
     if (k >= steps.count) return false;
-    return !kSelects || selection(steps.first + std::int64_t{k} * steps.stride);
+    return !kSelects || row_mask(steps.first + std::int64_t{k} * steps.stride);
   }
 
-  template <bool kSmallest>
+  template <Extreme kExtreme>
   __device__ __forceinline__ RegisterPack<T, kPack> extreme_of_each() const {
     RegisterPack<T, kPack> best = x_[0];
 #pragma unroll
-    for (int k = 1; k < kHeld; ++k) best = extreme<kSmallest>(best, x_[k]);
+    for (int k = 1; k < kHeld; ++k) best = extreme<kExtreme == Extreme::kSmallest>(best, x_[k]);
     return best;
   }
 
   template <class Result>
-  __device__ __forceinline__ void write_results(const Tensors<T>& tensors,
-                                                const Exponents<T>& exponents, const Steps& steps,
-                                                const Selection<T>& selection, bool regular,
-                                                A left_out, const State (&totals)[kPack]) const {
-    Result results[kPack];
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      const A anchor = totals[i].anchor;
-      results[i] = Result(totals[i], kRedoes ? exponents.common_powers(anchor, exponents.lift())
-                                             : exponents.powers(anchor, exponents.lift()));
-    }
-    write_each(tensors, steps, selection, regular, left_out,
-               [&](int i, A x, A) { return results[i](x); });
-  }
-
-  template <class Result>
-  __device__ __forceinline__ void write_each(const Tensors<T>& tensors, const Steps& steps,
-                                             const Selection<T>& selection, bool regular,
-                                             A left_out, Result&& result) const {
+  __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Steps& steps,
+                                             const RowMask<T>& row_mask, bool regular, A left_out,
+                                             Result&& result) const {
     // nothing() is 0, but hides from the compiler that these are the addresses that load() had: it
     // would keep all of those in registers in between.
-    T* to = tensors.y + steps.begin + tensors.nothing();
-    const std::int64_t hop = steps.hop + tensors.nothing();
+    T* to = args.y + steps.begin + args.nothing();
+    const std::int64_t hop = steps.hop + args.nothing();
     const auto results = [&](int k) {
       A x[kPack];
       A t[kPack] = {};
-      widen_again(x_[k], tensors.nothing(), x);
-      if constexpr (kTangent) widen_again(t_[k], tensors.nothing(), t);
+      widen_again(x_[k], args.nothing(), x);
+      if constexpr (kTangent) widen_again(t_[k], args.nothing(), t);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) x[i] = result(i, x[i], t[i]);
-      if (!regular && !keeps(steps, selection, k)) x[0] = left_out;
+      if (!regular && !keeps(steps, row_mask, k)) x[0] = left_out;
       return narrow<T>(x);
     };
     if (is_full(steps)) {
@@ -265,17 +254,19 @@ __device__ inline State combine_column(const Exponents<T>& exponents, const Stat
 }
 
 // Blocks take tiles of `lanes` packs of rows, along x, of each `outer`, along y. `most` is the
-// number of steps that the first group has of the axis: no more than kHeld if kOnce, when threads
-// hold the axis, and do not read it again.
-template <class T, bool kTangent, int kPack, int kHeld, bool kOnce>
-__global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBlocksResident : 1)
-    column_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, std::int64_t outers,
+// number of steps that the first group has of the axis: no more than kHeld if threads hold the
+// axis, and read it once.
+enum class Reads { kOnce, kTwice };
+template <class T, class Functions, int kPack, int kHeld, Reads kReads>
+__global__ void __launch_bounds__(kColumnThreads,
+                                  kPack > 1 && kReads == Reads::kOnce ? kColumnBlocksResident : 1)
+    column_kernel(const __grid_constant__ KernelArgs<T> args, int lanes, std::int64_t outers,
                   std::int64_t most) {
-  using Share = ColumnShare<T, kTangent, kPack, kHeld>;
-  using State = typename Share::State;
-  const Exponents<T> exponents(tensors.function, tensors.scale);
-  const std::int64_t inner = tensors.rows.inner;
-  const std::int64_t columns = tensors.rows.columns;
+  using Fragment = ColumnFragment<T, Functions, kPack, kHeld>;
+  using State = typename Fragment::State;
+  const Exponents<T> exponents(args.function, args.scale);
+  const std::int64_t inner = args.rows.inner;
+  const std::int64_t columns = args.rows.columns;
   const int threads = blockDim.x;
   const int lane = threadIdx.x % lanes;
   const int group = threadIdx.x / lanes;
@@ -289,8 +280,8 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
     const std::int64_t at = first_row + lane * kPack;
     const std::int64_t number = outer * inner + at;  // of the thread's first row
     const bool exists = at < inner;
-    Selection<T> selection;
-    if (kPack == 1 && exists) selection = Selection<T>(tensors, number);
+    RowMask<T> row_mask;
+    if (kPack == 1 && exists) row_mask = RowMask<T>(args, number);
     const auto steps_from = [&](std::int64_t done) {
       const std::int64_t first = group + done * groups;
       const std::int64_t left = own - done < kHeld ? own - done : kHeld;
@@ -301,16 +292,16 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
     // Reduce. The last steps stay in registers.
     State states[kPack];
     std::int64_t last = 0;
-    Share share;
-    if constexpr (kOnce) {
-      share.load(tensors, steps_from(0), selection);
-      share.reduce(tensors, exponents, states);
+    Fragment fragment;
+    if constexpr (kReads == Reads::kOnce) {
+      fragment.load(args, steps_from(0), row_mask);
+      fragment.reduce(args, exponents, states);
     } else {
       Running<State> running[kPack];
       for (std::int64_t done = 0; done < most; done += kHeld) {
         last = done;
-        share.load(tensors, steps_from(done), selection);
-        share.reduce(tensors, exponents, states);
+        fragment.load(args, steps_from(done), row_mask);
+        fragment.reduce(args, exponents, states);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) running[i].add(exponents, states[i]);
       }
@@ -340,24 +331,24 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
       for (int i = 0; i < kPack; ++i) states[i] = storage.totals[lane * kPack + i];
     }
 
-    if constexpr (Share::kRedoes) {
-      if (Share::any_large(states)) {
-        if (group == 0 && exists) Share::redo(tensors, number);
+    if constexpr (Fragment::kRedoes) {
+      if (Fragment::any_large(states)) {
+        if (group == 0 && exists) Fragment::redo(args, number);
         return;
       }
     }
 
     // Write.
-    if (tensors.y != nullptr) {
-      share.write(tensors, exponents, steps_from(last), selection, states);
-      for (std::int64_t done = 0; !kOnce && done < last; done += kHeld) {
-        share.load(tensors, steps_from(done), selection);
-        share.write(tensors, exponents, steps_from(done), selection, states);
+    if (args.y != nullptr) {
+      fragment.write(args, exponents, steps_from(last), row_mask, states);
+      for (std::int64_t done = 0; kReads == Reads::kTwice && done < last; done += kHeld) {
+        fragment.load(args, steps_from(done), row_mask);
+        fragment.write(args, exponents, steps_from(done), row_mask, states);
       }
     }
-    if (tensors.reduces() && group == 0 && exists) {
+    if (args.reduces() && group == 0 && exists) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
+      for (int i = 0; i < kPack; ++i) write_row(args, number + i, states[i]);
     }
   };
 
@@ -370,26 +361,28 @@ __global__ void __launch_bounds__(kColumnThreads, kPack > 1 && kOnce ? kColumnBl
   }
 }
 
-template <class Family, class T, bool kOnce, int kHeld>
+template <class Functions, class T, Reads kReads, int kHeld>
 void launch_column_of(const Call& call) {
   dispatch_value<column_pack(sizeof(T)), 1>(call.config.pack, [&](auto pack) {
-    constexpr int kOwn = Family::kTangent ? kHeld / 2 : kHeld;
-    launch_kernel<column_kernel<T, Family::kTangent, pack, kOwn, kOnce>>(
-        call.queue, launch_shape(call), tensors_of<T>(call), call.config.lanes, call.problem.outer,
+    constexpr int kOwn = kHeld / Functions::kOperands;
+    launch_kernel<column_kernel<T, Functions, pack, kOwn, kReads>>(
+        call.queue, launch_shape(call), kernel_args<T>(call), call.config.lanes, call.problem.outer,
         call.config.steps);
   });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_column(const Call& call) {
-  dispatch_value<kColumnHeld[0], kColumnHeld[1], kColumnHeld[2]>(
-      call.config.packs, [&](auto held) { launch_column_of<Family, T, true, held>(call); });
+  dispatch_value<kColumnHeld[0], kColumnHeld[1], kColumnHeld[2]>(call.config.packs, [&](auto held) {
+    launch_column_of<Functions, T, Reads::kOnce, held>(call);
+  });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_column_two_pass(const Call& call) {
-  dispatch_value<kColumnHeld[2]>(
-      call.config.packs, [&](auto held) { launch_column_of<Family, T, false, held>(call); });
+  dispatch_value<kColumnHeld[2]>(call.config.packs, [&](auto held) {
+    launch_column_of<Functions, T, Reads::kTwice, held>(call);
+  });
 }
 
 }  // namespace softmax

@@ -2,128 +2,87 @@
 // is known, so no element waits for another. One read and one write; y may be x itself.
 #pragma once
 
+#include "softmax/functions.cuh"
 #include "softmax/launcher.cuh"
-#include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
 // Blocks on a multiprocessor: as many as memory's pipe takes, where registers allow it without
 // spills.
-template <class T, Kind kKind>
-inline constexpr int kElementwiseBlocks = sizeof(T) < 8 && kKind == Kind::kEven ? 6 : 1;
+template <class T, RowLayout kLayout>
+inline constexpr int kElementwiseBlocks = sizeof(T) < 8 && kLayout == RowLayout::kAligned ? 6 : 1;
 
-// From the elements of a row to their results, and back to where they came from.
-template <class T, Kind kKind>
-class RowGradient {
- public:
+// Writes the results of a thread's packs back to where they came from. `first`: of the row's packs,
+// that of `slice`.
+template <class T, RowLayout kLayout>
+__device__ __forceinline__ void write_gradient(
+    const KernelArgs<T>& args, const RowGradient<T>& gradient, const Row<T, kLayout>& row,
+    std::int64_t first, const ThreadSlice<T, kLayout>& slice,
+    const RegisterPack<T, kWidestPack<T>> (&packs)[kElementwisePacks]) {
   using A = Accumulator<T>;
-  static constexpr int kPack = kWidestPack<T>;
-
-  __device__ __forceinline__ RowGradient(const Tensors<T>& tensors, std::int64_t number)
-      : label_(has_labels(tensors.function) ? tensors.label(number) : -1),
-        cotangent_(tensors.g[number] * tensors.scale),
-        weight_(cotangent_) {
-    const A maximum = tensors.maximum[number];
-    // Of a row whose logsumexp is infinite, this and its powers make what JAX does: inf / inf and
-    // 0 / 0 are NaN, and finite elements beside inf weigh 0.
-    const A log_sum = tensors.log_sum[number];
-    const A inverse_sum = exponential_for<T>(-log_sum);
-    const Exponents<T> exponents(tensors.function, tensors.scale);
-    regular_ = is_finite(log_sum) && is_finite(cotangent_);
-    // Lifted as in softmax: p may be a subnormal number.
-    const A lift = Exponents<T>::kBaseTwo && is_finite(log_sum) ? Exponents<T>::kLift : 0;
-    power_ = exponents.powers(exponents.scaled(maximum), lift);
-    if constexpr (Exponents<T>::kBaseTwo) {
-      // The power of the maximum is 1, but for the lift and what the anchor was rounded by.
-      factor_ = inverse_sum * power_of_two(-power_.exponent(maximum));
-    } else {
-      factor_ = 1;
-      weight_ *= inverse_sum;
-    }
-  }
-
-  __device__ __forceinline__ void write(
-      const Tensors<T>& tensors, const Row<T, kKind>& row, std::int64_t first,
-      const Stretch<T, kKind>& stretch,
-      const RegisterPack<T, kPack> (&packs)[kElementwisePacks]) const {
-    // The label's position, or one that no element has.
-    const std::int64_t distance = label_ - (first * kPack - row.phase);
-    const int target = label_ >= 0 && distance >= 0 ? clamped_to_int(distance) : -1;
-    stretch.template write<kElementwisePacks>(tensors, [&](int p) {
-      A x[kPack];
-      widen(pack_at(packs, p), x);
+  constexpr int kPack = kWidestPack<T>;
+  // The label's position, or one that no element has.
+  const std::int64_t distance = gradient.label() - (first * kPack - row.phase);
+  const int target = gradient.label() >= 0 && distance >= 0 ? clamped_to_int(distance) : -1;
+  slice.template write<kElementwisePacks>(args, [&](int p) {
+    A x[kPack];
+    widen(pack_at(packs, p), x);
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        x[i] = power_(x[i]) * factor_ * weight_;
-      }
-      if constexpr (kHasMask<kKind>) {
-        if (!regular_) replace_unkept(tensors, stretch, p, x);
-      }
-      const int place = target - stretch.position(p, 0);
-      if (place >= 0 && place < kPack) {
+    for (int i = 0; i < kPack; ++i) x[i] = gradient(x[i]);
+    if constexpr (kHasMask<kLayout>) {
+      if (!gradient.is_regular()) {
+        const unsigned kept = slice.kept(args, p);
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
-          if (i == place) x[i] -= cotangent_;
+          if ((kept >> i & 1) == 0) x[i] = RowGradient<T>::left_out();
         }
       }
-      return narrow<T>(x);
-    });
-  }
-
- private:
-  // Masked elements weigh 0, and are told from others where the row's weights are not finite.
-  __device__ __forceinline__ static void replace_unkept(const Tensors<T>& tensors,
-                                                        const Stretch<T, kKind>& stretch, int p,
-                                                        A (&x)[kPack]) {
-    const unsigned kept = stretch.kept(tensors, p);
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) {
-      if ((kept >> i & 1) == 0) x[i] = A(0);
     }
-  }
+    const int place = target - slice.position(p, 0);
+    if (place >= 0 && place < kPack) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        if (i == place) x[i] -= gradient.cotangent();
+      }
+    }
+    return narrow<T>(x);
+  });
+}
 
-  std::int64_t label_;
-  A cotangent_;
-  A weight_;
-  typename Exponents<T>::Powers power_;
-  A factor_;  // apart from the weight, which may be a subnormal number
-  bool regular_;
-};
-
-// `lanes` threads, a divisor of the block's, take a stretch of a row, of which each row has
+// `lanes` threads, a divisor of the block's, take a step of a row, of which each row has
 // `steps`.
-template <class T, Kind kKind>
-__global__ void __launch_bounds__(kElementwiseThreads, kElementwiseBlocks<T, kKind>)
-    elementwise_kernel(const __grid_constant__ Tensors<T> tensors, int lanes, Divisor steps) {
-  using A = Accumulator<T>;
+template <class T, RowLayout kLayout>
+__global__ void __launch_bounds__(kElementwiseThreads, kElementwiseBlocks<T, kLayout>)
+    elementwise_kernel(const __grid_constant__ KernelArgs<T> args, int lanes, Divisor steps) {
   constexpr int kPack = kWidestPack<T>;
   const int lane = threadIdx.x % lanes;
   const int rows_of_block = kElementwiseThreads / lanes;
-  const T fill = narrow<T>(tensors.scale < 0 ? infinity<A>() : -infinity<A>());
+  const T fill = narrow<T>(ForwardFunctions::fill(args));
 
-  // Stretches of the same row come one after the other, as memory likes it.
+  // Steps of the same row come one after the other, as memory likes it.
   const std::uint32_t group = steps.quotient(blockIdx.x);
   const std::int64_t number = std::int64_t{group} * rows_of_block + threadIdx.x / lanes;
-  if (number >= tensors.rows.count) return;
+  if (number >= args.rows.count) return;
   const std::int64_t first =
       std::int64_t{blockIdx.x - group * steps.divisor} * lanes * kElementwisePacks + lane;
-  const Row<T, kKind> row(tensors, number);
-  const Stretch<T, kKind> stretch(tensors, row, first, row.packs, lanes);
+  const Row<T, kLayout> row(args, number);
+  const ThreadSlice<T, kLayout> slice(args, row, first, row.packs, lanes);
   RegisterPack<T, kPack> pack[kElementwisePacks];
-  stretch.read(tensors, tensors.x, tensors.x + stretch.begin(), fill, pack);
+  slice.read(args, args.x, args.x + slice.begin(), fill, pack);
   // What there is one of for each row is read here, when the packs are already on their way.
-  const RowGradient<T, kKind> gradient(tensors, number);
-  gradient.write(tensors, row, first, stretch, pack);
+  const RowGradient<T> gradient(args, number);
+  write_gradient(args, gradient, row, first, slice, pack);
 }
 
 template <class T>
 void launch_elementwise(const Call& call) {
-  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged, Kind::kAny>(
-      call.config.layout, [&](auto kind) {
-        launch_kernel<elementwise_kernel<T, kind>>(call.queue, launch_shape(call),
-                                                   tensors_of<T>(call), call.config.lanes,
-                                                   Divisor(call.config.steps));
+  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned, RowLayout::kStrided>(
+      call.config.layout, [&](auto layout) {
+        launch_kernel<elementwise_kernel<T, layout>>(call.queue, launch_shape(call),
+                                                     kernel_args<T>(call), call.config.lanes,
+                                                     Divisor(call.config.steps));
       });
 }
 

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/row_arguments.h"
 #include "softmax/softmax.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -30,67 +31,22 @@ namespace softmax {
 namespace {
 
 using Where = std::optional<ffi::AnyBuffer>;
-using Dimensions = ffi::Span<const std::int64_t>;
 
-// x is (leading..., columns). In memory the last `inner_dims` of the leading dims lie inside the
-// row: the caller chose a layout instead of a transpose.
 Problem to_problem(Function function, const ffi::AnyBuffer& x, const Where& where,
                    const Attributes& attributes) {
-  const Dimensions dims = x.dimensions();
-  require(dims.size() >= 1, "x must have at least one dimension");
-  require(
-      attributes.inner_dims >= 0 && attributes.inner_dims < static_cast<std::int64_t>(dims.size()),
-      "inner_dims must be less than the rank of x");
+  const ffi::Span<const std::int64_t> dims = x.dimensions();
+  const RowSizes sizes = row_sizes(dims, attributes.inner_dims);
   require(!attributes.causal || (dims.size() >= 2 && attributes.inner_dims == 0),
           "causal needs the last axis of at least two");
-  const std::size_t last = dims.size() - 1;
-  const std::size_t first_inner = last - static_cast<std::size_t>(attributes.inner_dims);
   return {function,
           dtype_of(x),
-          product(dims, 0, first_inner),
-          dims[last],
-          product(dims, first_inner, last),
+          sizes.outer,
+          sizes.columns,
+          sizes.inner,
           where.has_value(),
-          attributes.causal ? dims[last - 1] : 0,
+          attributes.causal ? dims[dims.size() - 2] : 0,
           attributes.scale != 1,
           kFullAlignment};  // until the addresses are known
-}
-
-// The mask broadcasts to x dim by dim. Neighbouring dims that the mask has, or lacks, are one.
-Mask to_mask(const ffi::AnyBuffer& where, const void* data, Dimensions dims,
-             std::int64_t inner_dims) {
-  const Dimensions own = where.dimensions();
-  require(where.element_type() == ffi::PRED, "where must be of bool");
-  require(own.size() == dims.size(), "where must have the rank of x");
-  Mask mask;
-  mask.data = static_cast<const std::uint8_t*>(data);
-  std::int64_t stride = 1;
-  const auto add = [&](std::size_t d) {  // from the last dim in memory to the first
-    require(own[d] == 1 || own[d] == dims[d], "where must broadcast to x");
-    const std::int64_t own_stride = own[d] == 1 ? 0 : stride;
-    stride *= own[d];
-    return own_stride;
-  };
-  const auto add_leading = [&](std::size_t d) {
-    const std::int64_t own_stride = add(d);
-    if (dims[d] == 1) return;
-    const int previous = mask.dims - 1;
-    if (previous >= 0 && own_stride == mask.stride[previous] * mask.size[previous]) {
-      mask.size[previous] *= dims[d];
-      return;
-    }
-    require(mask.dims < Mask::kMaxDims,
-            "where has and lacks too many dims in turns; broadcast it to x");
-    mask.size[mask.dims] = dims[d];
-    mask.stride[mask.dims] = own_stride;
-    ++mask.dims;
-  };
-  const std::size_t last = dims.size() - 1;
-  const std::size_t first_inner = last - static_cast<std::size_t>(inner_dims);
-  for (std::size_t d = last; d > first_inner; --d) add_leading(d - 1);
-  mask.column_stride = add(last);
-  for (std::size_t d = first_inner; d > 0; --d) add_leading(d - 1);
-  return mask;
 }
 
 void require_like(const ffi::AnyBuffer& other, const ffi::AnyBuffer& x, const char* what) {
@@ -132,7 +88,7 @@ void run(const Queue& queue, Problem problem, const Attributes& attributes, cons
   std::optional<Operand> mask;
   if (where.has_value()) {
     mask.emplace(*where);
-    buffers.mask = to_mask(*where, mask->data(), x.dimensions(), attributes.inner_dims);
+    buffers.mask = row_mask(*where, mask->data(), x.dimensions(), attributes.inner_dims);
   }
   problem.alignment = alignment_of(problem, buffers);
   plan_and_launch(queue, "softmax", problem, attributes.algorithm,

@@ -26,9 +26,8 @@ struct WarpInstance {
 };
 
 // Enough work to fill the GPU: two packs in flight a thread, and many threads. Two of one row take
-// half the shuffles of one of each of two rows; four of one row, or two of each of two, take 1 to
-// 2 % more time. Rows of one or two packs come four at a time, as bfloat16 likes it: by twos it
-// takes up to 8 % more time, and float32 1 % less.
+// half the shuffles of one of each of two rows. Rows of one or two packs come four at a time, as
+// bfloat16 likes it.
 inline constexpr WarpInstance kWarpInstances[] = {
     {1, 1, 4},  {2, 1, 4},  {2, 2, 1},  {4, 2, 1},  {8, 2, 1},
     {16, 2, 1}, {32, 2, 1}, {32, 4, 1}, {32, 8, 1}, {32, 16, 1},
@@ -39,16 +38,16 @@ inline constexpr WarpInstance kSmallWarpInstances[] = {
     {2, 1, 1}, {4, 1, 1}, {4, 2, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
 };
 // Rows that do not begin and end with a pack, or have masks.
-inline constexpr WarpInstance kRaggedWarpInstances[] = {
+inline constexpr WarpInstance kUnalignedWarpInstances[] = {
     {8, 1, 1}, {8, 4, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
 
 // Packs that a thread of a block holds of a row: few in short rows, for as many threads as it takes
-// to hide their waits, and more in long ones, for fewer warps to wait for each other. 5 of ragged
-// rows, since those of 2^k + 1 packs would need one more warp for the last. A thread of the
-// functions that are linear in t holds as many of both operands together. The launch bounds leave
-// 32 registers for the rest.
+// to hide their waits, and more in long ones, for fewer warps to wait for each other. 5 of
+// unaligned rows, since those of 2^k + 1 packs would need one more warp for the last. A thread of
+// the functions that are linear in t holds as many of both operands together. The launch bounds
+// leave 32 registers for the rest.
 inline constexpr int kBlockPacks[] = {4, 8};
-inline constexpr int kRaggedBlockPacks[] = {5, 8};
+inline constexpr int kUnalignedBlockPacks[] = {5, 8};
 inline constexpr int kFewPacksThreads = 256;  // up to which a block holds few
 inline constexpr int kMostBlockPacks = 8;
 // Of rows that are read again.
@@ -58,16 +57,15 @@ inline constexpr int kClusterThreads = 256;
 inline constexpr int kClusterBlocksResident = 4;  // on a multiprocessor
 inline constexpr int kMostClusterBlocks = 16;     // that CUDA allows; over 8 are hard to place
 // Whether plain softmax has a kernel of its own: 64 registers are few for what other functions and
-// scales need as well. Even rows of 16-bit elements do with them, and take 1 % more time in such a
-// kernel.
+// scales need as well. Aligned rows of 16-bit elements do with them.
 constexpr bool has_plain_cluster(DType dtype, RowLayout layout) {
-  return layout == RowLayout::kRagged ||
-         (dtype == DType::kFloat32 && layout != RowLayout::kMaskedRagged);
+  return layout == RowLayout::kUnaligned ||
+         (dtype == DType::kFloat32 && layout != RowLayout::kMaskedUnaligned);
 }
 // The same of kernels that keep rows in shared memory: for a shorter way from the state of a row to
 // its results. 16-bit rows gain less.
 constexpr bool has_plain_in_shared(DType dtype, RowLayout layout) {
-  return dtype == DType::kFloat32 && layout != RowLayout::kMaskedRagged;
+  return dtype == DType::kFloat32 && layout != RowLayout::kMaskedUnaligned;
 }
 inline constexpr int kBlockThreads = 512;
 inline constexpr int kBlocksResident = 2;
@@ -85,22 +83,21 @@ constexpr int slice_held(int element_bytes) { return element_bytes < 8 ? 8 : 4; 
 // Blocks of split that wait for each other, one on a multiprocessor, have a ring for as many rows
 // as are under way at a time. Each warp has up to ring_held() packs a thread of each, and two more
 // pass on states. 16-bit elements want warps, since they take the most instructions for their
-// bytes, and others registers: 24 warps instead of 22 take 3 % more time with float32, and 6 % less
-// with bfloat16.
+// bytes, and others registers.
 inline constexpr int kRingRows = 3;
 constexpr int ring_warps(int element_bytes) { return element_bytes < 4 ? 24 : 22; }
 constexpr int ring_threads(int element_bytes) { return 32 * (ring_warps(element_bytes) + 2); }
 constexpr int ring_held(int element_bytes) { return element_bytes < 8 ? 6 : 4; }
 // The memory by which a group of them tell each other states: sets of slots, each with a counter.
-inline constexpr int kBoardSets = 2 * kRingRows;
-constexpr std::int64_t board_bytes(std::int64_t blocks, std::int64_t state_bytes) {
+inline constexpr int kMailboxSets = 2 * kRingRows;
+constexpr std::int64_t mailbox_bytes(std::int64_t blocks, std::int64_t state_bytes) {
   const std::int64_t lines = (2 * state_bytes * blocks + 127) / 128;
-  return kBoardSets * (1 + lines) * 128;
+  return kMailboxSets * (1 + lines) * 128;
 }
 // Of the blocks that combine what slices were reduced to.
 inline constexpr int kFinishThreads = 256;
 // For rows that are not packed, each element read by itself.
-inline constexpr int kAnyPacks = 1;
+inline constexpr int kStridedPacks = 1;
 
 inline constexpr int kStagedThreads = 256;
 
@@ -120,7 +117,7 @@ inline constexpr int kElementwiseThreads = 256;
 inline constexpr int kElementwisePacks = 4;  // loads in flight
 
 // Elements side by side that a thread of column holds, 8 bytes of them, and along the axis. For an
-// axis of up to 32, 8 in blocks of 128 threads: 16 in as many or more take 2 to 3 % more time.
+// axis of up to 32, 8 in blocks of 128 threads.
 constexpr int column_pack(int element_bytes) { return 8 / element_bytes; }
 inline constexpr int kColumnHeld[] = {4, 8, 16};
 // Threads side by side: with 256 bytes where that does, and with 128 at least.

@@ -12,30 +12,15 @@
 #include "core/launch.h"
 #include "softmax/instances.h"
 #include "softmax/row.cuh"
-#include "softmax/share.cuh"
 #include "softmax/softmax.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// The functions with a maximum and a sum along the row, and those that are linear in t: which
-// share of rows their kernels have.
-struct ForwardFamily {
-  static constexpr bool kTangent = false;
-  template <class T, int kPacks, RowLayout kLayout, Variant kVariant = Variant::kGeneral>
-  using Share = Forward<T, kPacks, kLayout, kVariant != Variant::kGeneral,
-                        kVariant == Variant::kPlainSoftmax>;
-};
-struct TangentFamily {
-  static constexpr bool kTangent = true;
-  template <class T, int kPacks, RowLayout kLayout, Variant kVariant = Variant::kGeneral>
-  using Share = Tangent<T, kPacks, kLayout>;
-};
-
 // Calls f with a constant of the plan's variant: the general one, or kOther of forward functions.
-template <class Family, Variant kOther, class F>
+template <class Functions, Variant kOther, class F>
 void dispatch_variant(const Call& call, F&& f) {
-  if constexpr (Family::kTangent) {
+  if constexpr (Functions::kIsLinearInT) {
     dispatch_value<Variant::kGeneral>(call.config.variant, f);
   } else {
     dispatch_value<Variant::kGeneral, kOther>(call.config.variant, f);
@@ -60,35 +45,35 @@ inline Rows rows_of(const Problem& problem) {
 }
 
 template <class T>
-Tensors<T> tensors_of(const Call& call) {
+KernelArgs<T> kernel_args(const Call& call) {
   using A = Accumulator<T>;
   const Problem& problem = call.problem;
   const Buffers& buffers = call.buffers;
-  Tensors<T> tensors{};
-  tensors.x = static_cast<const T*>(buffers.x);
-  tensors.t = static_cast<const T*>(buffers.t);
-  tensors.maximum = static_cast<const A*>(buffers.maximum);
-  tensors.log_sum = static_cast<const A*>(buffers.log_sum);
-  tensors.g = static_cast<const A*>(buffers.g);
-  tensors.labels = buffers.labels;
-  tensors.wide_labels = buffers.wide_labels;
-  tensors.y = static_cast<T*>(buffers.y);
-  tensors.row_results = make_row_results<T>(buffers.logsumexps);
-  tensors.loss = static_cast<A*>(buffers.loss);
-  tensors.function = problem.function;
-  tensors.scale = static_cast<A>(call.scale);
-  tensors.rows = rows_of(problem);
-  tensors.mask = buffers.mask;
-  tensors.queries = problem.queries;
-  tensors.by_queries = Divisor(problem.queries);
-  tensors.mask_bytes = (problem.columns - 1) * buffers.mask.column_stride + 1;
+  KernelArgs<T> args{};
+  args.x = static_cast<const T*>(buffers.x);
+  args.t = static_cast<const T*>(buffers.t);
+  args.maximum = static_cast<const A*>(buffers.maximum);
+  args.log_sum = static_cast<const A*>(buffers.log_sum);
+  args.g = static_cast<const A*>(buffers.g);
+  args.labels = buffers.labels;
+  args.wide_labels = buffers.wide_labels;
+  args.y = static_cast<T*>(buffers.y);
+  args.row_results = make_row_results<T>(buffers.logsumexps);
+  args.loss = static_cast<A*>(buffers.loss);
+  args.function = problem.function;
+  args.scale = static_cast<A>(call.scale);
+  args.rows = rows_of(problem);
+  args.mask = buffers.mask;
+  args.queries = problem.queries;
+  args.by_queries = Divisor(problem.queries);
+  args.mask_bytes = (problem.columns - 1) * buffers.mask.column_stride + 1;
   for (int d = 0; d < buffers.mask.dims; ++d) {
-    tensors.by_mask_size[d] = Divisor(buffers.mask.size[d]);
-    tensors.mask_bytes += (buffers.mask.size[d] - 1) * buffers.mask.stride[d];
+    args.by_mask_size[d] = Divisor(buffers.mask.size[d]);
+    args.mask_bytes += (buffers.mask.size[d] - 1) * buffers.mask.stride[d];
   }
-  tensors.size = problem.rows() * problem.columns;
-  tensors.packed = problem.alignment >= 16;
-  return tensors;
+  args.size = problem.rows() * problem.columns;
+  args.packed = problem.alignment >= 16;
+  return args;
 }
 
 }  // namespace softmax

@@ -14,17 +14,17 @@ namespace softmax {
 
 // The pieces that the calling warp has of rows: kCount, each with room for what the warp's
 // registers hold of each operand, one operand behind the other.
-template <class Share, int kCount>
+template <class Fragment, int kCount>
 class Pieces {
  public:
-  using T = typename Share::Element;
-  using Packs = typename Share::Packs;
-  static constexpr int kPacks = kWarpSize * Share::kHeld;  // of each operand
-  static constexpr int kBytes = kCount * Share::kOperands * kPacks * 16;
+  using T = typename Fragment::Element;
+  using Slice = typename Fragment::Slice;
+  static constexpr int kPacks = kWarpSize * Fragment::kHeld;  // of each operand
+  static constexpr int kBytes = kCount * Fragment::kOperands * kPacks * 16;
 
   // copied, copies: of all warps of the block, one behind the other.
-  __device__ __forceinline__ Pieces(const Tensors<T>& tensors, Mbarrier* copied, void* copies)
-      : tensors_(tensors),
+  __device__ __forceinline__ Pieces(const KernelArgs<T>& args, Mbarrier* copied, void* copies)
+      : args_(args),
         copied_(copied + threadIdx.x / kWarpSize * kCount),
         copies_(static_cast<T*>(copies) + threadIdx.x / kWarpSize * kCount * kElements) {}
 
@@ -36,28 +36,28 @@ class Pieces {
     __syncwarp();
   }
 
-  // Asks for the packs of a part of a row from `offset` on, as many as a piece has room for, as far
-  // as they lie whole in the array and are read at all. One lane calls it, when all of them have
-  // loaded what was there.
-  __device__ __forceinline__ void request(const Part<Share>& part, std::int64_t offset,
+  // Asks for the packs of a slice of a row from `offset` on, as many as a piece has room for, as
+  // far as they lie whole in the array and are read at all. One lane calls it, when all of them
+  // have loaded what was there.
+  __device__ __forceinline__ void request(const RowSlice<Fragment>& row_slice, std::int64_t offset,
                                           int piece) const {
-    const std::int64_t from = part.begin + offset;
-    const std::int64_t first = part.row.begin - part.row.phase + from * Share::kPack;
-    std::int64_t packs = (tensors_.size - first) / Share::kPack;
-    if (packs > part.end - from) packs = part.end - from;
+    const std::int64_t from = row_slice.begin + offset;
+    const std::int64_t first = row_slice.row.begin - row_slice.row.phase + from * Fragment::kPack;
+    std::int64_t packs = (args_.size - first) / Fragment::kPack;
+    if (packs > row_slice.end - from) packs = row_slice.end - from;
     if (packs > kPacks) packs = kPacks;
-    if constexpr (kHasMask<Share::kKind>) {
-      const std::int64_t readable = part.row.selection.readable();
+    if constexpr (kHasMask<Fragment::kLayout>) {
+      const std::int64_t readable = row_slice.row.mask.readable();
       const std::int64_t read =
-          (part.row.phase + readable + Share::kPack - 1) / Share::kPack - from;
+          (row_slice.row.phase + readable + Fragment::kPack - 1) / Fragment::kPack - from;
       if (packs > read) packs = read;
     }
     const auto bytes = static_cast<unsigned>(packs > 0 ? packs * 16 : 0);
-    announce(copied_ + piece, Share::kOperands * bytes);
+    announce(copied_ + piece, Fragment::kOperands * bytes);
     if (bytes == 0) return;
 #pragma unroll
-    for (int o = 0; o < Share::kOperands; ++o) {
-      copy_bulk(copies(piece) + o * kPacks * Share::kPack, Share::operand(tensors_, o) + first,
+    for (int o = 0; o < Fragment::kOperands; ++o) {
+      copy_bulk(copies(piece) + o * kPacks * Fragment::kPack, Fragment::operand(args_, o) + first,
                 bytes, copied_ + piece);
     }
   }
@@ -67,16 +67,17 @@ class Pieces {
   }
 
   // The calling lane's packs.
-  __device__ __forceinline__ Packs packs(const Part<Share>& part, std::int64_t offset) const {
-    const std::int64_t first = part.begin + offset;
-    const std::int64_t end = first + kPacks < part.end ? first + kPacks : part.end;
-    return Packs(tensors_, part.row, first + threadIdx.x % kWarpSize, end, kWarpSize);
+  __device__ __forceinline__ Slice packs(const RowSlice<Fragment>& row_slice,
+                                         std::int64_t offset) const {
+    const std::int64_t first = row_slice.begin + offset;
+    const std::int64_t end = first + kPacks < row_slice.end ? first + kPacks : row_slice.end;
+    return Slice(args_, row_slice.row, first + threadIdx.x % kWarpSize, end, kWarpSize);
   }
 
   template <bool kOnce>
-  __device__ __forceinline__ void load(Share& share, const Packs& packs, int piece) const {
-    share.template load<kOnce>(tensors_, packs,
-                               copies(piece) + threadIdx.x % kWarpSize * Share::kPack);
+  __device__ __forceinline__ void load(Fragment& fragment, const Slice& packs, int piece) const {
+    fragment.template load<kOnce>(args_, packs,
+                                  copies(piece) + threadIdx.x % kWarpSize * Fragment::kPack);
   }
 
  private:
@@ -84,7 +85,7 @@ class Pieces {
 
   __device__ __forceinline__ T* copies(int piece) const { return copies_ + piece * kElements; }
 
-  const Tensors<T>& tensors_;
+  const KernelArgs<T>& args_;
   Mbarrier* copied_;
   T* copies_;
 };

@@ -48,17 +48,17 @@ bool has_whole_packs(const Problem& problem) {
 bool is_even(const Problem& problem) { return has_whole_packs(problem) && !has_mask(problem); }
 
 RowLayout layout_of(const Problem& problem) {
-  if (problem.inner != 1 || !is_aligned(problem)) return RowLayout::kAny;
+  if (problem.inner != 1 || !is_aligned(problem)) return RowLayout::kStrided;
   if (has_mask(problem)) {
-    return has_whole_packs(problem) ? RowLayout::kMasked : RowLayout::kMaskedRagged;
+    return has_whole_packs(problem) ? RowLayout::kMasked : RowLayout::kMaskedUnaligned;
   }
-  return has_whole_packs(problem) ? RowLayout::kEven : RowLayout::kRagged;
+  return has_whole_packs(problem) ? RowLayout::kAligned : RowLayout::kUnaligned;
 }
 
-// That of a kernel that numbers the elements of even rows with 32 bits.
+// That of a kernel that numbers the elements of aligned rows with 32 bits.
 RowLayout small_layout_of(const Problem& problem) {
   const RowLayout layout = layout_of(problem);
-  return layout == RowLayout::kEven ? RowLayout::kSmall : layout;
+  return layout == RowLayout::kAligned ? RowLayout::kSmall : layout;
 }
 
 bool is_plain_softmax(const Problem& problem) {
@@ -76,7 +76,7 @@ std::int64_t state_bytes(const Problem& problem) {
   return is_linear_in_t(problem.function) ? number : 2 * number;
 }
 
-// The packs of 16 bytes that cover a row, at most: uneven rows may begin and end inside a pack.
+// The packs of 16 bytes that cover a row, at most: unaligned rows may begin and end inside a pack.
 std::int64_t most_packs(const Problem& problem) {
   const int elements = pack_elements(problem);
   const std::int64_t phase = problem.inner == 1 && !has_whole_packs(problem) ? elements - 1 : 0;
@@ -139,7 +139,7 @@ std::int64_t held_by_ring(const Problem& problem) {
 }
 
 // Whether they hold a row, and one of them does not. Longer rows, of which shared memory holds one
-// and not three, take two launches: blocks with one row under way each took 1.2 times as long.
+// and not three, take two launches: blocks with one row under way each are slower (docs/tuning.md).
 bool fits_ring(const Problem& problem, const Device& device) {
   const std::int64_t held = held_by_ring(problem);
   const std::int64_t packs = most_packs(problem);
@@ -356,8 +356,8 @@ Config warp_config(const Problem& problem) {
     config.packs = each.packs;
     config.rows = each.rows;
   };
-  if (config.layout != RowLayout::kEven) {
-    for (const WarpInstance& each : kRaggedWarpInstances) take(each);
+  if (config.layout != RowLayout::kAligned) {
+    for (const WarpInstance& each : kUnalignedWarpInstances) take(each);
   } else {
     if (is_little_work(problem)) {
       for (const WarpInstance& each : kSmallWarpInstances) take(each);
@@ -416,7 +416,7 @@ Config block_config(const Problem& problem) {
   Config config;
   config.layout = layout_of(problem);
   config.blocks = blocks_on_rows(problem);
-  const int few = config.layout == RowLayout::kRagged ? kRaggedBlockPacks[0] : kBlockPacks[0];
+  const int few = config.layout == RowLayout::kUnaligned ? kUnalignedBlockPacks[0] : kBlockPacks[0];
   const bool takes_few =
       is_forward(problem.function) && !reduces(problem.function) && packs <= kFewPacksThreads * few;
   config.packs = takes_few ? few : kMostBlockPacks;
@@ -430,7 +430,7 @@ Config block_two_pass_config(const Problem& problem, RowLayout layout) {
   config.layout = layout;
   config.blocks = blocks_on_rows(problem);
   config.threads = kBlockThreads;
-  config.packs = layout == RowLayout::kAny ? kAnyPacks : kPassingPacks;
+  config.packs = layout == RowLayout::kStrided ? kStridedPacks : kPassingPacks;
   return config;
 }
 
@@ -472,8 +472,8 @@ Config cluster_config(const Problem& problem, const Device& device) {
   return config.blocks != 0 ? config : cluster_config(problem, device, kMostClusterBlocks);
 }
 
-// Where registers of 16 blocks hold a row, shared memory takes 1 % more time, with 16-bit elements
-// 2 % less.
+// Where the registers of 16 blocks hold a row, they are faster than shared memory, but with 16-bit
+// elements (docs/tuning.md).
 bool cluster_is_faster(const Problem& problem, const Device& device) {
   if (cluster_config(problem, device, kMostClusterBlocks / 2).blocks != 0) return true;
   return fits_cluster(problem) &&
@@ -537,7 +537,7 @@ Config split_pipelined_config(const Problem& problem, const Device& device) {
   config.slice = packs_of_part(packs, config.slices * ring_warps(bytes));
   const std::int64_t groups = std::min(rows, blocks_together(device) / config.slices);
   config.blocks = groups * config.slices;
-  config.workspace_bytes = groups * board_bytes(config.slices, state_bytes(problem));
+  config.workspace_bytes = groups * mailbox_bytes(config.slices, state_bytes(problem));
   return config;
 }
 
@@ -667,7 +667,7 @@ Config config_of(Algorithm algorithm, const Problem& problem, std::string_view n
     case Algorithm::kBlockTwoPass:
       return block_two_pass_config(problem, layout_of(problem));
     case Algorithm::kStrided:
-      return block_two_pass_config(problem, RowLayout::kAny);
+      return block_two_pass_config(problem, RowLayout::kStrided);
     case Algorithm::kCluster:
       return cluster_config(problem, device);
     case Algorithm::kClusterShared:
@@ -726,9 +726,9 @@ Choice choose(const Problem& problem, const Device& device) {
   const std::string rows = columns_text(problem);
   if (problem.inner != 1) return choose_column(problem, device);
   if (!is_even(problem) && fits_staged(problem) && problem.columns <= 256) {
-    return {Algorithm::kStaged, rows + " share packs of 16 bytes with their neighbours"};
+    return {Algorithm::kStaged, rows + " fragment packs of 16 bytes with their neighbours"};
   }
-  if (layout_of(problem) == RowLayout::kAny) {
+  if (layout_of(problem) == RowLayout::kStrided) {
     return {Algorithm::kStrided, "an array is not at a multiple of 16 bytes"};
   }
   if (fits_warp(problem) && !block_is_faster(problem)) {
@@ -779,7 +779,8 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 // it is the only one, and no GPU that runs_hopper_code() has more multiprocessors than the nominal
 // one. A length that is not known, as in exported programs, comes as one that is too long to wait:
 // what it needs must be enough for rows that do.
-static_assert(board_bytes(132, 8) <= 8 * kMostSlices && board_bytes(132, 16) <= 16 * kMostSlices);
+static_assert(mailbox_bytes(132, 8) <= 8 * kMostSlices &&
+              mailbox_bytes(132, 16) <= 16 * kMostSlices);
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
   if (is_elementwise(problem.function) || problem.inner != 1) return 0;
   const bool is_chosen = algorithm.empty() && !fits_block(problem);
@@ -794,7 +795,7 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
       algorithm == name_of(Algorithm::kSplitPipelined)) {
     if (fits_ring(problem, nominal_device())) {
       const std::int64_t slices = most_ring_slices(problem, nominal_device());
-      bytes = std::max(bytes, board_bytes(slices, state));
+      bytes = std::max(bytes, mailbox_bytes(slices, state));
     }
   }
   return bytes;

@@ -14,17 +14,57 @@
 #include <cstring>
 #include <limits>
 
+#include "core/cuda.h"
 #include "core/integer.h"
 #include "core/vector.h"
-#include "softmax/rows.cuh"
 #include "softmax/softmax.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
+// The rows of a Problem as a kernel sees them. Offsets are 64-bit: an array may have more than
+// 2^32 elements, and so may a row.
+struct Rows {
+  std::int64_t count;
+  std::int64_t columns;
+  std::int64_t inner;
+
+  __device__ std::int64_t begin(std::int64_t row) const {
+    return inner == 1 ? row * columns : (row / inner) * columns * inner + row % inner;
+  }
+};
+
+// LogSumExps with types.
+template <class T>
+struct RowResults {
+  using A = Accumulator<T>;
+  T* logsumexp;
+  A* maximum;
+  A* log_sum;
+
+  __device__ void write(std::int64_t row, A lse) const {
+    if (logsumexp != nullptr) logsumexp[row] = narrow<T>(lse);
+  }
+
+  __device__ bool has_parts() const { return log_sum != nullptr; }
+  // largest, log_of_sum: the parts, if the row is regular.
+  __device__ void write_parts(std::int64_t row, A lse, bool regular, A largest,
+                              A log_of_sum) const {
+    maximum[row] = regular ? largest : A(0);
+    log_sum[row] = regular ? log_of_sum : lse;
+  }
+};
+
+template <class T>
+RowResults<T> make_row_results(const LogSumExps& logsumexps) {
+  using A = Accumulator<T>;
+  return {static_cast<T*>(logsumexps.result), static_cast<A*>(logsumexps.maximum),
+          static_cast<A*>(logsumexps.log_sum)};
+}
+
 // Buffers with types, and what else a kernel must know of a problem.
 template <class T>
-struct Tensors {
+struct KernelArgs {
   using A = Accumulator<T>;
   // What all kernels need comes first: it fits into two lines of the constant cache, each of which
   // costs a short kernel a noticeable wait.
@@ -66,34 +106,33 @@ struct Tensors {
 
 // Which elements of a row take part.
 template <class T>
-class Selection {
+class RowMask {
  public:
-  Selection() = default;  // nothing
-  __device__ __forceinline__ Selection(const Tensors<T>& tensors, std::int64_t row)
-      : readable_(tensors.rows.columns), stride_(tensors.mask.column_stride) {
+  RowMask() = default;  // nothing
+  __device__ __forceinline__ RowMask(const KernelArgs<T>& args, std::int64_t row)
+      : readable_(args.rows.columns), stride_(args.mask.column_stride) {
     // Divisions take as long as a hundred elements, and few problems have so many rows as to need
     // them.
-    if (tensors.rows.count <= std::numeric_limits<std::int32_t>::max()) {
-      select(tensors, static_cast<std::uint32_t>(row), tensors.by_queries,
-             [&](int d) { return tensors.by_mask_size[d]; });
+    if (args.rows.count <= std::numeric_limits<std::int32_t>::max()) {
+      find(args, static_cast<std::uint32_t>(row), args.by_queries,
+           [&](int d) { return args.by_mask_size[d]; });
     } else {
-      select(tensors, row, Division{tensors.queries},
-             [&](int d) { return Division{tensors.mask.size[d]}; });
+      find(args, row, Division{args.queries}, [&](int d) { return Division{args.mask.size[d]}; });
     }
-    if (mask_ != nullptr && stride_ == 0) {
-      if (*mask_ == 0) readable_ = 0;
-      mask_ = nullptr;
+    if (flags_ != nullptr && stride_ == 0) {
+      if (*flags_ == 0) readable_ = 0;
+      flags_ = nullptr;
     }
   }
 
   // Columns from here on do not.
   __device__ std::int64_t readable() const { return readable_; }
-  // Of the columns before, those do whose byte at mask() + column * stride() is not 0, or all.
-  __device__ const std::uint8_t* mask() const { return mask_; }
+  // Of the columns before, those do whose byte at flags() + column * stride() is not 0, or all.
+  __device__ const std::uint8_t* flags() const { return flags_; }
   __device__ std::int64_t stride() const { return stride_; }
 
   __device__ bool operator()(std::int64_t column) const {
-    return column < readable_ && (mask_ == nullptr || mask_[column * stride_] != 0);
+    return column < readable_ && (flags_ == nullptr || flags_[column * stride_] != 0);
   }
 
  private:
@@ -103,70 +142,70 @@ class Selection {
   };
 
   template <class Number, class ByQueries, class BySize>
-  __device__ __forceinline__ void select(const Tensors<T>& tensors, Number row,
-                                         const ByQueries& by_queries, BySize&& by_size) {
-    if (tensors.queries != 0) {
-      const std::int64_t query = row - by_queries.quotient(row) * tensors.queries;
+  __device__ __forceinline__ void find(const KernelArgs<T>& args, Number row,
+                                       const ByQueries& by_queries, BySize&& by_size) {
+    if (args.queries != 0) {
+      const std::int64_t query = row - by_queries.quotient(row) * args.queries;
       if (query < readable_) readable_ = query + 1;
     }
-    if (tensors.mask.data == nullptr) return;
-    mask_ = tensors.mask.data;
+    if (args.mask.data == nullptr) return;
+    flags_ = args.mask.data;
 #pragma unroll
     for (int d = 0; d < Mask::kMaxDims; ++d) {
-      if (d == tensors.mask.dims) break;
+      if (d == args.mask.dims) break;
       // Of the last dim there is no more than what is left.
-      const bool last = d + 1 == tensors.mask.dims;
+      const bool last = d + 1 == args.mask.dims;
       const Number rest = last ? 0 : by_size(d).quotient(row);
-      mask_ += (row - rest * tensors.mask.size[d]) * tensors.mask.stride[d];
+      flags_ += (row - rest * args.mask.size[d]) * args.mask.stride[d];
       row = rest;
     }
   }
 
   std::int64_t readable_ = 0;
   std::int64_t stride_ = 0;
-  const std::uint8_t* mask_ = nullptr;
+  const std::uint8_t* flags_ = nullptr;
 };
 
-using Kind = RowLayout;
-
-template <Kind kKind>
-inline constexpr bool kIsEven =
-    kKind == Kind::kEven || kKind == Kind::kSmall || kKind == Kind::kMasked;
-template <Kind kKind>
-inline constexpr bool kIsRagged = kKind == Kind::kRagged || kKind == Kind::kMaskedRagged;
-template <Kind kKind>
+template <RowLayout kLayout>
+inline constexpr bool kIsAligned =
+    kLayout == RowLayout::kAligned || kLayout == RowLayout::kSmall || kLayout == RowLayout::kMasked;
+template <RowLayout kLayout>
+inline constexpr bool kIsUnaligned =
+    kLayout == RowLayout::kUnaligned || kLayout == RowLayout::kMaskedUnaligned;
+template <RowLayout kLayout>
 inline constexpr bool kHasMask =
-    kKind == Kind::kMasked || kKind == Kind::kMaskedRagged || kKind == Kind::kAny;
+    kLayout == RowLayout::kMasked || kLayout == RowLayout::kMaskedUnaligned ||
+    kLayout == RowLayout::kStrided;
 
 // The number of a row, or of an element or a pack. Short kernels spend their time on what comes
 // before the first load, of which 64-bit arithmetic is half.
-template <Kind kKind>
-using Number = std::conditional_t<kKind == Kind::kSmall, std::int32_t, std::int64_t>;
+template <RowLayout kLayout>
+using Number = std::conditional_t<kLayout == RowLayout::kSmall, std::int32_t, std::int64_t>;
 
 // Row number `row`.
-template <class T, Kind kKind>
+template <class T, RowLayout kLayout>
 struct Row {
   static constexpr int kPack = kWidestPack<T>;
 
   // A row that does not exist has no packs.
-  __device__ __forceinline__ Row(const Tensors<T>& tensors, Number<kKind> row, bool exists = true)
+  __device__ __forceinline__ Row(const KernelArgs<T>& args, Number<kLayout> row, bool exists = true)
       : begin(0), packs(0) {
     if (!exists) return;
-    const auto columns = static_cast<Number<kKind>>(tensors.rows.columns);
-    begin = kKind == Kind::kAny ? tensors.rows.begin(row) : row * columns;
-    if constexpr (kIsEven<kKind>) {
+    const auto columns = static_cast<Number<kLayout>>(args.rows.columns);
+    begin = kLayout == RowLayout::kStrided ? args.rows.begin(row) : row * columns;
+    if constexpr (kIsAligned<kLayout>) {
       packs = columns / kPack;
     } else {
-      if constexpr (kIsRagged<kKind>) phase = static_cast<int>(begin % kPack);
-      packs = (phase + tensors.rows.columns + kPack - 1) / kPack;
+      if constexpr (kIsUnaligned<kLayout>) phase = static_cast<int>(begin % kPack);
+      packs = (phase + args.rows.columns + kPack - 1) / kPack;
     }
-    if constexpr (kHasMask<kKind>) selection = Selection<T>(tensors, row);
+    if constexpr (kHasMask<kLayout>) mask = RowMask<T>(args, row);
   }
 
-  Number<kKind> begin;  // of its first element in x
-  Number<kKind> packs;  // that cover it
-  int phase = 0;        // elements from the first pack's address to the row's
-  Selection<T> selection;
+  Number<kLayout> begin;  // of its first element in x
+  Number<kLayout> packs;  // that cover it
+  int phase = 0;          // elements from the first pack's address to the row's
+  RowMask<T> mask;
 };
 
 __device__ inline int clamped_to_int(std::int32_t value) { return value; }
@@ -175,47 +214,47 @@ __device__ inline int clamped_to_int(std::int64_t value) {
   return static_cast<int>(value < kMost ? value : kMost);
 }
 
-// The packs first, first + stride ... below `end` of a row: a thread's share of a stretch of it.
-// Within a stretch positions are 32-bit numbers, relative to the share's first element.
-template <class T, Kind kKind>
-class Stretch {
+// The packs first, first + stride ... below `end` of a row: what a thread has of it at a time.
+// Within a slice positions are 32-bit numbers, relative to its first element.
+template <class T, RowLayout kLayout>
+class ThreadSlice {
  public:
   static constexpr int kPack = kWidestPack<T>;
   using Elements = RegisterPack<T, kPack>;
 
   // Whether it pays to ask once whether all of a thread's packs lie in the row, before asking for
-  // each: moves and predicates are a third of the instructions of masked rows, but ragged rows have
-  // threads of both sorts in many warps, and 16-bit rows of clusters need the registers.
+  // each: moves and predicates are a third of the instructions of masked rows, but unaligned rows
+  // have threads of both sorts in many warps, and 16-bit rows of clusters need the registers.
   static constexpr bool kAsksOnce =
-      kKind == Kind::kMasked || (kKind == Kind::kEven && sizeof(T) >= 4);
+      kLayout == RowLayout::kMasked || (kLayout == RowLayout::kAligned && sizeof(T) >= 4);
 
-  __device__ __forceinline__ Stretch(const Tensors<T>& tensors, const Row<T, kKind>& row,
-                                     Number<kKind> first, Number<kKind> end, int stride)
+  __device__ __forceinline__ ThreadSlice(const KernelArgs<T>& args, const Row<T, kLayout>& row,
+                                         Number<kLayout> first, Number<kLayout> end, int stride)
       : stride_(stride * kPack), end_(clamped_to_int((end - first) * kPack)) {
-    const Number<kKind> column = first * kPack - row.phase;
-    at_ = row.begin + column * (kKind == Kind::kAny ? tensors.rows.inner : 1);
-    if constexpr (!kIsEven<kKind>) {
+    const Number<kLayout> column = first * kPack - row.phase;
+    at_ = row.begin + column * (kLayout == RowLayout::kStrided ? args.rows.inner : 1);
+    if constexpr (!kIsAligned<kLayout>) {
       begin_ = column < 0 ? static_cast<int>(-column) : 0;
-      const int row_end = clamped_to_int(tensors.rows.columns - column);
+      const int row_end = clamped_to_int(args.rows.columns - column);
       if (row_end < end_) end_ = row_end;
     }
-    if constexpr (kIsRagged<kKind>) safe_ = clamped_to_int(tensors.size - at_);
-    if constexpr (kHasMask<kKind>) {
-      const std::int64_t left = row.selection.readable() - column;
+    if constexpr (kIsUnaligned<kLayout>) safe_ = clamped_to_int(args.size - at_);
+    if constexpr (kHasMask<kLayout>) {
+      const std::int64_t left = row.mask.readable() - column;
       const int readable = left > 0 ? clamped_to_int(left) : 0;
       readable_ = readable < end_ ? readable : end_;
-      if (row.selection.mask() != nullptr) {
-        if constexpr (kKind == Kind::kMaskedRagged) {
-          if (readable_ > 0) align_mask(tensors, row.selection.mask() + column);
+      if (row.mask.flags() != nullptr) {
+        if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
+          if (readable_ > 0) align_mask(args, row.mask.flags() + column);
         } else {
-          mask_ = row.selection.mask() + column * row.selection.stride();
+          mask_ = row.mask.flags() + column * row.mask.stride();
         }
       }
     }
   }
 
   // Where in an array the first pack begins.
-  __device__ __forceinline__ Number<kKind> begin() const { return at_; }
+  __device__ __forceinline__ Number<kLayout> begin() const { return at_; }
 
   // Whether there is a p-th pack.
   __device__ __forceinline__ bool has(int p) const { return p * stride_ < end_; }
@@ -227,14 +266,14 @@ class Stretch {
   // not take part. All loads are issued before any of them is looked at. Packs that lie whole in
   // the array are read from `whole`, where the first one is; it may be a copy.
   template <bool kOnce = kAsksOnce, int kPacks>
-  __device__ __forceinline__ void read(const Tensors<T>& tensors, const T* from, const T* whole,
+  __device__ __forceinline__ void read(const KernelArgs<T>& args, const T* from, const T* whole,
                                        T fill, Elements (&pack)[kPacks]) const {
     if (kOnce && fills<kPacks>(readable())) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) pack[p] = read_pack<kPack>(whole + p * stride_);
-      if constexpr (kKind == Kind::kMasked) {
-        if (mask_ != nullptr) apply_mask<true>(fill, pack);
-      } else if constexpr (kKind == Kind::kMaskedRagged) {
+      if constexpr (kLayout == RowLayout::kMasked) {
+        if (mask_ != nullptr) apply_mask<kAll>(fill, pack);
+      } else if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
         if (mask_ != nullptr) apply_shifted_mask(fill, pack);
       }
       return;
@@ -244,22 +283,22 @@ class Stretch {
       pack[p] = filled<kPack>(fill);
       if (reads_whole(p)) pack[p] = read_pack<kPack>(whole + p * stride_);
     }
-    if constexpr (kKind == Kind::kMasked) {
-      if (mask_ != nullptr) apply_mask<false>(fill, pack);
-    } else if constexpr (kIsRagged<kKind>) {
+    if constexpr (kLayout == RowLayout::kMasked) {
+      if (mask_ != nullptr) apply_mask<kSome>(fill, pack);
+    } else if constexpr (kIsUnaligned<kLayout>) {
       // The last row's last pack may reach beyond the array.
-      if (safe_ - readable() < kPack && readable() > 0) read_last_of_array(tensors, from, pack);
+      if (safe_ - readable() < kPack && readable() > 0) read_last_of_array(args, from, pack);
     }
-    if constexpr (kKind == Kind::kMaskedRagged) {
+    if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
       if (mask_ != nullptr) apply_shifted_mask(fill, pack);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if constexpr (kKind == Kind::kAny) {
+      if constexpr (kLayout == RowLayout::kStrided) {
         if (!has(p)) continue;
-        pack[p] = read_elements(tensors, from, p);
-        replace_unkept(tensors, p, fill, pack[p]);
-      } else if constexpr (kKind == Kind::kMasked || kIsRagged<kKind>) {
+        pack[p] = read_elements(args, from, p);
+        replace_unkept(args, p, fill, pack[p]);
+      } else if constexpr (kLayout == RowLayout::kMasked || kIsUnaligned<kLayout>) {
         const int first = position(p, 0);
         if (first < end_ && first < readable() && !inside(p)) {
           replace_unless([&](int i) { return in_row(first + i); }, fill, pack[p]);
@@ -270,22 +309,22 @@ class Stretch {
 
   // One pack after the other, for what is rare.
   template <int kPacks, class PackOf>
-  __device__ __forceinline__ void write_rolled(const Tensors<T>& tensors, PackOf&& pack_of) const {
+  __device__ __forceinline__ void write_rolled(const KernelArgs<T>& args, PackOf&& pack_of) const {
 #pragma unroll 1
     for (int p = 0; p < kPacks; ++p) {
       if (!has(p)) continue;
-      if constexpr (kIsEven<kKind>) {
-        write_global_pack(pack_of(p), tensors.y + at_ + position(p, 0));
+      if constexpr (kIsAligned<kLayout>) {
+        write_global_pack(pack_of(p), args.y + at_ + position(p, 0));
       } else {
-        write_elements(tensors, position(p, 0), pack_of(p));
+        write_elements(args, position(p, 0), pack_of(p));
       }
     }
   }
 
   // Which elements of pack p take part: a bit for each.
-  __device__ __forceinline__ unsigned kept(const Tensors<T>& tensors, int p) const {
+  __device__ __forceinline__ unsigned kept(const KernelArgs<T>& args, int p) const {
     unsigned bits = within(p, readable());
-    if constexpr (kKind == Kind::kMasked) {
+    if constexpr (kLayout == RowLayout::kMasked) {
       if (mask_ != nullptr && bits != 0) {
         Pack<std::uint8_t, kPack> flags;
         const Flags read = read_pack<kPack>(mask_ + p * stride_);
@@ -295,7 +334,7 @@ class Stretch {
           if (flags.element[i] == 0) bits &= ~(1u << i);
         }
       }
-    } else if constexpr (kHasMask<kKind>) {
+    } else if constexpr (kHasMask<kLayout>) {
       if (mask_ != nullptr) {
         // Rare enough to be written for few instructions and registers. Only the row's flags are
         // read.
@@ -303,7 +342,7 @@ class Stretch {
 #pragma unroll 1
         for (int i = 0; i < kPack; ++i) {
           const bool reads = (bits >> i & 1) != 0;
-          if (reads && flags[(p * stride_ + i) * tensors.mask.column_stride] == 0) {
+          if (reads && flags[(p * stride_ + i) * args.mask.column_stride] == 0) {
             bits &= ~(1u << i);
           }
         }
@@ -313,19 +352,19 @@ class Stretch {
   }
 
   // For results of elements that do not take part.
-  __device__ __forceinline__ void replace_unkept(const Tensors<T>& tensors, int p, T fill,
+  __device__ __forceinline__ void replace_unkept(const KernelArgs<T>& args, int p, T fill,
                                                  Elements& pack) const {
-    const unsigned bits = kept(tensors, p);
+    const unsigned bits = kept(args, p);
     replace_unless([&](int i) { return (bits >> i & 1) != 0; }, fill, pack);
   }
 
   // Writes the packs of y, which pack_of(p) gives, as far as they lie in the row.
   template <int kPacks, bool kOnce = kAsksOnce, class PackOf>
-  __device__ __forceinline__ void write(const Tensors<T>& tensors, PackOf&& pack_of) const {
+  __device__ __forceinline__ void write(const KernelArgs<T>& args, PackOf&& pack_of) const {
     if (kOnce && fills<kPacks>(end_)) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        write_global_pack(pack_of(p), tensors.y + at_ + position(p, 0));
+        write_global_pack(pack_of(p), args.y + at_ + position(p, 0));
       }
       return;
     }
@@ -334,23 +373,23 @@ class Stretch {
     for (int p = 0; p < kPacks; ++p) {
       if (!has(p)) continue;
       const int first = position(p, 0);
-      if constexpr (kIsEven<kKind>) {
-        write_global_pack(pack_of(p), tensors.y + at_ + first);
-      } else if constexpr (kKind == Kind::kAny) {
-        write_elements(tensors, first, pack_of(p));
+      if constexpr (kIsAligned<kLayout>) {
+        write_global_pack(pack_of(p), args.y + at_ + first);
+      } else if constexpr (kLayout == RowLayout::kStrided) {
+        write_elements(args, first, pack_of(p));
       } else {
         const Elements pack = pack_of(p);
         if (first >= begin_ && first + kPack <= end_) {
-          write_global_pack(pack, tensors.y + at_ + first);
+          write_global_pack(pack, args.y + at_ + first);
         } else if (p == 0) {
-          write_elements(tensors, first, pack);
+          write_elements(args, first, pack);
         } else {
           cut = p;
         }
       }
     }
     // Outside the loop, where the stores of its elements are compiled once and not for each p.
-    if (cut != 0) write_elements(tensors, position(cut, 0), pack_of(cut));
+    if (cut != 0) write_elements(args, position(cut, 0), pack_of(cut));
   }
 
  private:
@@ -366,19 +405,19 @@ class Stretch {
   }
 
   // Where elements that are read end.
-  __device__ __forceinline__ int readable() const { return kHasMask<kKind> ? readable_ : end_; }
+  __device__ __forceinline__ int readable() const { return kHasMask<kLayout> ? readable_ : end_; }
 
-  __device__ __forceinline__ Number<kKind> offset(const Tensors<T>& tensors, int position) const {
-    return at_ + position * (kKind == Kind::kAny ? tensors.rows.inner : 1);
+  __device__ __forceinline__ Number<kLayout> offset(const KernelArgs<T>& args, int position) const {
+    return at_ + position * (kLayout == RowLayout::kStrided ? args.rows.inner : 1);
   }
 
   // Packs may reach into the neighbouring rows, but not beyond the array.
   __device__ __forceinline__ bool reads_whole(int p) const {
     const int first = p * stride_;
-    if constexpr (kIsRagged<kKind>) {
+    if constexpr (kIsUnaligned<kLayout>) {
       return first < readable() && first + kPack <= safe_;
     } else {
-      return kKind != Kind::kAny && first < readable();
+      return kLayout != RowLayout::kStrided && first < readable();
     }
   }
 
@@ -400,24 +439,24 @@ class Stretch {
     return from & to;
   }
 
-  __device__ __forceinline__ void write_elements(const Tensors<T>& tensors, int first,
+  __device__ __forceinline__ void write_elements(const KernelArgs<T>& args, int first,
                                                  const Elements& pack) const {
     Pack<T, kPack> elements;
     std::memcpy(&elements, &pack, sizeof(pack));
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
       if (first + i >= begin_ && first + i < end_) {
-        tensors.y[offset(tensors, first + i)] = elements.element[i];
+        args.y[offset(args, first + i)] = elements.element[i];
       }
     }
   }
 
   template <int kPacks>
-  __device__ __forceinline__ void read_last_of_array(const Tensors<T>& tensors, const T* from,
+  __device__ __forceinline__ void read_last_of_array(const KernelArgs<T>& args, const T* from,
                                                      Elements (&pack)[kPacks]) const {
     const int last = (readable() - 1) / stride_;
     if (last >= kPacks || reads_whole(last)) return;
-    const Elements elements = read_elements(tensors, from, last);
+    const Elements elements = read_elements(args, from, last);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (p == last) pack[p] = elements;
@@ -426,7 +465,7 @@ class Stretch {
 
   // One by one, and each into its place by shifts: an index known only at run time would move the
   // pack from registers to memory.
-  __device__ __forceinline__ Elements read_elements(const Tensors<T>& tensors, const T* from,
+  __device__ __forceinline__ Elements read_elements(const KernelArgs<T>& args, const T* from,
                                                     int p) const {
     const unsigned bits = within(p, readable());
     Halves halves{};
@@ -434,7 +473,7 @@ class Stretch {
     for (int i = 0; i < kPack; ++i) {
       if ((bits >> i & 1) == 0) continue;
       typename WordOf<sizeof(T)>::type word;
-      const T element = from[offset(tensors, p * stride_ + i)];
+      const T element = from[offset(args, p * stride_ + i)];
       std::memcpy(&word, &element, sizeof(word));
       const std::uint64_t shifted = std::uint64_t{word} << (i * 8 * sizeof(T) % 64);
       halves.half[0] |= i < kPack / 2 ? shifted : 0;
@@ -445,41 +484,45 @@ class Stretch {
     return pack;
   }
 
+  // Which packs of the slice are read whole: all, or those for which reads_whole() says so.
+  static constexpr bool kAll = true;
+  static constexpr bool kSome = false;
+
   // For rows with a mask that lies like them.
-  template <bool kComplete, int kPacks>
+  template <bool kWhich, int kPacks>
   __device__ __forceinline__ void apply_mask(T fill, Elements (&pack)[kPacks]) const {
     Flags flags[kPacks];
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (kComplete || reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
+      if (kWhich == kAll || reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (kComplete || reads_whole(p)) replace_unset(flags[p], fill, pack[p]);
+      if (kWhich == kAll || reads_whole(p)) replace_unset(flags[p], fill, pack[p]);
     }
   }
 
-  // The flags of a pack of kMaskedRagged, which begin at any byte, are read in aligned words:
+  // The flags of a pack of kMaskedUnaligned, which begin at any byte, are read in aligned words:
   //
   //     words   |--- 0 ---|--- 1 ---|--- 2 ---|
   //     flags        |--------------------|
   //
-  // All packs of a stretch have their flags at the same phase.
+  // All packs of a slice have their flags at the same phase.
   static constexpr int kFlagWord = kPack < 4 ? kPack : 4;  // bytes
   static constexpr int kFlagWords = kPack / kFlagWord + 1;
   using FlagWord = typename WordOf<kFlagWord>::type;
 
   // `first`: the flag of the first pack's first element. Pointers are offsets to what the kernel
   // was given: to one made of an address, the compiler would not know that it is in global memory.
-  __device__ __forceinline__ void align_mask(const Tensors<T>& tensors, const std::uint8_t* first) {
-    const std::uint8_t* const array = tensors.mask.data;
+  __device__ __forceinline__ void align_mask(const KernelArgs<T>& args, const std::uint8_t* first) {
+    const std::uint8_t* const array = args.mask.data;
     const std::int64_t offset = first - array;
     const auto address = reinterpret_cast<std::uintptr_t>(array) + offset;
     mask_phase_ = static_cast<int>(address % kFlagWord);
     const std::int64_t word = offset - mask_phase_;
     mask_ = array + word;
     mask_begin_ = word < 0 ? static_cast<int>(-word) : 0;
-    mask_end_ = clamped_to_int(tensors.mask_bytes - word);
+    mask_end_ = clamped_to_int(args.mask_bytes - word);
   }
 
   // For rows with a mask of any phase. Of the mask's array no byte before or behind is read.
@@ -538,15 +581,15 @@ class Stretch {
     }
   }
 
-  Number<kKind> at_;
+  Number<kLayout> at_;
   int stride_;
   int end_;
-  // Where the row begins, the array ends and what takes part does, for the kinds that need it.
+  // Where the row begins, the array ends and what takes part does, for the layouts that need it.
   int begin_ = 0;
   int safe_ = 0;
   int readable_ = 0;
   const std::uint8_t* mask_ = nullptr;
-  // For kMaskedRagged, in bytes: from mask_ to the first flag, and to where the mask's array
+  // For kMaskedUnaligned, in bytes: from mask_ to the first flag, and to where the mask's array
   // begins, if that is behind it, and ends.
   int mask_phase_ = 0;
   int mask_begin_ = 0;

@@ -9,6 +9,7 @@
 
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/mask.h"
 #include "core/queue.h"
 #include "core/registry.h"
 
@@ -83,17 +84,6 @@ struct Problem {
   }
 
   std::int64_t rows() const { return outer * inner; }
-};
-
-// A boolean array that broadcasts to the operand: one byte for each of its own elements. Row r
-// begins where the digits of r, written in mixed radix with `size`, times `stride` add up to.
-struct Mask {
-  static constexpr int kMaxDims = 4;
-  const std::uint8_t* data = nullptr;  // none: nothing is left out
-  std::int64_t column_stride = 0;
-  int dims = 0;
-  std::int64_t size[kMaxDims] = {};  // the last dim first
-  std::int64_t stride[kMaxDims] = {};
 };
 
 // Where logsumexp of each row is written to: the result, in x's type; and for gradients, its two
@@ -203,7 +193,7 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
     {"cluster_shared", "Up to 16 blocks hold a row in shared memory and exchange their sums.",
      kOnline, "the last axis in packs; rows of at most 1 MiB; compute capability 9.0",
      "cluster_slice_kernel"},
-    {"split", "Blocks share a long row in two launches: states of its slices, then the results.",
+    {"split", "Blocks fragment a long row in two launches: states of its slices, then the results.",
      kOnline, "the last axis in packs",
      "split_reduce_held_kernel split_reduce_kernel split_finish_kernel split_combine_kernel"},
     {"split_pipelined",
@@ -234,12 +224,12 @@ inline constexpr std::string_view name_of(Algorithm algorithm) {
 
 // How kernels find the elements of rows, and so which code they are compiled to.
 enum class RowLayout {
-  kEven,          // rows begin and end with a pack of 16 bytes
-  kSmall,         // and their array has less than 2^31 elements
-  kMasked,        // they do, and so does the mask, or the columns that take part end somewhere
-  kRagged,        // they have any length, and so any phase
-  kMaskedRagged,  // and a mask of any phase, or columns that do not take part
-  kAny,           // nothing is known: each element is read by itself
+  kAligned,          // rows begin and end with a pack of 16 bytes
+  kSmall,            // they do, and their array has less than 2^31 elements
+  kMasked,           // they do, and so does the mask, or the columns that take part end somewhere
+  kUnaligned,        // they have any length, and so any phase
+  kMaskedUnaligned,  // and a mask of any phase, or columns that do not take part
+  kStrided,          // nothing is known: each element is read by itself
 };
 inline constexpr std::string_view kRowLayoutNames[] = {
     "aligned", "small", "masked", "unaligned", "masked_unaligned", "strided"};
@@ -247,7 +237,7 @@ constexpr auto& names_of(RowLayout) { return kRowLayoutNames; }
 
 // Which functions the code of a kernel is for.
 enum class Variant {
-  kGeneral,       // all functions of the family
+  kGeneral,       // all functions with the same reduction
   kSoftmax,       // softmax alone
   kPlainSoftmax,  // softmax alone, and x is the operand itself
 };
@@ -257,7 +247,7 @@ constexpr auto& names_of(Variant) { return kVariantNames; }
 // How an algorithm is launched: everything that the launchers need beside the arrays. What an
 // algorithm does not use is 0.
 struct Config {
-  RowLayout layout = RowLayout::kAny;
+  RowLayout layout = RowLayout::kStrided;
   Variant variant = Variant::kGeneral;
   std::int64_t blocks = 0;  // along x
   std::int64_t blocks_along_y = 1;
@@ -270,7 +260,7 @@ struct Config {
   int pack = 0;             // elements side by side that a thread of column has
   std::int64_t rows = 0;    // that a group of lanes, or for staged a block, has in flight
   std::int64_t steps = 0;   // along the axis, of a thread of column or a warp of strip; of
-                            // elementwise, stretches of a row
+                            // elementwise, of a row
   std::int64_t slices = 0;  // of a row, each of a block
   std::int64_t slice = 0;   // packs of one, or of a warp's part of it for split_pipelined
   int piece = 0;            // packs of a warp

@@ -9,8 +9,8 @@ using T = JAX_GPUOPS_ELEMENT;
 
 const RegisterLaunchers kLaunchers(kDTypeOf<T>,
                                    {
-                                       {Algorithm::kSplit, launch_split<ForwardFamily, T>,
-                                        launch_split<TangentFamily, T>},
+                                       {Algorithm::kSplit, launch_split<ForwardFunctions, T>,
+                                        launch_split<TangentFunctions, T>},
                                    });
 
 }  // namespace

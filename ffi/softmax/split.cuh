@@ -42,11 +42,11 @@ namespace softmax {
 // n - kRingRows, so that all others have posted that row, for which they had those of row
 // n - 2 kRingRows: nobody looks at its set any more.
 template <class State>
-class Board {
+class Mailbox {
  public:
-  // `memory`: board_bytes() for each group, 0 at first.
-  __device__ __forceinline__ Board(std::uint64_t* memory, int group, int blocks, int rank)
-      : sets_(memory + group * (board_bytes(blocks, sizeof(State)) / 8)),
+  // `memory`: mailbox_bytes() for each group, 0 at first.
+  __device__ __forceinline__ Mailbox(std::uint64_t* memory, int group, int blocks, int rank)
+      : sets_(memory + group * (mailbox_bytes(blocks, sizeof(State)) / 8)),
         blocks_(blocks),
         rank_(rank) {}
 
@@ -63,7 +63,7 @@ class Board {
   template <class T>
   __device__ __forceinline__ State collect(const Exponents<T>& exponents, std::uint32_t row) const {
     const int lane = threadIdx.x % kWarpSize;
-    if (lane == 0) await_count(counter(row), (row / kBoardSets + 1) * blocks_);
+    if (lane == 0) await_count(counter(row), (row / kMailboxSets + 1) * blocks_);
     __syncwarp();
     State total = State::none();
     for (int first = lane; first < blocks_; first += kAtOnce * kWarpSize) {
@@ -102,8 +102,8 @@ class Board {
 
   // Of a set: a line with the counter, and the slots.
   __device__ __forceinline__ std::uint64_t* set(std::uint32_t row) const {
-    const auto words = static_cast<int>(board_bytes(blocks_, sizeof(State)) / kBoardSets / 8);
-    return sets_ + static_cast<int>(row % kBoardSets) * words;
+    const auto words = static_cast<int>(mailbox_bytes(blocks_, sizeof(State)) / kMailboxSets / 8);
+    return sets_ + static_cast<int>(row % kMailboxSets) * words;
   }
   __device__ __forceinline__ std::uint32_t* counter(std::uint32_t row) const {
     return reinterpret_cast<std::uint32_t*>(set(row));
@@ -142,29 +142,23 @@ struct RingPlace {
 
 // For functions with results for the elements. Two warps of each block only pass on states, so that
 // the others wait for nothing but their own pieces, and for what was posted two rows before.
-//
-// What counts, in parts of what a copy does, for 400 rows of 1M floats in a prototype of this
-// kernel: 0.89 as it is; 0.85 with results due one row earlier; 0.86 with lanes that look at the
-// slots until states are there, without a counter; 0.77 with lanes that look at one slot after the
-// other; 0.82 with two blocks of half as many warps on a multiprocessor, which post twice as many
-// states. Blocks that have one row under way each, three on a multiprocessor, do 0.76. To write
-// results by bulk copies changed nothing.
-template <class Share>
-__global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)), 1)
-    split_ring_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors, int slices,
-                      std::int64_t size, std::uint64_t* board_memory) {
+// docs/tuning.md has what else was tried.
+template <class Fragment>
+__global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element)), 1)
+    split_ring_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args,
+                      int slices, std::int64_t size, std::uint64_t* mailbox_memory) {
 #if JAX_GPUOPS_HAS_CLUSTERS
-  using T = typename Share::Element;
-  using State = typename Share::State;
+  using T = typename Fragment::Element;
+  using State = typename Fragment::State;
   constexpr int kWarps = ring_warps(sizeof(T));
   auto& storage = shared<RingStorage<State, kWarps>>();
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   const int group = blockIdx.x / slices;
   const int groups = gridDim.x / slices;
   const int rank = blockIdx.x - group * slices;
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
-  const std::int64_t count = tensors.rows.count;
+  const std::int64_t count = args.rows.count;
   if (threadIdx.x == 0) {
     for (int r = 0; r < kRingRows; ++r) {
       initialise(storage.reduced + r, kWarps);
@@ -175,7 +169,7 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
 
   RingPlace place;
   if (warp >= kWarps) {
-    const Board<State> board(board_memory, group, slices, rank);
+    const Mailbox<State> mailbox(mailbox_memory, group, slices, rank);
     std::uint32_t row = 0;
     for (std::int64_t number = group; number < count; number += groups, ++row, place.advance()) {
       if (warp == kWarps) {
@@ -186,11 +180,11 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
         state = combine_lanes<kWarpSize>(exponents, state);
         __syncwarp();
         if (lane == 0) {
-          board.post_state(row, state);
+          mailbox.post_state(row, state);
           arrive(storage.known + place.at);  // the warps' states may be overwritten
         }
       } else {
-        const State state = board.collect(exponents, row);
+        const State state = mailbox.collect(exponents, row);
         if (lane == 0) {
           // Before they arrived for this row, the warps had read the total that lies here. They
           // have arrived, or it would not have been posted, but posts order no other accesses.
@@ -203,13 +197,14 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
     return;
   }
 
-  const Pieces<Share, kRingRows> pieces(tensors, storage.copied, &storage + 1);
-  const auto part_of = [&](std::int64_t number) {
-    return Part<Share>(tensors, number, rank * kWarps + warp, size);
+  constexpr bool kOnce = false;  // each pack is asked for by itself, as in Fragment::load()
+  const Pieces<Fragment, kRingRows> pieces(args, storage.copied, &storage + 1);
+  const auto slice_of = [&](std::int64_t number) {
+    return RowSlice<Fragment>(args, number, rank * kWarps + warp, size);
   };
   const auto request = [&](std::int64_t number, int piece) {
     __syncwarp();
-    if (lane == 0 && number < count) pieces.request(part_of(number), 0, piece);
+    if (lane == 0 && number < count) pieces.request(slice_of(number), 0, piece);
   };
   pieces.start();
   for (int r = 0; r < kRingRows; ++r) request(group + std::int64_t{r} * groups, r);
@@ -219,9 +214,9 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
   for (std::int64_t number = group; number < count + behind; number += groups) {
     if (number < count) {
       pieces.wait_for(place.at, place.phase);
-      Share share;
-      pieces.template load<false>(share, pieces.packs(part_of(number), 0), place.at);
-      const State state = share.template reduce<kWarpSize>(tensors);
+      Fragment fragment;
+      pieces.template load<kOnce>(fragment, pieces.packs(slice_of(number), 0), place.at);
+      const State state = fragment.template reduce<kWarpSize>(args);
       if (lane == 0) {
         storage.states[place.at][warp] = state;
         arrive(storage.reduced + place.at);
@@ -229,13 +224,13 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
       place.advance();
     }
     if (number - behind < 0) continue;
-    Share share;
-    const auto packs = pieces.packs(part_of(number - behind), 0);
-    pieces.template load<false>(share, packs, due.at);
+    Fragment fragment;
+    const auto packs = pieces.packs(slice_of(number - behind), 0);
+    pieces.template load<kOnce>(fragment, packs, due.at);
     // The total was written before its warp arrived, and the next one is after this warp arrives
     // at `reduced` for the row that it requests below.
     wait(storage.known + due.at, due.phase);
-    share.template write_fresh<false>(tensors, packs, storage.totals[due.at]);
+    fragment.template write_fresh<kOnce>(args, packs, storage.totals[due.at]);
     request(number - behind + std::int64_t{kRingRows} * groups, due.at);
     due.advance();
   }
@@ -248,21 +243,21 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Share::Element)),
 
 // With slices that the registers hold, `piece` packs a warp. Blocks take rows along x and slices
 // along y: a division takes longer than a load.
-template <class Share, int kMostThreads, int kLeastBlocks>
+template <class Fragment, int kMostThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
-    split_reduce_held_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors,
+    split_reduce_held_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args,
                              std::int64_t size, int piece,
-                             typename Share::State* __restrict__ workspace) {
-  using T = typename Share::Element;
-  using State = typename Share::State;
+                             typename Fragment::State* __restrict__ workspace) {
+  using T = typename Fragment::Element;
+  using State = typename Fragment::State;
   auto& storage = shared<BlockStorage<State>>();
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   int turn = 0;
-  for (std::int64_t number = blockIdx.x; number < tensors.rows.count; number += gridDim.x) {
-    const Part<Share> part(tensors, number, blockIdx.y, size);
-    Share share;
-    share.load(tensors, part.held(piece));
-    State state = share.template reduce<kWarpSize>(tensors);
+  for (std::int64_t number = blockIdx.x; number < args.rows.count; number += gridDim.x) {
+    const RowSlice<Fragment> row_slice(args, number, blockIdx.y, size);
+    Fragment fragment;
+    fragment.load(args, row_slice.held(piece));
+    State state = fragment.template reduce<kWarpSize>(args);
     let_next_kernel_start();
     state = combine_block(exponents, state, storage.slots[turn]);
     if (threadIdx.x == 0) workspace[number * gridDim.y + blockIdx.y] = state;
@@ -270,36 +265,36 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   }
 }
 
-template <class Share, int kMostThreads, int kLeastBlocks>
+template <class Fragment, int kMostThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
-    split_reduce_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors,
+    split_reduce_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args,
                         std::int64_t slices, std::int64_t size,
-                        typename Share::State* __restrict__ workspace) {
-  using T = typename Share::Element;
-  using State = typename Share::State;
+                        typename Fragment::State* __restrict__ workspace) {
+  using T = typename Fragment::Element;
+  using State = typename Fragment::State;
   auto& storage = shared<BlockStorage<State>>();
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   int turn = 0;
-  for (std::int64_t unit = blockIdx.x; unit < tensors.rows.count * slices; unit += gridDim.x) {
-    const LongPart<Share> part(tensors, unit / slices, unit % slices, size);
-    const State seen = part.reduce(exponents, part.end, State::none());
+  for (std::int64_t unit = blockIdx.x; unit < args.rows.count * slices; unit += gridDim.x) {
+    const TwoPassRow<Fragment> row_slice(args, unit / slices, unit % slices, size);
+    const State seen = row_slice.reduce(exponents, row_slice.end, State::none());
     const State state = combine_block(exponents, seen, storage.slots[turn]);
     if (threadIdx.x == 0) workspace[unit] = state;
     turn ^= 1;
   }
 }
 
-template <class Share, int kMostThreads, int kLeastBlocks>
+template <class Fragment, int kMostThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
-    split_finish_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors,
+    split_finish_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args,
                         std::int64_t slices, std::int64_t size,
-                        const typename Share::State* __restrict__ workspace) {
-  using T = typename Share::Element;
-  using State = typename Share::State;
+                        const typename Fragment::State* __restrict__ workspace) {
+  using T = typename Fragment::Element;
+  using State = typename Fragment::State;
   auto& storage = shared<BlockStorage<State>>();
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   int turn = 0;
-  for (std::int64_t unit = tensors.rows.count * slices - 1 - blockIdx.x; unit >= 0;
+  for (std::int64_t unit = args.rows.count * slices - 1 - blockIdx.x; unit >= 0;
        unit -= gridDim.x) {
     const std::int64_t number = unit / slices;
     State state = State::none();
@@ -308,9 +303,9 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
     }
     state = combine_lanes<kWarpSize>(exponents, state);
     state = combine_block(exponents, state, storage.slots[turn]);
-    const LongPart<Share> part(tensors, number, unit % slices, size);
-    part.write_again(part.end, state);
-    if (unit % slices == 0 && threadIdx.x == 0) write_row(tensors, number, state);
+    const TwoPassRow<Fragment> row_slice(args, number, unit % slices, size);
+    row_slice.write_again(row_slice.end, state);
+    if (unit % slices == 0 && threadIdx.x == 0) write_row(args, number, state);
     turn ^= 1;
   }
 }
@@ -319,70 +314,70 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
 // not __restrict__, since the kernel that writes them may still run when this one starts.
 template <class T, class State>
 __global__ void __launch_bounds__(kFinishThreads)
-    split_combine_kernel(const __grid_constant__ Tensors<T> tensors, std::int64_t slices,
+    split_combine_kernel(const __grid_constant__ KernelArgs<T> args, std::int64_t slices,
                          const State* workspace) {
   constexpr int kWarps = kFinishThreads / kWarpSize;
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   const int lane = threadIdx.x % kWarpSize;
   const std::int64_t first = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarpSize;
-  for (std::int64_t number = first; number < tensors.rows.count;
+  for (std::int64_t number = first; number < args.rows.count;
        number += std::int64_t{gridDim.x} * kWarps) {
-    const RowResult<State> row_result(tensors, number, lane == 0);
+    const RowResult<State> row_result(args, number, lane == 0);
     wait_for_kernel_before();
     State state = State::none();
     for (std::int64_t slice = lane; slice < slices; slice += kWarpSize) {
       state = combined(exponents, state, workspace[number * slices + slice]);
     }
-    row_result.write(tensors, number, combine_lanes<kWarpSize>(exponents, state));
+    row_result.write(args, number, combine_lanes<kWarpSize>(exponents, state));
   }
 }
 
-template <class Family, class T, Kind kKind>
+template <class Functions, class T, RowLayout kLayout>
 void launch_split_reduce(const Call& call, void* memory) {
   const Config& config = call.config;
-  using Passing = typename Family::template Share<T, kPassingPacks, kKind>;
+  using Passing = FragmentOf<Functions, T, kPassingPacks, kLayout>;
   using State = typename Passing::State;
   const LaunchShape shape = launch_shape(call, sizeof(BlockStorage<State>));
   auto* const workspace = static_cast<State*>(memory);
-  if constexpr (!Family::kTangent) {
+  if constexpr (!Functions::kIsLinearInT) {
     if (config.packs == kMostBlockPacks) {
-      using Held = typename Family::template Share<T, kMostBlockPacks, kKind>;
+      using Held = FragmentOf<Functions, T, kMostBlockPacks, kLayout>;
       return launch_kernel<split_reduce_held_kernel<Held, kBlockThreads, kBlocksResident>>(
-          call.queue, shape, tensors_of<T>(call), config.slice, config.piece, workspace);
+          call.queue, shape, kernel_args<T>(call), config.slice, config.piece, workspace);
     }
   }
   launch_kernel<split_reduce_kernel<Passing, kBlockThreads, kBlocksResident>>(
-      call.queue, shape, tensors_of<T>(call), config.slices, config.slice, workspace);
+      call.queue, shape, kernel_args<T>(call), config.slices, config.slice, workspace);
 }
 
-template <class Family, class T, Kind kKind>
+template <class Functions, class T, RowLayout kLayout>
 void launch_split_finish(const Call& call, const void* memory) {
   const Config& config = call.config;
-  using Share = typename Family::template Share<T, kPassingPacks, kKind>;
-  using State = typename Share::State;
+  using Fragment = FragmentOf<Functions, T, kPassingPacks, kLayout>;
+  using State = typename Fragment::State;
   const auto* const workspace = static_cast<const State*>(memory);
   LaunchShape shape{grid_extent(config.finish_blocks),
                     static_cast<unsigned>(config.finish_threads)};
-  if constexpr (!Family::kTangent) {
+  if constexpr (!Functions::kIsLinearInT) {
     if (reduces(call.problem.function)) {
       shape.early = true;
-      return launch_kernel<split_combine_kernel<T, State>>(call.queue, shape, tensors_of<T>(call),
+      return launch_kernel<split_combine_kernel<T, State>>(call.queue, shape, kernel_args<T>(call),
                                                            config.slices, workspace);
     }
   }
   shape.shared_bytes = sizeof(BlockStorage<State>);
-  launch_kernel<split_finish_kernel<Share, kBlockThreads, kBlocksResident>>(
-      call.queue, shape, tensors_of<T>(call), config.slices, config.slice, workspace);
+  launch_kernel<split_finish_kernel<Fragment, kBlockThreads, kBlocksResident>>(
+      call.queue, shape, kernel_args<T>(call), config.slices, config.slice, workspace);
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_split(const Call& call) {
   void* const workspace = call.buffers.workspace;
-  dispatch_value<Kind::kEven, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
-      call.config.layout, [&](auto kind) {
-        launch_split_reduce<Family, T, kind>(call, workspace);
-        launch_split_finish<Family, T, kind>(call, workspace);
-      });
+  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
+    launch_split_reduce<Functions, T, layout>(call, workspace);
+    launch_split_finish<Functions, T, layout>(call, workspace);
+  });
 }
 
 }  // namespace softmax

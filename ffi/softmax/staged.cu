@@ -9,8 +9,8 @@ using T = JAX_GPUOPS_ELEMENT;
 
 const RegisterLaunchers kLaunchers(kDTypeOf<T>,
                                    {
-                                       {Algorithm::kStaged, launch_staged<ForwardFamily, T>,
-                                        launch_staged<TangentFamily, T>},
+                                       {Algorithm::kStaged, launch_staged<ForwardFunctions, T>,
+                                        launch_staged<TangentFunctions, T>},
                                    });
 
 }  // namespace

@@ -12,8 +12,8 @@
 
 #include "core/ptx/bulk_copy.cuh"
 #include "core/shared.h"
+#include "softmax/fragment.cuh"
 #include "softmax/launcher.cuh"
-#include "softmax/share.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
@@ -59,14 +59,15 @@ struct alignas(kSharedAlignment) StagedStorage {
   Mbarrier copied;
 };
 
-template <class T, bool kTangent, int kLanes, int kPer, int kSure>
+template <class T, class Functions, int kLanes, int kPer, int kSure>
 __global__ void __launch_bounds__(kStagedThreads)
-    staged_kernel(const __grid_constant__ Tensors<T> tensors, int tile_rows) {
+    staged_kernel(const __grid_constant__ KernelArgs<T> args, int tile_rows) {
   using A = Accumulator<T>;
+  constexpr bool kTangent = Functions::kIsLinearInT;
   constexpr int kGroups = kStagedThreads / kLanes;
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  const Exponents<T> exponents(args.function, args.scale);
   const int lane = threadIdx.x % kLanes;
-  const int columns = static_cast<int>(tensors.rows.columns);
+  const int columns = static_cast<int>(args.rows.columns);
   auto& storage = shared<StagedStorage>();
   T* const tile = reinterpret_cast<T*>(&storage + 1);
   T* const second = tile + tile_rows * columns;
@@ -74,24 +75,24 @@ __global__ void __launch_bounds__(kStagedThreads)
   if (threadIdx.x == 0) initialise(&storage.copied);
   __syncthreads();
 
-  for (std::int64_t first = std::int64_t{blockIdx.x} * tile_rows; first < tensors.rows.count;
+  for (std::int64_t first = std::int64_t{blockIdx.x} * tile_rows; first < args.rows.count;
        first += std::int64_t{gridDim.x} * tile_rows) {
-    const std::int64_t left = tensors.rows.count - first;
+    const std::int64_t left = args.rows.count - first;
     const int rows = left < tile_rows ? static_cast<int>(left) : tile_rows;
     const std::int64_t begin = first * columns;
-    const bool in_bulk = tensors.packed && moves_in_bulk(tensors.x + begin, rows * columns);
+    const bool in_bulk = args.packed && moves_in_bulk(args.x + begin, rows * columns);
     if (in_bulk) {
       const auto bytes = static_cast<unsigned>(rows * columns * sizeof(T));
       if (threadIdx.x == 0) {
         announce(&storage.copied, kTangent ? 2 * bytes : bytes);
-        copy_bulk(tile, tensors.x + begin, bytes, &storage.copied);
-        if constexpr (kTangent) copy_bulk(second, tensors.t + begin, bytes, &storage.copied);
+        copy_bulk(tile, args.x + begin, bytes, &storage.copied);
+        if constexpr (kTangent) copy_bulk(second, args.t + begin, bytes, &storage.copied);
       }
       wait(&storage.copied, phase);
       phase ^= 1;
     } else {
-      move(tensors.x + begin, tile, rows * columns);
-      if constexpr (kTangent) move(tensors.t + begin, second, rows * columns);
+      move(args.x + begin, tile, rows * columns);
+      if constexpr (kTangent) move(args.t + begin, second, rows * columns);
       __syncthreads();
     }
 
@@ -109,26 +110,30 @@ __global__ void __launch_bounds__(kStagedThreads)
       };
 
       A x[kPer];
-      const A fill = tensors.scale < 0 ? infinity<A>() : -infinity<A>();
+      const A fill = ForwardFunctions::fill(args);
 #pragma unroll
       for (int e = 0; e < kPer; ++e) {
         x[e] = has(e) ? widen(row[e * kLanes + lane]) : kTangent ? A(0) : fill;
       }
       if constexpr (kTangent) {
         const T* const t_row = second + (row - tile);
-        const bool logarithm = tensors.function == Function::kLogSoftmaxCotangent;
+        const bool logarithm = Functions::is_logarithm(args.function);
         A t[kPer];
         A sum = 0;
 #pragma unroll
         for (int e = 0; e < kPer; ++e) {
           t[e] = has(e) ? widen(t_row[e * kLanes + lane]) : A(0);
+          // TangentFunctions::term(), in a form that suits a sum of both.
           sum += (logarithm ? A(1) : x[e]) * t[e];
         }
-        const TangentResult<T> result{tensors.scale, group_reduce<kLanes>(sum, Add{})};
+        const A total = group_reduce<kLanes>(sum, Add{});
+        // Not by dispatch(): the sum has asked which of the two it is.
         if (logarithm) {
-          put([&](int e) { return result.log_softmax(x[e], t[e]); });
+          const LogSoftmaxCotangent<T> result{args.scale, total};
+          put([&](int e) { return result(x[e], t[e]); });
         } else {
-          put([&](int e) { return result.softmax(x[e], t[e]); });
+          const SoftmaxTangent<T> result{args.scale, total};
+          put([&](int e) { return result(x[e], t[e]); });
         }
       } else {
         A largest = -infinity<A>();
@@ -136,8 +141,8 @@ __global__ void __launch_bounds__(kStagedThreads)
         for (int e = 0; e < kPer; ++e) largest = fmax(largest, exponents.scaled(x[e]));
         largest = group_reduce<kLanes>(largest, Largest{});
         const A anchor = exponents.anchor(largest);
-        const auto powers = exponents.powers(exponents.base(anchor), exponents.lift());
-        const bool replace = tensors.function == Function::kSoftmax;
+        const auto powers = exponents.powers_of_part(anchor);
+        const bool replace = args.function == Function::kSoftmax;
         A sum = 0;
 #pragma unroll
         for (int e = 0; e < kPer; ++e) {
@@ -150,33 +155,33 @@ __global__ void __launch_bounds__(kStagedThreads)
           // A row that is -inf throughout is NaN.
           const A factor = reciprocal(total.sum);
           put([&](int e) { return x[e] * factor; });
-        } else if (tensors.y != nullptr) {
-          const Logarithms<T> logarithm(total, exponents.powers(anchor, exponents.lift()));
+        } else if (args.y != nullptr) {
+          const LogSoftmax<T> logarithm(total, exponents.powers_of_row(anchor));
           put([&](int e) { return logarithm(x[e]); });
         }
-        if (has_row && lane == 0) write_row(tensors, first + number, total);
+        if (has_row && lane == 0) write_row(args, first + number, total);
       }
     }
 
-    if (tensors.y == nullptr) {
+    if (args.y == nullptr) {
       __syncthreads();  // the next tile overwrites what this one reads
     } else if (in_bulk) {
       finish_writes_before_copies();
       __syncthreads();
       if (threadIdx.x == 0) {
-        write_bulk(tensors.y + begin, tile, static_cast<unsigned>(rows * columns * sizeof(T)));
+        write_bulk(args.y + begin, tile, static_cast<unsigned>(rows * columns * sizeof(T)));
         wait_until_read();  // the next tile overwrites it
       }
       __syncthreads();
     } else {
       __syncthreads();
-      move(static_cast<const T*>(tile), tensors.y + begin, rows * columns);
+      move(static_cast<const T*>(tile), args.y + begin, rows * columns);
       __syncthreads();
     }
   }
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_staged(const Call& call) {
   const Config& config = call.config;
   const auto planned = [&](const StagedInstance& each) {
@@ -184,9 +189,8 @@ void launch_staged(const Call& call) {
   };
   dispatch_instance<kStagedInstances>(planned, [&](auto index) {
     constexpr StagedInstance kInstance = kStagedInstances[index];
-    launch_kernel<
-        staged_kernel<T, Family::kTangent, kInstance.lanes, kInstance.per_lane, kInstance.sure>>(
-        call.queue, launch_shape(call, sizeof(StagedStorage)), tensors_of<T>(call),
+    launch_kernel<staged_kernel<T, Functions, kInstance.lanes, kInstance.per_lane, kInstance.sure>>(
+        call.queue, launch_shape(call, sizeof(StagedStorage)), kernel_args<T>(call),
         static_cast<int>(config.rows));
   });
 }

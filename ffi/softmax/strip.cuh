@@ -1,7 +1,7 @@
 // softmax, algorithm `column`, where the axis is long: blocks, or clusters of up to 16 of them,
 // hold strips of the array, so that memory is read once.
 //
-// A strip is as wide as a warp: 256 bytes, 8 in each lane. Each warp of a cluster has a stretch of
+// A strip is as wide as a warp: 256 bytes, 8 in each lane. Each warp of a cluster has a slice of
 // it along the axis, of which registers hold the first steps and shared memory the others, in
 // pieces as long as the registers that are left have room for:
 //
@@ -13,26 +13,18 @@
 //
 // Gradients have 7 and 9 steps of each operand, in pieces of 3.
 //
-// Each warp reduces its stretch to a state for each row, and each block those of its warps. Each
+// Each warp reduces its slice to a state for each row, and each block those of its warps. Each
 // row has a block that all others of the cluster send their states to, and which sends them the
 // row's. A multiprocessor has room for two blocks, one of which reads while the other writes; no
 // cluster takes a second strip, since the next one starts as soon as it ends.
 //
-// What limits it, in parts of what memcpy does with 8192 x 32768 floats, whose rows lie 128 KiB
-// apart:
-// - The order in which memory is asked. Copies in this order do 0.91 (in strips of 128 bytes 0.78,
-//   of 1 KiB 0.91), and softmax 0.89 to 0.90.
-// - The L1 cache, which loads of registers come through, has what shared memory leaves: with more
-//   than 97 KiB for a block, 0.81. To send each block's states to all others would take that much
-//   where there are 128 rows of 16-bit elements.
-// - Registers, where they spill, and pieces that are not of the same length: 0.01 to 0.03. Both
-//   decide how many steps registers hold.
-// - Instructions: with expf() and a scale, 50 for 32 elements, it did 0.80.
-//
-// In place of copy_bulk() for each 256 bytes, tensor maps took 4 % more time and cp.async 2 %; to
-// keep powers in place of elements took 5 % more, to ask the L2 cache for strips that come later 17
-// to 39 %. Blocks that stay for several strips, and ask for parts of the next while they write,
-// took 9 % more, and blocks that post states in global memory, without clusters, 1 to 4 %.
+// What limits it is the order in which memory is asked; docs/tuning.md has the measurements. These
+// decide the sizes:
+// - Strips of 256 bytes. Narrower ones are slower to copy, and wider ones no faster.
+// - The L1 cache, which loads of registers come through, has what shared memory leaves: blocks take
+//   less than 97 KiB. To send each block's states to all others would take more where there are 128
+//   rows of 16-bit elements.
+// - How many steps registers hold: so many that none spill, and that all pieces are of one length.
 #pragma once
 
 #include "core/ptx/bulk_copy.cuh"
@@ -91,7 +83,7 @@ __device__ __forceinline__ State combine_slots(const Exponents<T>& exponents, co
 
 // Neighbouring clusters take strips that lie a 16th of the array apart. If rows lie a large power
 // of two apart, what neighbouring strips have of all rows is not spread over all of the memory's
-// channels: copies in that order take 5 % more time.
+// channels.
 __device__ __forceinline__ int strip_of(int cluster, int strips) {
   constexpr int kParts = 16;
   const int part = cluster % kParts;
@@ -100,33 +92,36 @@ __device__ __forceinline__ int strip_of(int cluster, int strips) {
 }
 
 // Clusters of `blocks` take the strips of each `outer`, which are along y. A warp takes up to
-// `most_steps`. kPlainSoftmax: softmax alone, and the scale is 1.
-template <class T, bool kTangent, bool kPlainSoftmax>
+// `most_steps`.
+template <class T, class Functions, Variant kVariant>
 __global__ void __launch_bounds__(kStripThreads, kStripsResident)
-    strip_kernel(const __grid_constant__ Tensors<T> tensors, int blocks, int most_steps) {
+    strip_kernel(const __grid_constant__ KernelArgs<T> args, int blocks, int most_steps) {
 #if JAX_GPUOPS_HAS_CLUSTERS
   constexpr int kPack = column_pack(sizeof(T));
   constexpr int kRows = kStripRows<T>;
   static_assert(kRows == kWarpSize * kPack);
-  constexpr int kOperands = kTangent ? 2 : 1;
+  constexpr bool kTangent = Functions::kIsLinearInT;
+  constexpr int kOperands = Functions::kOperands;
+  constexpr bool kPlainSoftmax = kVariant == Variant::kPlainSoftmax;
+  constexpr bool kSelects = false;  // no masks
   constexpr int kHeld = strip_held(kTangent);
   constexpr int kCopies = kStripSteps / kOperands - kHeld;
   constexpr int kPiece = kCopies / kStripPieces;
   static_assert(kCopies % kStripPieces == 0 && kCopies <= kWarpSize);
-  using Share = ColumnShare<T, kTangent, kPack, kHeld, false>;
-  using Piece = ColumnShare<T, kTangent, kPack, kPiece, false>;
-  using State = typename Share::State;
+  using Fragment = ColumnFragment<T, Functions, kPack, kHeld, kSelects>;
+  using Piece = ColumnFragment<T, Functions, kPack, kPiece, kSelects>;
+  using State = typename Fragment::State;
   using Storage = StripStorage<State, kRows>;
   auto& storage = shared<Storage>();
-  const Exponents<T> exponents(kPlainSoftmax ? Function::kSoftmax : tensors.function, tensors.scale,
+  const Exponents<T> exponents(kPlainSoftmax ? Function::kSoftmax : args.function, args.scale,
                                kPlainSoftmax);
   const int rank = blocks > 1 ? cluster_rank() : 0;
   const int warp = threadIdx.x / kWarpSize;
   const int lane = threadIdx.x % kWarpSize;
 
   // The warp has the steps first, first + 1 ... first + count - 1 of the rows from first_row on.
-  const std::int64_t inner = tensors.rows.inner;
-  const std::int64_t columns = tensors.rows.columns;
+  const std::int64_t inner = args.rows.inner;
+  const std::int64_t columns = args.rows.columns;
   const int strip = strip_of(blockIdx.x / blocks, gridDim.x / blocks);
   const std::int64_t first_row = std::int64_t{strip} * kRows;
   const std::int64_t first = std::int64_t{rank * kStripWarps + warp} * most_steps;
@@ -151,9 +146,9 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   // One turn at most, but as a condition the compiler spills seven registers more with bfloat16.
   for (int s = lane; kHeld + s < count; s += kWarpSize) {
     const std::int64_t at = begin + (kHeld + s) * inner;
-    copy_bulk(copies + s * kRows, tensors.x + at, bytes, copied + s / kPiece);
+    copy_bulk(copies + s * kRows, args.x + at, bytes, copied + s / kPiece);
     if constexpr (kTangent) {
-      copy_bulk(copies + (most_copies + s) * kRows, tensors.t + at, bytes, copied + s / kPiece);
+      copy_bulk(copies + (most_copies + s) * kRows, args.t + at, bytes, copied + s / kPiece);
     }
   }
   // Up to `most` steps from `step` on: where they lie in the array, and among the copies.
@@ -167,14 +162,14 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   };
   const auto load_piece = [&](int step) {
     Piece piece;
-    piece.load(tensors, copies, copies + most_copies * kRows,
+    piece.load(args, copies, copies + most_copies * kRows,
                Steps{(step - kHeld) * kRows + lane * kPack, kRows, first + step, 1,
                      steps_there(step, kPiece)},
-               Selection<T>());
+               RowMask<T>());
     return piece;
   };
-  Share share;
-  share.load(tensors, steps(0, kHeld), Selection<T>());
+  Fragment fragment;
+  fragment.load(args, steps(0, kHeld), RowMask<T>());
   if (blocks > 1) {
     if (threadIdx.x == 0) {
       const OwnRows<kRows> own(rank, blocks);
@@ -194,9 +189,9 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
 #pragma unroll 1
   for (int step = kHeld; step < count; step += kPiece) {
     wait(copied + (step - kHeld) / kPiece, 0);
-    load_piece(step).add(tensors, exponents, states);
+    load_piece(step).add(args, exponents, states);
   }
-  share.add(tensors, exponents, states);
+  fragment.add(args, exponents, states);
 
   // Combine: the warps of the block, the blocks of the cluster.
   State* const slot = &storage.warps[warp % Storage::kSlots][lane * kPack];
@@ -238,37 +233,37 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
 
   const std::int64_t number = blockIdx.y * inner + first_row + lane * kPack;
   const bool writes_rows = rank == 0 && warp == 0 && exists;
-  if constexpr (Share::kRedoes) {
-    if (Share::any_large(states)) {
-      if (writes_rows) Share::redo(tensors, number);
+  if constexpr (Fragment::kRedoes) {
+    if (Fragment::any_large(states)) {
+      if (writes_rows) Fragment::redo(args, number);
       return;
     }
   }
 
   // Write.
-  if (tensors.y != nullptr) {
-    share.write(tensors, exponents, steps(0, kHeld), Selection<T>(), states);
+  if (args.y != nullptr) {
+    fragment.write(args, exponents, steps(0, kHeld), RowMask<T>(), states);
 #pragma unroll 1
     for (int step = kHeld; step < count; step += kPiece) {
-      load_piece(step).write(tensors, exponents, steps(step, kPiece), Selection<T>(), states);
+      load_piece(step).write(args, exponents, steps(step, kPiece), RowMask<T>(), states);
     }
   }
-  if (tensors.reduces() && writes_rows) {
+  if (args.reduces() && writes_rows) {
 #pragma unroll
-    for (int i = 0; i < kPack; ++i) write_row(tensors, number + i, states[i]);
+    for (int i = 0; i < kPack; ++i) write_row(args, number + i, states[i]);
   }
 #else
   __trap();
 #endif
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_strip(const Call& call) {
-  using State = std::conditional_t<Family::kTangent, Total<T>, MaxSum<T>>;
-  dispatch_variant<Family, kVariantInShared<T, Kind::kAny>>(call, [&](auto variant) {
-    launch_kernel<strip_kernel<T, Family::kTangent, variant == Variant::kPlainSoftmax>>(
+  using State = typename Functions::template State<T>;
+  dispatch_variant<Functions, kVariantInShared<T, RowLayout::kStrided>>(call, [&](auto variant) {
+    launch_kernel<strip_kernel<T, Functions, variant>>(
         call.queue, launch_shape(call, sizeof(StripStorage<State, kStripRows<T>>)),
-        tensors_of<T>(call), call.config.cluster, static_cast<int>(call.config.steps));
+        kernel_args<T>(call), call.config.cluster, static_cast<int>(call.config.steps));
   });
 }
 

@@ -7,10 +7,10 @@ namespace {
 
 using T = JAX_GPUOPS_ELEMENT;
 
-const RegisterLaunchers kLaunchers(kDTypeOf<T>,
-                                   {
-                                       {Algorithm::kWarp, launch_warp<ForwardFamily, T>, nullptr},
-                                   });
+const RegisterLaunchers kLaunchers(kDTypeOf<T>, {
+                                                    {Algorithm::kWarp,
+                                                     launch_warp<ForwardFunctions, T>, nullptr},
+                                                });
 
 }  // namespace
 }  // namespace softmax

@@ -11,43 +11,45 @@
 // at a time for that reason: one pack a thread does not fill the memory's pipe.
 #pragma once
 
+#include "softmax/fragment.cuh"
 #include "softmax/launcher.cuh"
-#include "softmax/share.cuh"
+#include "softmax/redo.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-template <class Share, int kLanes, int kRows>
+template <class Fragment, int kLanes, int kRows>
 __global__ void __launch_bounds__(kWarpBlockThreads)
-    warp_kernel(const __grid_constant__ Tensors<typename Share::Element> tensors) {
-  using T = typename Share::Element;
+    warp_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args) {
+  using T = typename Fragment::Element;
   constexpr int kGroups = kWarpBlockThreads / kLanes;
-  constexpr bool kMayBeLarge = Share::kOperands == 1;
-  const Exponents<T> exponents(tensors.function, tensors.scale);
+  constexpr bool kMayBeLarge = Fragment::kOperands == 1;
+  const Exponents<T> exponents(args.function, args.scale);
   const int lane = threadIdx.x % kLanes;
   const int group = threadIdx.x / kLanes;
-  using RowNumber = Number<Share::kKind>;
-  const auto count = static_cast<RowNumber>(tensors.rows.count);
+  using RowNumber = Number<Fragment::kLayout>;
+  const auto count = static_cast<RowNumber>(args.rows.count);
   const auto first_row = static_cast<RowNumber>(blockIdx.x) * kGroups * kRows;
 
   const auto take = [&](RowNumber first) {
-    Share share[kRows];
+    Fragment fragment[kRows];
     bool any_large = false;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const RowNumber number = first + r * kGroups + group;
-      const Row<T, Share::kKind> row(tensors, number, number < count);
-      share[r].load(tensors, typename Share::Packs(tensors, row, lane, row.packs, kLanes));
+      const Row<T, Fragment::kLayout> row(args, number, number < count);
+      fragment[r].load(args, typename Fragment::Slice(args, row, lane, row.packs, kLanes));
     }
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const RowNumber number = first + r * kGroups + group;
-      const Row<T, Share::kKind> row(tensors, number, number < count);
-      const typename Share::Packs stretch(tensors, row, lane, row.packs, kLanes);
-      const RowResult<typename Share::State> row_result(tensors, number,
-                                                        lane == 0 && number < count);
-      const auto total = share[r].template reduce<kLanes, true>(tensors);
-      write_results<true, true>(share[r], tensors, number, stretch, total, row_result);
+      const Row<T, Fragment::kLayout> row(args, number, number < count);
+      const typename Fragment::Slice slice(args, row, lane, row.packs, kLanes);
+      const RowResult<typename Fragment::State> row_result(args, number,
+                                                           lane == 0 && number < count);
+      const auto total = fragment[r].template reduce<kLanes, Anchors::kNotLarge>(args);
+      write_results<Totals::kOwn, Anchors::kNotLarge>(fragment[r], args, number, slice, total,
+                                                      row_result);
       if constexpr (kMayBeLarge) any_large = any_large || exponents.is_large(total.anchor);
     }
     if constexpr (kMayBeLarge) {
@@ -57,12 +59,12 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
 #pragma unroll 1
       for (int r = 0; r < kRows; ++r) {
         const std::int64_t number = first + r * kGroups + group;
-        redo_row(tensors, number, number < count, lane, kLanes);
+        redo_row(args, number, number < count, lane, kLanes);
       }
     }
   };
 
-  if constexpr (Share::kKind == Kind::kSmall) {
+  if constexpr (Fragment::kLayout == RowLayout::kSmall) {
     take(first_row);
   } else {
     // The loop's bounds are those of the block, so that all lanes reach every shuffle.
@@ -71,7 +73,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
   }
 }
 
-template <class Family, class T, Kind kKind, Variant kVariant, const auto& kTable>
+template <class Functions, class T, RowLayout kLayout, Variant kVariant, const auto& kTable>
 void launch_warp_from(const Call& call) {
   const Config& config = call.config;
   const auto planned = [&](const WarpInstance& each) {
@@ -79,27 +81,27 @@ void launch_warp_from(const Call& call) {
   };
   dispatch_instance<kTable>(planned, [&](auto index) {
     constexpr WarpInstance kInstance = kTable[index];
-    using Share = typename Family::template Share<T, kInstance.packs, kKind, kVariant>;
-    launch_kernel<warp_kernel<Share, kInstance.lanes, kInstance.rows>>(
-        call.queue, launch_shape(call), tensors_of<T>(call));
+    using Fragment = FragmentOf<Functions, T, kInstance.packs, kLayout, kVariant>;
+    launch_kernel<warp_kernel<Fragment, kInstance.lanes, kInstance.rows>>(
+        call.queue, launch_shape(call), kernel_args<T>(call));
   });
 }
 
-template <class Family, class T>
+template <class Functions, class T>
 void launch_warp(const Call& call) {
   constexpr Variant kGeneral = Variant::kGeneral;
-  dispatch_value<Kind::kEven, Kind::kSmall, Kind::kMasked, Kind::kRagged, Kind::kMaskedRagged>(
-      call.config.layout, [&](auto kind) {
-        if constexpr (kind == Kind::kSmall) {
-          dispatch_variant<Family, Variant::kSoftmax>(call, [&](auto variant) {
-            launch_warp_from<Family, T, kind, variant, kSmallWarpInstances>(call);
-          });
-        } else if constexpr (kind == Kind::kEven) {
-          launch_warp_from<Family, T, kind, kGeneral, kWarpInstances>(call);
-        } else {
-          launch_warp_from<Family, T, kind, kGeneral, kRaggedWarpInstances>(call);
-        }
+  dispatch_value<RowLayout::kAligned, RowLayout::kSmall, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
+    if constexpr (layout == RowLayout::kSmall) {
+      dispatch_variant<Functions, Variant::kSoftmax>(call, [&](auto variant) {
+        launch_warp_from<Functions, T, layout, variant, kSmallWarpInstances>(call);
       });
+    } else if constexpr (layout == RowLayout::kAligned) {
+      launch_warp_from<Functions, T, layout, kGeneral, kWarpInstances>(call);
+    } else {
+      launch_warp_from<Functions, T, layout, kGeneral, kUnalignedWarpInstances>(call);
+    }
+  });
 }
 
 }  // namespace softmax

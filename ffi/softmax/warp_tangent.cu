@@ -7,10 +7,10 @@ namespace {
 
 using T = JAX_GPUOPS_ELEMENT;
 
-const RegisterLaunchers kLaunchers(kDTypeOf<T>,
-                                   {
-                                       {Algorithm::kWarp, nullptr, launch_warp<TangentFamily, T>},
-                                   });
+const RegisterLaunchers kLaunchers(kDTypeOf<T>, {
+                                                    {Algorithm::kWarp, nullptr,
+                                                     launch_warp<TangentFunctions, T>},
+                                                });
 
 }  // namespace
 }  // namespace softmax

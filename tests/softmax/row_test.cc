@@ -39,24 +39,26 @@ Mask mask_of(Layout layout, std::int64_t columns) {
 }
 
 template <class T, int kPacks>
-void check_stretch(const Tensors<T>& tensors, std::int64_t number, std::int64_t first, int lanes) {
-  constexpr Kind kKind = Kind::kMaskedRagged;
+void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t first, int lanes) {
+  constexpr RowLayout kLayout = RowLayout::kMaskedUnaligned;
   constexpr int kPack = kWidestPack<T>;
-  const Row<T, kKind> row(tensors, number);
-  const Selection<T> selection(tensors, number);
-  const Stretch<T, kKind> stretch(tensors, row, first, row.packs, lanes);
+  const Row<T, kLayout> row(args, number);
+  const RowMask<T> row_mask(args, number);
+  const ThreadSlice<T, kLayout> slice(args, row, first, row.packs, lanes);
   const T fill = narrow<T>(Accumulator<T>(-7));
   RegisterPack<T, kPack> packs[2][kPacks];
-  stretch.template read<false>(tensors, tensors.x, tensors.x + stretch.begin(), fill, packs[0]);
-  stretch.template read<true>(tensors, tensors.x, tensors.x + stretch.begin(), fill, packs[1]);
+  constexpr bool kAsksEach = false;
+  constexpr bool kAsksOnce = true;
+  slice.template read<kAsksEach>(args, args.x, args.x + slice.begin(), fill, packs[0]);
+  slice.template read<kAsksOnce>(args, args.x, args.x + slice.begin(), fill, packs[1]);
   for (int p = 0; p < kPacks; ++p) {
-    if (!stretch.has(p)) continue;
-    const unsigned kept = stretch.kept(tensors, p);
+    if (!slice.has(p)) continue;
+    const unsigned kept = slice.kept(args, p);
     for (int i = 0; i < kPack; ++i) {
       const std::int64_t column = (first + std::int64_t{p} * lanes) * kPack - row.phase + i;
-      const bool exists = column >= 0 && column < tensors.rows.columns;
-      const bool keeps = exists && selection(column);
-      const T expected = keeps ? tensors.x[row.begin + column] : fill;
+      const bool exists = column >= 0 && column < args.rows.columns;
+      const bool keeps = exists && row_mask(column);
+      const T expected = keeps ? args.x[row.begin + column] : fill;
       for (const auto& read : packs) {
         Pack<T, kPack> elements;
         std::memcpy(&elements, &read[p], sizeof(elements));
@@ -71,30 +73,30 @@ void check_stretch(const Tensors<T>& tensors, std::int64_t number, std::int64_t 
 // phase: of the mask's address.
 template <class T, int kPacks>
 void check_rows(std::int64_t columns, Layout layout, std::size_t phase, bool causal, int lanes) {
-  Tensors<T> tensors{};
-  tensors.rows = {kLeading * kRows, columns, 1};
-  tensors.size = tensors.rows.count * columns;
-  tensors.queries = causal ? kRows : 0;
-  tensors.by_queries = Divisor(tensors.queries);
-  const auto x = std::make_unique<T[]>(static_cast<std::size_t>(tensors.size));
-  for (std::int64_t i = 0; i < tensors.size; ++i) x[i] = narrow<T>(Accumulator<T>(i % 120));
-  tensors.x = x.get();
-  tensors.mask = mask_of(layout, columns);
-  tensors.mask_bytes = (columns - 1) * tensors.mask.column_stride + 1;
-  for (int d = 0; d < tensors.mask.dims; ++d) {
-    tensors.by_mask_size[d] = Divisor(tensors.mask.size[d]);
-    tensors.mask_bytes += (tensors.mask.size[d] - 1) * tensors.mask.stride[d];
+  KernelArgs<T> args{};
+  args.rows = {kLeading * kRows, columns, 1};
+  args.size = args.rows.count * columns;
+  args.queries = causal ? kRows : 0;
+  args.by_queries = Divisor(args.queries);
+  const auto x = std::make_unique<T[]>(static_cast<std::size_t>(args.size));
+  for (std::int64_t i = 0; i < args.size; ++i) x[i] = narrow<T>(Accumulator<T>(i % 120));
+  args.x = x.get();
+  args.mask = mask_of(layout, columns);
+  args.mask_bytes = (columns - 1) * args.mask.column_stride + 1;
+  for (int d = 0; d < args.mask.dims; ++d) {
+    args.by_mask_size[d] = Divisor(args.mask.size[d]);
+    args.mask_bytes += (args.mask.size[d] - 1) * args.mask.stride[d];
   }
-  const std::size_t bytes = phase + static_cast<std::size_t>(tensors.mask_bytes);
+  const std::size_t bytes = phase + static_cast<std::size_t>(args.mask_bytes);
   const auto flags = std::make_unique<std::uint8_t[]>(bytes);
   std::mt19937 random(1);
   for (std::size_t i = 0; i < bytes; ++i) flags[i] = random() % 5 < 3;
-  if (layout != Layout::kNone) tensors.mask.data = flags.get() + phase;
-  for (std::int64_t number = 0; number < tensors.rows.count; ++number) {
-    const std::int64_t packs = Row<T, Kind::kMaskedRagged>(tensors, number).packs;
+  if (layout != Layout::kNone) args.mask.data = flags.get() + phase;
+  for (std::int64_t number = 0; number < args.rows.count; ++number) {
+    const std::int64_t packs = Row<T, RowLayout::kMaskedUnaligned>(args, number).packs;
     for (std::int64_t first = 0; first < packs; first += std::int64_t{lanes} * kPacks) {
       for (int lane = 0; lane < lanes; ++lane) {
-        check_stretch<T, kPacks>(tensors, number, first + lane, lanes);
+        check_slice<T, kPacks>(args, number, first + lane, lanes);
       }
     }
   }

@@ -7,13 +7,14 @@ namespace {
 
 using T = JAX_GPUOPS_ELEMENT;
 
-const RegisterLaunchers kLaunchers(
-    kDTypeOf<T>,
-    {
-        {Algorithm::kCluster, launch_cluster<ForwardFamily, T>, launch_cluster<TangentFamily, T>},
-        {Algorithm::kClusterShared, launch_cluster_shared<ForwardFamily, T>,
-         launch_cluster_shared<TangentFamily, T>},
-    });
+const RegisterLaunchers kLaunchers(kDTypeOf<T>,
+                                   {
+                                       {Algorithm::kCluster, launch_cluster<ForwardFunctions, T>,
+                                        launch_cluster<TangentFunctions, T>},
+                                       {Algorithm::kClusterShared,
+                                        launch_cluster_shared<ForwardFunctions, T>,
+                                        launch_cluster_shared<TangentFunctions, T>},
+                                   });
 
 }  // namespace
 }  // namespace softmax

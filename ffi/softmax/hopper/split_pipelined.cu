@@ -9,8 +9,8 @@ using T = JAX_GPUOPS_ELEMENT;
 
 const RegisterLaunchers kLaunchers(kDTypeOf<T>, {
                                                     {Algorithm::kSplitPipelined,
-                                                     launch_split_pipelined<ForwardFamily, T>,
-                                                     launch_split_pipelined<TangentFamily, T>},
+                                                     launch_split_pipelined<ForwardFunctions, T>,
+                                                     launch_split_pipelined<TangentFunctions, T>},
                                                 });
 
 }  // namespace

@@ -9,8 +9,8 @@ using T = JAX_GPUOPS_ELEMENT;
 
 const RegisterLaunchers kLaunchers(kDTypeOf<T>,
                                    {
-                                       {Algorithm::kStrip, launch_strip<ForwardFamily, T>,
-                                        launch_strip<TangentFamily, T>},
+                                       {Algorithm::kStrip, launch_strip<ForwardFunctions, T>,
+                                        launch_strip<TangentFunctions, T>},
                                    });
 
 }  // namespace

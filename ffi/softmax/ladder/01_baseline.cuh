@@ -8,7 +8,6 @@
 #include "core/collectives.h"
 #include "core/shared.h"
 #include "softmax/launcher.cuh"
-#include "softmax/rows.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {

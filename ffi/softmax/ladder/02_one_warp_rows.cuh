@@ -9,8 +9,8 @@
 #pragma once
 
 #include "core/collectives.h"
+#include "softmax/ladder/walk.cuh"
 #include "softmax/launcher.cuh"
-#include "softmax/rows.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {

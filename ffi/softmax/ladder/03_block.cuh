@@ -8,8 +8,9 @@
 
 #include "core/collectives.h"
 #include "core/shared.h"
+#include "softmax/ladder/walk.cuh"
 #include "softmax/launcher.cuh"
-#include "softmax/rows.cuh"
+#include "softmax/numerics.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
@@ -25,6 +26,35 @@ template <class T>
 std::size_t block_shared_bytes(std::int64_t columns) {
   return sizeof(BlockScratch<Accumulator<T>>) + 16 + static_cast<std::size_t>(columns) * sizeof(T);
 }
+
+// What is subtracted before exponentials are taken. softmax of a row whose maximum is infinite is
+// NaN, and inf - inf says so. logsumexp of it is that maximum, which subtracting 0 leaves.
+template <Function kFunction, class A>
+__device__ inline A shift(A maximum) {
+  if constexpr (kFunction == Function::kLogSumExp) {
+    return is_finite(maximum) ? maximum : A(0);
+  } else {
+    return maximum;
+  }
+}
+
+// The step from x - shift to the result of a row with the given sum of exponentials.
+template <Function kFunction, class T>
+struct Finish {
+  using A = Accumulator<T>;
+  A parameter;
+
+  __device__ explicit Finish(A sum)
+      : parameter(kFunction == Function::kSoftmax ? A(1) / sum : A(log(sum))) {}
+
+  __device__ A operator()(A shifted) const {
+    if constexpr (kFunction == Function::kSoftmax) {
+      return exponential_for<T>(shifted) * parameter;
+    } else {
+      return shifted - parameter;
+    }
+  }
+};
 
 template <class T, class A>
 __device__ inline void write_logsumexp(const RowResults<T>& row_results, std::int64_t row, A base,

@@ -1,0 +1,381 @@
+// The fragment of a row that one thread holds in registers, and what it adds to the row's
+// reduction.
+//
+// A kernel is written once for all functions: it loads fragments, reduces them to states, combines
+// the states of all threads on the row however it likes, and has the fragments write their results:
+//
+//     load -> reduce over lanes -> combine warps, blocks ... -> write
+//
+// Forward functions keep a maximum and a sum of exponentials, those linear in t a single sum. What
+// they are stands in functions.cuh.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/collectives.h"
+#include "core/numeric.h"
+#include "core/vector.h"
+#include "softmax/functions.cuh"
+#include "softmax/row.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+// widen() for the second time, by other instructions: the compiler would see the same ones and hold
+// their results from the first time on, in twice the registers of the elements. `nothing` is 0,
+// which only the caller knows.
+template <class T, int kPack>
+__device__ __forceinline__ void widen_again(RegisterPack<T, kPack> pack, std::uint32_t nothing,
+                                            Accumulator<T> (&to)[kPack]) {
+  if constexpr (RegisterPack<T, kPack>::kPer != 2) {
+    widen(pack, to);
+  } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
+#pragma unroll
+    for (int i = 0; i < kPack / 2; ++i) {
+      to[2 * i] = __builtin_bit_cast(float, __byte_perm(pack.reg[i], nothing, 0x1044));
+      to[2 * i + 1] = __builtin_bit_cast(float, __byte_perm(pack.reg[i], nothing, 0x3244));
+    }
+  } else {
+#pragma unroll
+    for (auto& reg : pack.reg) reg ^= nothing;
+    widen(pack, to);
+  }
+}
+
+enum class Extreme { kLargest, kSmallest };
+
+// The largest element, or the smallest. NaN loses, and makes the sum NaN later.
+template <Extreme kExtreme, class T, int kPack, int kPacks>
+__device__ __forceinline__ Accumulator<T> extreme_of(const RegisterPack<T, kPack> (&x)[kPacks]) {
+  constexpr bool kSmallest = kExtreme == Extreme::kSmallest;
+  RegisterPack<T, kPack> best = x[0];
+#pragma unroll
+  for (int p = 1; p < kPacks; ++p) best = extreme<kSmallest>(best, x[p]);
+  Accumulator<T> value[kPack];
+  widen(best, value);
+#pragma unroll
+  for (int i = 1; i < kPack; ++i) {
+    value[0] = kSmallest ? fmin(value[0], value[i]) : fmax(value[0], value[i]);
+  }
+  return value[0];
+}
+
+// How a group of kLanes lanes comes to common numbers.
+template <int kLanes>
+struct Lanes {
+  template <class A>
+  __device__ __forceinline__ static A largest(A value) {
+    return group_largest<kLanes>(value);
+  }
+  template <class A>
+  __device__ __forceinline__ static A sum(A value) {
+    return group_reduce<kLanes>(value, Add{});
+  }
+};
+
+// Whose state the total is that results are made from: that of several fragments, or of the one
+// that writes.
+enum class Totals { kCombined, kOwn };
+
+// With which a thread keeps the powers of 16-bit elements where there are many rows.
+inline constexpr int kPacksOfPowers = 2;
+
+// Powers are kept, if these are what the results are made of, in place of wide elements or beside
+// 16-bit ones. It takes three instructions more to take the power of a 16-bit element again, and
+// half the registers: what a thread with many packs does.
+// A variant for softmax alone takes two thirds of the code away, of which each kernel's first
+// threads wait for every instruction. In that for plain softmax, float32 needs no products.
+template <class T, int kPacks, RowLayout kLayout_, Variant kVariant>
+class ForwardFragment {
+ public:
+  using Element = T;
+  using A = Accumulator<T>;
+  using State = MaxSum<T>;
+  static constexpr RowLayout kLayout = kLayout_;
+  static constexpr bool kHasRowResults = kVariant == Variant::kGeneral;
+  static constexpr int kOperands = 1;
+  static constexpr int kHeld = kPacks;
+  static constexpr int kPack = kWidestPack<T>;
+  using Slice = ThreadSlice<T, kLayout>;
+
+  __device__ __forceinline__ static const T* operand(const KernelArgs<T>& args, int) {
+    return args.x;
+  }
+
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice) {
+    load<Slice::kAsksOnce>(args, slice, args.x + slice.begin());
+  }
+
+  // With the packs from copies of a warp's packs of each operand, one behind the other.
+  // kOnce: whether to ask once if all are there, here and below.
+  template <bool kOnce>
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice, const T* x) {
+    const T fill = narrow<T>(ForwardFunctions::fill(args));
+    slice.template read<kOnce>(args, args.x, x, fill, x_);
+  }
+
+  // The state of the group of kLanes lanes.
+  template <int kLanes, Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ State reduce(const KernelArgs<T>& args) {
+    return reduce<kAnchors>(args, Lanes<kLanes>{});
+  }
+  template <Anchors kAnchors = Anchors::kAny, class Group>
+  __device__ __forceinline__ State reduce(const KernelArgs<T>& args, const Group& group) {
+    const auto exponents = exponents_of(args);
+    const A extremum = exponents.descends() ? extreme_of<Extreme::kSmallest>(x_)
+                                            : extreme_of<Extreme::kLargest>(x_);
+    anchor_ = exponents.anchor(group.largest(exponents.scaled(extremum)));
+    const auto powers = exponents.template powers_of_part<kAnchors>(anchor_);
+    const A sum = kKeepsPowers && function(args) == Function::kSoftmax
+                      ? sum_of_powers<kKeepsPowers>(powers)
+                      : sum_of_powers<kKeepsElements>(powers);
+    return {anchor_, group.sum(sum)};
+  }
+
+  // After reduce(), from the state of the row.
+  template <Totals kTotals = Totals::kCombined, Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ void write(const KernelArgs<T>& args, const Slice& slice,
+                                        State total) const {
+    if (kKeepsPowers && function(args) == Function::kSoftmax) {
+      A factor = reciprocal(total.sum);
+      if constexpr (kTotals == Totals::kCombined) {
+        factor *= Exponents<T>::rescaling(anchor_, total.anchor);
+      }
+      const auto results = [&](int p, A(&x)[kPack]) {
+        const RegisterPack<A, kPack> powers = powers_at(p);
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) x[i] = powers.reg[i] * factor;
+      };
+      write_each<Slice::kAsksOnce>(args, slice, is_finite(factor), Softmax<T>::left_out(), results);
+    } else {
+      write_fresh<Slice::kAsksOnce, kAnchors>(args, slice, total);
+    }
+  }
+
+  // Without reduce(), for packs that were read again.
+  template <bool kOnce = Slice::kAsksOnce, Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ void write_fresh(const KernelArgs<T>& args, const Slice& slice,
+                                              State total) const {
+    const auto exponents = exponents_of(args);
+    const bool regular = is_finite(total.anchor) && is_finite(total.sum);
+    const auto powers = exponents.template powers_of_row<kAnchors>(total.anchor);
+    // Written out, not by ForwardFunctions::dispatch(), left_out() and is_regular(): with those the
+    // compiler spills registers of two-pass rows of bfloat16.
+    if (function(args) == Function::kSoftmax) {
+      const Softmax<T> power(total, powers);
+      write_each<kOnce>(args, slice, regular, A(0), results_of(args, power));
+    } else {
+      const LogSoftmax<T> logarithm(total, powers);
+      const auto results = results_of(args, logarithm);
+      write_each<kOnce>(args, slice, regular, -infinity<A>(), results);
+    }
+  }
+
+ private:
+  __device__ __forceinline__ static Function function(const KernelArgs<T>& args) {
+    return kVariant == Variant::kGeneral ? args.function : Function::kSoftmax;
+  }
+  __device__ __forceinline__ static Exponents<T> exponents_of(const KernelArgs<T>& args) {
+    return {function(args), args.scale, kVariant == Variant::kPlainSoftmax};
+  }
+
+  static constexpr bool kWide = std::is_same_v<T, A>;
+  static constexpr bool kKeepsPowers =
+      kWide || kPacks == kPacksOfPowers || kLayout == RowLayout::kSmall;
+  static constexpr bool kKeepsElements = false;  // and no powers
+
+  template <bool kKeep>
+  __device__ __forceinline__ A sum_of_powers(const typename Exponents<T>::Powers& power_of) {
+    A sum = 0;
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      A x[kPack];
+      widen(x_[p], x);
+      A pack_sum = 0;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        const A power = power_of(x[i]);
+        if constexpr (kKeep && kWide) x_[p].reg[i] = power;
+        if constexpr (kKeep && !kWide) powers_[p].reg[i] = power;
+        pack_sum += power;
+      }
+      sum += pack_sum;
+    }
+    return sum;
+  }
+
+  __device__ __forceinline__ RegisterPack<A, kPack> powers_at(int p) const {
+    if constexpr (kWide) {
+      return pack_at(x_, p);
+    } else {
+      return pack_at(powers_, p);
+    }
+  }
+
+  // Results that are made of the elements.
+  template <class Result>
+  __device__ __forceinline__ auto results_of(const KernelArgs<T>& args,
+                                             const Result& result) const {
+    return [this, &args, &result](int p, A(&x)[kPack]) {
+      widen_again(pack_at(x_, p), args.nothing(), x);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) x[i] = result(x[i]);
+    };
+  }
+
+  template <bool kOnce, class Results>
+  __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Slice& slice,
+                                             bool regular, A left_out, Results&& results) const {
+    const auto pack_of = [&](int p) {
+      A x[kPack];
+      results(p, x);
+      return narrow<T>(x);
+    };
+    if (kHasMask<kLayout> && !regular) {
+      slice.template write_rolled<kPacks>(args, [&](int p) {
+        RegisterPack<T, kPack> pack = pack_of(p);
+        slice.replace_unkept(args, p, narrow<T>(left_out), pack);
+        return pack;
+      });
+    } else {
+      slice.template write<kPacks, kOnce>(args, pack_of);
+    }
+  }
+
+  RegisterPack<T, kPack> x_[kPacks];
+  RegisterPack<A, kPack> powers_[kKeepsPowers && !kWide ? kPacks : 1];
+  A anchor_;
+};
+
+// Writes what a function has of results, for elements and for the row. A fragment of one function
+// that has none for the row does not look for them.
+template <Totals kTotals = Totals::kCombined, Anchors kAnchors = Anchors::kAny, class Fragment>
+__device__ __forceinline__ void write_results(
+    const Fragment& fragment, const KernelArgs<typename Fragment::Element>& args,
+    std::int64_t number, const typename Fragment::Slice& slice, typename Fragment::State total,
+    const RowResult<typename Fragment::State>& row_result) {
+  if constexpr (Fragment::kHasRowResults) {
+    if (args.y != nullptr) fragment.template write<kTotals, kAnchors>(args, slice, total);
+    row_result.template write<kAnchors>(args, number, total);
+  } else {
+    fragment.template write<kTotals, kAnchors>(args, slice, total);
+  }
+}
+
+// kPacks counts those of both operands.
+template <class T, int kPacks, RowLayout kLayout_>
+class TangentFragment {
+ public:
+  using Element = T;
+  using A = Accumulator<T>;
+  using State = Total<T>;
+  static constexpr RowLayout kLayout = kLayout_;
+  static constexpr bool kHasRowResults = false;
+  static constexpr int kOperands = 2;
+  static constexpr int kHeld = kPacks > 1 ? kPacks / 2 : 1;
+  static constexpr int kPack = kWidestPack<T>;
+  using Slice = ThreadSlice<T, kLayout>;
+
+  __device__ __forceinline__ static const T* operand(const KernelArgs<T>& args, int number) {
+    return number == 0 ? args.x : args.t;
+  }
+
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice) {
+    const T* const t = args.t + slice.begin();
+    load<Slice::kAsksOnce>(args, slice, args.x + slice.begin(), t);
+  }
+
+  template <bool kOnce>
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice,
+                                       const T* copies) {
+    load<kOnce>(args, slice, copies, copies + kWarpSize * kHeld * kPack);
+  }
+
+  template <int kLanes, Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ State reduce(const KernelArgs<T>& args) {
+    return reduce(args, Lanes<kLanes>{});
+  }
+  template <class Group>
+  __device__ __forceinline__ State reduce(const KernelArgs<T>& args, const Group& group) {
+    return {group.sum(TangentFunctions::is_logarithm(args.function)
+                          ? sum_of<LogSoftmaxCotangent<T>>()
+                          : sum_of<SoftmaxTangent<T>>())};
+  }
+
+  template <Totals kTotals = Totals::kCombined, Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ void write(const KernelArgs<T>& args, const Slice& slice,
+                                        State total) const {
+    write_fresh(args, slice, total);
+  }
+
+  template <bool kOnce = Slice::kAsksOnce>
+  __device__ __forceinline__ void write_fresh(const KernelArgs<T>& args, const Slice& slice,
+                                              State total) const {
+    const SoftmaxTangent<T> softmax{args.scale, total.sum};
+    const LogSoftmaxCotangent<T> log_softmax{args.scale, total.sum};
+    if (args.function == Function::kSoftmaxTangent) {
+      write_each<kOnce>(args, slice, total, softmax);
+    } else {
+      write_each<kOnce>(args, slice, total, log_softmax);
+    }
+  }
+
+ private:
+  template <class Result>
+  __device__ __forceinline__ A sum_of() const {
+    A sum = 0;
+#pragma unroll
+    for (int p = 0; p < kHeld; ++p) {
+      A y[kPack];
+      A t[kPack];
+      widen(y_[p], y);
+      widen(t_[p], t);
+      A pack_sum = 0;
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) pack_sum += Result::term(y[i], t[i]);
+      sum += pack_sum;
+    }
+    return sum;
+  }
+
+  template <bool kOnce>
+  __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice, const T* y,
+                                       const T* t) {
+    const T fill = narrow<T>(TangentFunctions::fill(args));
+    slice.template read<kOnce>(args, args.x, y, fill, y_);
+    slice.template read<kOnce>(args, args.t, t, narrow<T>(A(0)), t_);
+  }
+
+  template <bool kOnce, class Result>
+  __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Slice& slice,
+                                             State total, const Result& result) const {
+    slice.template write<kHeld, kOnce>(args, [&](int p) {
+      A y[kPack];
+      A t[kPack];
+      widen_again(pack_at(y_, p), args.nothing(), y);
+      widen_again(pack_at(t_, p), args.nothing(), t);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) y[i] = result(y[i], t[i]);
+      RegisterPack<T, kPack> pack = narrow<T>(y);
+      if constexpr (kHasMask<kLayout>) {
+        if (!is_regular(total)) {
+          slice.replace_unkept(args, p, narrow<T>(Result::left_out()), pack);
+        }
+      }
+      return pack;
+    });
+  }
+
+  RegisterPack<T, kPack> y_[kHeld];
+  RegisterPack<T, kPack> t_[kHeld];
+};
+
+// The fragment of kernels for a group of functions.
+template <class Functions, class T, int kPacks, RowLayout kLayout,
+          Variant kVariant = Variant::kGeneral>
+using FragmentOf = std::conditional_t<Functions::kIsLinearInT, TangentFragment<T, kPacks, kLayout>,
+                                      ForwardFragment<T, kPacks, kLayout, kVariant>>;
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,267 @@
+// The functions, for all algorithms: what takes the place of elements that do not take part, what
+// an element adds to the state of its row, which result it has when that is known, and what the
+// result of an element is that does not take part.
+//
+// Elements that do not take part are replaced so that they change no state, and so that everything
+// finite makes of them what their results shall be. Only where the state of a row is not regular
+// need they be told from others, for left_out().
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "core/numeric.h"
+#include "core/ptx/math.cuh"
+#include "softmax/numerics.cuh"
+#include "softmax/row.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+
+// A type that has the results of a function, as an argument.
+template <class R>
+struct ResultType {
+  using Result = R;
+};
+
+// ---- Functions with a maximum and a sum along the row ----
+
+// softmax of the elements of a row, from its state.
+template <class T, Exponential kExponential = Exponential::kExact>
+struct Softmax {
+  using A = Accumulator<T>;
+  typename Exponents<T>::Powers power;
+  A factor;
+
+  Softmax() = default;
+  __device__ __forceinline__ Softmax(MaxSum<T> total, typename Exponents<T>::Powers power)
+      : power(power), factor(reciprocal(total.sum)) {}
+
+  __device__ __forceinline__ A operator()(A x) const {
+    return power.template of<kExponential>(x) * factor;
+  }
+  __device__ __forceinline__ static A left_out() { return A(0); }
+};
+
+// log_softmax of the elements of a row, from its state. A row that is -inf throughout has the sum 0
+// and is NaN, also if it is the scale that makes it so, of which an FMA does not see the product.
+template <class T>
+struct LogSoftmax {
+  using A = Accumulator<T>;
+  typename Exponents<T>::Powers power;
+  A logarithm_of_sum;
+
+  LogSoftmax() = default;
+  __device__ __forceinline__ LogSoftmax(MaxSum<T> total, typename Exponents<T>::Powers power)
+      : power(power),
+        logarithm_of_sum(total.sum == 0 ? std::numeric_limits<A>::quiet_NaN()
+                                        : Exponents<T>::logarithm(total.sum)) {}
+
+  __device__ __forceinline__ A operator()(A x) const {
+    if constexpr (Exponents<T>::kBaseTwo) {
+      return fmaf(power.exponent(x), power.to_natural, -logarithm_of_sum);
+    } else {
+      return power.exponent(x) - logarithm_of_sum;
+    }
+  }
+  __device__ __forceinline__ static A left_out() { return -infinity<A>(); }
+};
+
+// softmax, log_softmax, logsumexp and cross entropy reduce rows alike. Those with one result a row
+// have RowResult for it, below. Gradients that need no reduction fill x alike.
+struct ForwardFunctions {
+  template <class T>
+  using State = MaxSum<T>;
+  static constexpr int kOperands = 1;
+  static constexpr bool kIsLinearInT = false;
+
+  // In place of x.
+  template <class T>
+  __device__ __forceinline__ static Accumulator<T> fill(const KernelArgs<T>& args) {
+    using A = Accumulator<T>;
+    return args.scale < 0 ? infinity<A>() : -infinity<A>();
+  }
+
+  // Calls f with the ResultType of what has results for the elements.
+  template <class T, Exponential kExponential = Exponential::kExact, class F>
+  __device__ __forceinline__ static void dispatch(Function function, F&& f) {
+    if (function == Function::kSoftmax) {
+      f(ResultType<Softmax<T, kExponential>>{});
+    } else {
+      f(ResultType<LogSoftmax<T>>{});
+    }
+  }
+};
+
+// ---- Functions that are linear in t, with one sum along the row ----
+
+template <class T>
+struct SoftmaxTangent {
+  using A = Accumulator<T>;
+  A scale;
+  A sum;
+
+  __device__ __forceinline__ static A term(const A& y, const A& t) { return y * t; }
+  __device__ __forceinline__ A operator()(A y, A t) const { return scale * (y * (t - sum)); }
+  __device__ __forceinline__ static A left_out() { return A(0); }
+};
+
+template <class T>
+struct LogSoftmaxCotangent {
+  using A = Accumulator<T>;
+  A scale;
+  A sum;
+
+  __device__ __forceinline__ static A term(const A&, const A& t) { return t; }
+  __device__ __forceinline__ A operator()(A y, A t) const {
+    return scale * (t - exponential_for<T>(y) * sum);
+  }
+  __device__ __forceinline__ static A left_out() { return A(0); }
+};
+
+// What the derivatives of softmax and log_softmax are made of.
+struct TangentFunctions {
+  template <class T>
+  using State = Total<T>;
+  static constexpr int kOperands = 2;
+  static constexpr bool kIsLinearInT = true;
+
+  __device__ __forceinline__ static bool is_logarithm(Function function) {
+    return function == Function::kLogSoftmaxCotangent;
+  }
+
+  // In place of y; in place of t it is 0. Both make 0 of what does not take part.
+  template <class T>
+  __device__ __forceinline__ static Accumulator<T> fill(const KernelArgs<T>& args) {
+    using A = Accumulator<T>;
+    return is_logarithm(args.function) ? -infinity<A>() : A(0);
+  }
+
+  // What an element adds to the sum.
+  template <class A>
+  __device__ __forceinline__ static A term(Function function, const A& y, const A& t) {
+    return is_logarithm(function) ? LogSoftmaxCotangent<A>::term(y, t)
+                                  : SoftmaxTangent<A>::term(y, t);
+  }
+
+  template <class T, class F>
+  __device__ __forceinline__ static void dispatch(Function function, F&& f) {
+    if (function == Function::kSoftmaxTangent) {
+      f(ResultType<SoftmaxTangent<T>>{});
+    } else {
+      f(ResultType<LogSoftmaxCotangent<T>>{});
+    }
+  }
+};
+
+// ---- Gradients that are linear in one number a row ----
+
+// Of logsumexp and cross entropy: from the elements of a row to their results.
+template <class T>
+class RowGradient {
+ public:
+  using A = Accumulator<T>;
+
+  __device__ __forceinline__ RowGradient(const KernelArgs<T>& args, std::int64_t number)
+      : label_(has_labels(args.function) ? args.label(number) : -1),
+        cotangent_(args.g[number] * args.scale),
+        weight_(cotangent_) {
+    const A maximum = args.maximum[number];
+    // Of a row whose logsumexp is infinite, this and its powers make what JAX does: inf / inf and
+    // 0 / 0 are NaN, and finite elements beside inf weigh 0.
+    const A log_sum = args.log_sum[number];
+    const A inverse_sum = exponential_for<T>(-log_sum);
+    const Exponents<T> exponents(args.function, args.scale);
+    regular_ = is_finite(log_sum) && is_finite(cotangent_);
+    // Lifted as in softmax: p may be a subnormal number.
+    const A lift = Exponents<T>::kBaseTwo && is_finite(log_sum) ? Exponents<T>::kLift : 0;
+    power_ = exponents.powers(exponents.scaled(maximum), lift);
+    if constexpr (Exponents<T>::kBaseTwo) {
+      // The power of the maximum is 1, but for the lift and what the anchor was rounded by.
+      factor_ = inverse_sum * power_of_two(-power_.exponent(maximum));
+    } else {
+      factor_ = 1;
+      weight_ *= inverse_sum;
+    }
+  }
+
+  // scale * p * g, which all elements have.
+  __device__ __forceinline__ A operator()(A x) const { return power_(x) * factor_ * weight_; }
+  // The column of the label, or -1, and what is subtracted there.
+  __device__ __forceinline__ std::int64_t label() const { return label_; }
+  __device__ __forceinline__ A cotangent() const { return cotangent_; }
+
+  // Elements that do not take part weigh 0, but where the row's weights are not finite.
+  __device__ __forceinline__ bool is_regular() const { return regular_; }
+  __device__ __forceinline__ static A left_out() { return A(0); }
+
+ private:
+  std::int64_t label_;
+  A cotangent_;
+  A weight_;
+  typename Exponents<T>::Powers power_;
+  A factor_;  // apart from the weight, which may be a subnormal number
+  bool regular_;
+};
+
+// ---- Results of rows ----
+
+// What there is one of for each row: one thread writes it. Made when the row's elements are on
+// their way, for the label, and what it names, to come with them.
+template <class State>
+class RowResult;
+
+template <class T>
+class RowResult<Total<T>> {
+ public:
+  __device__ __forceinline__ RowResult(const KernelArgs<T>&, std::int64_t, bool) {}
+  template <Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ void write(const KernelArgs<T>&, std::int64_t, Total<T>) const {}
+};
+
+template <class T>
+class RowResult<MaxSum<T>> {
+ public:
+  using A = Accumulator<T>;
+
+  __device__ __forceinline__ RowResult(const KernelArgs<T>& args, std::int64_t row, bool writes)
+      : writes_(writes && args.reduces()), target_(std::numeric_limits<A>::quiet_NaN()) {
+    if (!writes_ || args.loss == nullptr) return;
+    const std::int64_t label = args.label(row);
+    if (label < 0) return;
+    const T& target = args.x[args.rows.begin(row) + label * args.rows.inner];
+    target_ = widen(target);
+  }
+
+  template <Anchors kAnchors = Anchors::kAny>
+  __device__ __forceinline__ void write(const KernelArgs<T>& args, std::int64_t row,
+                                        MaxSum<T> total) const {
+    if (!writes_) return;
+    const Exponents<T> exponents(args.function, args.scale);
+    const A lse = Exponents<T>::logarithm(total.sum) +
+                  Exponents<T>::logarithm_of_anchor(exponents.base(total.anchor));
+    args.row_results.write(row, lse);
+    if (!args.row_results.has_parts()) return;
+    const LogSoftmax<T> logarithm(total, exponents.template powers_of_row<kAnchors>(total.anchor));
+    // Of any number near the largest element the logarithm makes a pair that is right.
+    const A largest = exponents.element(total.anchor);
+    const bool regular = is_finite(largest * args.scale);
+    args.row_results.write_parts(row, lse, regular, largest, -logarithm(largest));
+    if (args.loss == nullptr) return;
+    // Of a large number and its logsumexp, which is rounded, the difference would mean nothing.
+    args.loss[row] = is_finite(total.anchor) ? -logarithm(target_) : lse - target_ * args.scale;
+  }
+
+ private:
+  bool writes_;
+  A target_;
+};
+
+template <class T, class State>
+__device__ __forceinline__ void write_row(const KernelArgs<T>& args, std::int64_t row,
+                                          State total) {
+  RowResult<State>(args, row, true).write(args, row, total);
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE
