@@ -103,12 +103,16 @@ def measure(calls: Sequence[Call], *, rounds: int = 3, seconds: float = 0.2) -> 
     kernel_times: list[list[float]] = [[] for _ in calls]
     loop_times: list[list[float]] = [[] for _ in calls]
     kernels = [0] * len(calls)
-    for _ in range(rounds):
-        for i, (call, estimate) in enumerate(zip(calls, estimates, strict=True)):
+    for turn in range(rounds):
+        # A GPU that gets warm gets slower, so that each call is once among the first.
+        order = [(turn + i) % len(calls) for i in range(len(calls))]
+        for i in order:
+            call, estimate = calls[i], estimates[i]
             runs = _kernel_runs(call, max(1, min(_MAX_CHUNK, int(per_turn / estimate))))
             kernel_times[i] += [sum(us for _, us in run) for run in runs]
             kernels[i] = max([kernels[i], *map(len, runs)])
-        for i, (call, estimate) in enumerate(zip(calls, estimates, strict=True)):
+        for i in order:
+            call, estimate = calls[i], estimates[i]
             repeats = max(2, min(1000, int(per_turn / estimate)))
             loop_times[i].append(1e6 * _loop(call, repeats))
     return [

@@ -113,3 +113,20 @@ def buffers_at(offset: int):
 def primitive(function: str):
     """The primitive of one of our kernels, for what no argument of a public function reaches."""
     return next(p for p, k in _primitive.KERNELS.items() if k.name == f"gpuops_{function}")
+
+
+def under_each_schedule(function, schedules):
+    """The result of `function()` in the order of threads that the executor has of itself, after a
+    check that it is the same in other ones: pairs of a seed and what is held back."""
+    from jax_gpuops_ffi import _interpret
+
+    expected = np.asarray(function())
+    try:
+        for seed, held_back in schedules:
+            _interpret.set_schedule_seed(seed)
+            _interpret.set_held_back(**held_back)
+            np.testing.assert_array_equal(np.asarray(function()), expected, f"{seed} {held_back}")
+    finally:
+        _interpret.set_schedule_seed(0)
+        _interpret.set_held_back()
+    return expected

@@ -290,6 +290,21 @@ def test_the_fastest_loop_and_the_median_of_200_kernel_runs_count(monkeypatch):
     assert found == measure.Timing(len(runs) / 2 - 0.5, pytest.approx(20), 1)
 
 
+def test_calls_take_turns_at_being_first(monkeypatch):
+    """A GPU gets slower as it gets warm, and who is always last would seem slower."""
+    calls = [measure.Call(jax.jit(jnp.sin), [float(i)]) for i in range(3)]
+    seen = []
+
+    def kernel_runs(call, iterations):
+        seen.append(call.arguments[0])
+        return iterations * [[("kernel", 1.0)]]
+
+    monkeypatch.setattr(measure, "_kernel_runs", kernel_runs)
+    monkeypatch.setattr(measure, "_loop", lambda call, repeats: 1e-3)
+    measure.measure(calls, rounds=3)
+    assert seen == [0.0, 1.0, 2.0, 1.0, 2.0, 0.0, 2.0, 0.0, 1.0]
+
+
 @pytest.mark.usefixtures("fake_profiler")
 def test_timed_run_reports_rate_ceiling_and_ratio():
     problem = ops.make("softmax", (10, 100), "float32")

@@ -1,5 +1,6 @@
 """Handlers called without the Python that guards them: an FFI error, never a crash."""
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -215,3 +216,14 @@ def test_products_of_older_programs(implementation):
     np.testing.assert_array_equal(y, 2 * a @ b)
     y = jax.ffi.ffi_call("jax_gpuops_gemm_add_v1", struct(3, 5))(a, b, c, **how)
     np.testing.assert_array_equal(y, 2 * a @ b + 3 * c)
+
+
+def test_the_first_version_of_gemm_has_no_workspace_for_copies(implementation):
+    if why := helpers.refusal("matmul", "tensor_core", [(8, 8), (8, 8)], "bfloat16"):
+        pytest.skip(why)
+    x = helpers.normal((67, 67), "bfloat16")
+    call = jax.ffi.ffi_call("jax_gpuops_gemm_v1", struct(67, 67, dtype="bfloat16"))
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"needs \d+ bytes .* and has 0"):
+        jax.block_until_ready(call(x, x, **{**GEMM_V1, "algorithm": "tensor_core"}))
+    expected = x.astype("float32") @ x.astype("float32")
+    np.testing.assert_allclose(call(x, x, **GEMM_V1).astype("float32"), expected, 0.01, 0.01)

@@ -230,20 +230,12 @@ def test_any_order_of_threads(name, algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""
     if implementation != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
-    from jax_gpuops_ffi import _interpret
-
     x = helpers.normal((2, 300, 20) if algorithm == "column" else (3, 9000), "float32")
-    results = []
-    try:
-        for seed in range(5):
-            _interpret.set_schedule_seed(seed)
-            y = ours(name, x, 1, implementation=implementation, algorithm=algorithm)
-            results.append(np.asarray(y))
-    finally:
-        _interpret.set_schedule_seed(0)
-    assert_right(name, results[0], x, 1)
-    for result in results[1:]:
-        np.testing.assert_array_equal(results[0], result)
+    y = helpers.under_each_schedule(
+        lambda: ours(name, x, 1, implementation=implementation, algorithm=algorithm),
+        [(seed, {}) for seed in range(1, 5)],
+    )
+    assert_right(name, y, x, 1)
 
 
 # Arguments

@@ -1348,30 +1348,13 @@ def test_repeats_are_bit_identical(algorithm, implementation):
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
 
 
-def under_each_schedule(function, schedules):
-    """The result of `function()` in the order of threads that the executor has of itself, after a
-    check that it is the same in other ones: pairs of a seed and what is held back."""
-    from jax_gpuops_ffi import _interpret
-
-    expected = np.asarray(function())
-    try:
-        for seed, held_back in schedules:
-            _interpret.set_schedule_seed(seed)
-            _interpret.set_held_back(**held_back)
-            np.testing.assert_array_equal(np.asarray(function()), expected, f"{seed} {held_back}")
-    finally:
-        _interpret.set_schedule_seed(0)
-        _interpret.set_held_back()
-    return expected
-
-
 @pytest.mark.parametrize("algorithm", [*LADDER, *UNMASKED, *PRODUCTION])
 def test_any_order_of_threads(algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""
     if implementation != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
     x = helpers.normal((5, 100), "float32")
-    under_each_schedule(
+    helpers.under_each_schedule(
         lambda: ours("softmax", x, implementation=implementation, algorithm=algorithm),
         [(seed, {}) for seed in range(1, 5)],
     )
@@ -1408,7 +1391,7 @@ def test_any_order_of_blocks_and_copies(
         *((seed, {"warp": warp}) for seed, warp in enumerate(warps)),
         *((seed, {"block": block}) for seed, block in enumerate((0, 1, 3))),
     ]
-    y = under_each_schedule(
+    y = helpers.under_each_schedule(
         lambda: ours("softmax", x, axis, implementation=implementation, algorithm=algorithm),
         schedules,
     )

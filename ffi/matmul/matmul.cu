@@ -58,6 +58,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kDoubleBuffered:
       return launch_double_buffered(call);
     case Algorithm::kTensorCore:
+    case Algorithm::kSplitK:
     case Algorithm::kCublas:
       throw std::logic_error("not a kernel of this source");
   }
@@ -67,9 +68,12 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
 
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.algorithm == Algorithm::kCublas) return launch_cublas(queue, problem, buffers);
-  if (plan.algorithm == Algorithm::kTensorCore) {
+  if (plan.algorithm == Algorithm::kTensorCore || plan.algorithm == Algorithm::kSplitK) {
     dispatch<__half, __nv_bfloat16>(problem.dtype, [&](auto type) {
-      launch_tensor_core<typename decltype(type)::type>(queue, plan.config, problem, buffers);
+      using T = typename decltype(type)::type;
+      auto* const launch_it =
+          plan.algorithm == Algorithm::kSplitK ? &launch_split_k<T> : &launch_tensor_core<T>;
+      launch_it(queue, plan.config, problem, buffers);
     });
     return;
   }

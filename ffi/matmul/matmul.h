@@ -125,6 +125,7 @@ enum class Algorithm {
   kBankConflictFree,
   kDoubleBuffered,
   kTensorCore,
+  kSplitK,
   kCublas,
 };
 
@@ -153,9 +154,13 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "Tensor cores: blocks that stay take tile after tile; one warp copies by tensor maps, others "
      "multiply by wgmma.",
      "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
-     "float16 and bfloat16; rows of a, b and the result, as stored, of whole 16 bytes, and arrays "
-     "aligned to 16 bytes; no c, alpha 1; compute capability 9.0",
-     "persistent_kernel"},
+     "float16 and bfloat16; arrays aligned to 16 bytes; no c, alpha 1; compute capability 9.0",
+     "align_rows_kernel persistent_kernel"},
+    {"split_k",
+     "Tensor cores for few tiles: the blocks of a cluster divide the depth of a tile, and exchange "
+     "their sums.",
+     "jax_gpuops", "as tensor_core, and a depth of more than 64",
+     "align_rows_kernel split_k_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only"},
 };
@@ -180,7 +185,14 @@ struct Config {
   int cluster_rows = 0;  // blocks of a cluster: neighbours along m
   int stages = 0;        // of slices of a and b, in shared memory
   int group = 0;         // rows of tiles of clusters that are taken together
+  int splits = 1;        // of the depth, among the blocks of a cluster: of split_k
   std::int64_t shared_bytes = 0;
+  // A factor whose rows, as stored, do not begin at multiples of 16 bytes is copied first; a result
+  // with such rows is written element by element.
+  bool copies_a = false;
+  bool copies_b = false;
+  bool writes_elements = false;
+  std::int64_t workspace_bytes = 0;
 
   template <class Self, class Visit>
   static void fields(Self& self, Visit&& visit) {
@@ -195,7 +207,12 @@ struct Config {
     visit("cluster_rows", self.cluster_rows);
     visit("stages", self.stages);
     visit("group", self.group);
+    visit("splits", self.splits);
     visit("shared_bytes", self.shared_bytes);
+    visit("copies_a", self.copies_a);
+    visit("copies_b", self.copies_b);
+    visit("writes_elements", self.writes_elements);
+    visit("workspace_bytes", self.workspace_bytes);
   }
 };
 
@@ -224,6 +241,11 @@ template <class T>
 void launch_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers);
 
+// The same of split_k.
+template <class T>
+void launch_split_k(const Queue& queue, const Config& config, const Problem& problem,
+                    const Buffers& buffers);
+
 // Sizes on which both plans and kernels depend.
 
 inline constexpr int kPack =
@@ -244,7 +266,36 @@ inline constexpr int kSharedThreads = kSharedTile * kSharedTile;
 inline constexpr int kTile = 128;
 inline constexpr int kTileThreads = 256;
 
-// tensor_core: the tiles that it has kernels for.
+// tensor_core
+
+// A factor as it is stored: `rows` rows of `length` neighbours, of all matrices together.
+struct StoredFactor {
+  std::int64_t rows;
+  std::int64_t length;
+};
+inline StoredFactor stored_a(const Problem& problem) {
+  const std::int64_t rows = problem.transpose_a ? problem.k : problem.m;
+  return {(problem.share_a ? 1 : problem.batch) * rows,
+          problem.transpose_a ? problem.m : problem.k};
+}
+inline StoredFactor stored_b(const Problem& problem) {
+  const std::int64_t rows = problem.transpose_b ? problem.n : problem.k;
+  return {(problem.share_b ? 1 : problem.batch) * rows,
+          problem.transpose_b ? problem.k : problem.n};
+}
+
+// The length of rows of copied factors: they begin at multiples of 128 bytes.
+inline constexpr std::int64_t kAlignedLength = 64;
+inline std::int64_t aligned_length(std::int64_t length) {
+  return (length + kAlignedLength - 1) / kAlignedLength * kAlignedLength;
+}
+
+// Copied factors lie one behind the other in the workspace, a first.
+inline std::int64_t copy_bytes(const StoredFactor& factor) {
+  return factor.rows * aligned_length(factor.length) * 2;
+}
+
+// The tiles that it has kernels for.
 struct TensorCoreTile {
   int result_bytes;  // of an element
   int rows;
@@ -274,6 +325,27 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     {2, 64, 128, 1, 6, 1, false, 86, 38},   {4, 128, 256, 2, 4, 2, false, 100, 100},
     {4, 64, 128, 1, 6, 1, false, 90, 40},
 };
+
+// split_k: the tiles that it has kernels for, all of as many columns.
+inline constexpr int kSplitKCols = 128;
+inline constexpr int kMostSplits = 8;  // blocks of a cluster that are easy to place
+
+struct SplitKTile {
+  int rows;
+  int stages;
+  int resident;  // blocks on a multiprocessor
+
+  constexpr int threads() const { return 128 * (1 + rows / 64); }
+
+  // The ring of slices 64 deep, the sums that are exchanged, and the barriers; the rest as above.
+  constexpr int shared_bytes() const {
+    const int bytes =
+        stages * (rows + kSplitKCols) * 128 + rows * kSplitKCols * 4 + (2 * stages + 1) * 8;
+    return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
+  }
+};
+
+inline constexpr SplitKTile kSplitKTiles[] = {{64, 3, 2}, {128, 5, 1}};
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -16,6 +16,10 @@ constexpr std::int64_t kLeastTiledExtent = 64;
 constexpr double kLeastSharedWork = 1 << 20;
 // Below about 64^3 multiplications the copies of a tile's slices take longer than the elements do.
 constexpr double kLeastTensorCoreWork = 1 << 18;
+// What a stage of the kernels on tensor cores has of the depth.
+constexpr std::int64_t kTensorCoreDepth = 64;
+// As TensorCoreTile has it.
+constexpr int kSplitKSpeed = 86;
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
 constexpr std::int64_t kTensorCoreGroup = 8;
 // Coordinates of tensor copies and numbers of tiles are ints, and a matrix is at most what a stride
@@ -24,6 +28,8 @@ constexpr std::int64_t kMostTensorExtent = 1 << 30;
 constexpr std::int64_t kMostTensorBytes = std::int64_t{1} << 39;
 
 std::string text(std::string_view view) { return std::string(view); }
+
+bool is_16_bit_float(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
 // What the kernels compute for operands of a dtype: operands, products and sums.
 Precision own_precision(DType dtype) {
@@ -51,9 +57,8 @@ void check(const Problem& problem) {
                                 " by " + text(kPrecisions[static_cast<int>(own)]) + ", not by " +
                                 text(kPrecisions[static_cast<int>(problem.precision)]));
   }
-  const bool is_half = problem.dtype == DType::kFloat16 || problem.dtype == DType::kBFloat16;
   if (problem.result_dtype != problem.dtype &&
-      !(is_half && problem.result_dtype == DType::kFloat32)) {
+      !(is_16_bit_float(problem.dtype) && problem.result_dtype == DType::kFloat32)) {
     throw std::invalid_argument("matmul kernels have no result of dtype " +
                                 text(info(problem.result_dtype).name) + " for operands of " +
                                 text(info(problem.dtype).name));
@@ -66,11 +71,23 @@ bool fits_packs(const Problem& problem, DType dtype, std::int64_t run) {
   return run % kPack == 0 && problem.alignment >= std::min<std::int64_t>(pack_bytes, 16);
 }
 
-std::int64_t row_of_a(const Problem& problem) {
-  return problem.transpose_a ? problem.m : problem.k;
+// Whether tensor copies take rows of so many bytes.
+bool fits_tensor_copies(std::int64_t bytes) { return bytes % 16 == 0; }
+
+// Whether tensor_core copies a factor first.
+bool needs_copy(const StoredFactor& factor) { return !fits_tensor_copies(factor.length * 2); }
+
+std::int64_t copies_bytes(const Problem& problem) {
+  std::int64_t bytes = 0;
+  for (const StoredFactor& each : {stored_a(problem), stored_b(problem)}) {
+    if (needs_copy(each)) bytes += copy_bytes(each);
+  }
+  return bytes;
 }
-std::int64_t row_of_b(const Problem& problem) {
-  return problem.transpose_b ? problem.k : problem.n;
+
+double work_of(const Problem& problem) {
+  return static_cast<double>(problem.batch) * static_cast<double>(problem.m) *
+         static_cast<double>(problem.n) * static_cast<double>(problem.k);
 }
 
 std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
@@ -80,61 +97,80 @@ std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
 
 // Why tensor_core does not take the problem; empty if it does.
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device) {
-  if (problem.dtype != DType::kFloat16 && problem.dtype != DType::kBFloat16) {
+  if (!is_16_bit_float(problem.dtype)) {
     return "takes float16 and bfloat16, not " + text(info(problem.dtype).name);
   }
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
   if (problem.has_c) return "adds no c";
   if (problem.scaled) return "has no alpha other than 1";
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
-  const auto bytes = static_cast<std::int64_t>(info(problem.dtype).bytes);
-  const auto result_bytes = static_cast<std::int64_t>(info(problem.result_dtype).bytes);
-  const auto of_row = [](const char* name, std::int64_t elements, std::int64_t each) {
-    return elements * each % 16 == 0
-               ? std::string()
-               : std::string("takes rows of whole 16 bytes, and as it is stored a row of ") + name +
-                     " has " + std::to_string(elements * each) + " bytes";
-  };
-  for (const std::string& why :
-       {of_row("a", row_of_a(problem), bytes), of_row("b", row_of_b(problem), bytes),
-        of_row("the result", problem.n, result_bytes)}) {
-    if (!why.empty()) return why;
-  }
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
-      std::max(problem.m, problem.n) * problem.k > kMostTensorBytes / bytes ||
-      problem.m * problem.n > kMostTensorBytes / result_bytes) {
+      std::max(problem.m, problem.n) * problem.k > kMostTensorBytes / 2 ||
+      problem.m * problem.n >
+          kMostTensorBytes / static_cast<std::int64_t>(info(problem.result_dtype).bytes)) {
     return "takes extents of at most 2^30 and matrices of at most 512 GiB";
   }
   // As many tiles as the least of them make.
   const double tiles = static_cast<double>(problem.batch) *
                        static_cast<double>(divide_up(problem.m, 64) * divide_up(problem.n, 128));
   if (tiles > static_cast<double>(most)) return "takes at most 2^30 tiles";
+  const std::int64_t needed = copies_bytes(problem);
+  if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {
+    return "needs " + std::to_string(needed) +
+           " bytes of workspace for copies of factors whose rows are not whole 16 bytes, and has " +
+           std::to_string(problem.workspace);
+  }
   return "";
 }
 
+// Estimates of the kernels on tensor cores, in nanoseconds, for an H200: what a launch takes before
+// and after its products, with a cluster's exchange of sums and without, and what a multiprocessor
+// takes for a step of 64 x 128 sums, 64 deep, at the speed of the largest tile.
+constexpr double kLaunchTime = 2700;
+constexpr double kExchangeTime = 2500;
+constexpr double kStepTime = 126;
+
+std::int64_t depth_steps(const Problem& problem) { return divide_up(problem.k, kTensorCoreDepth); }
+
+// How long `turns` tiles take that a multiprocessor multiplies one after the other.
+double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int speed) {
+  return static_cast<double>(turns * steps) * (rows * cols / (64.0 * 128.0)) * kStepTime * 100 /
+         speed;
+}
+
+struct TensorCoreChoice {
+  const TensorCoreTile* tile;
+  double time;
+};
+
 // The tile by which the multiprocessors are done first: each takes tile after tile.
-const TensorCoreTile& best_tile(const Problem& problem, const Device& device) {
-  constexpr int kAlignedRow = 64;  // elements, of 128 bytes
-  const bool aligned = row_of_a(problem) % kAlignedRow == 0 && row_of_b(problem) % kAlignedRow == 0;
-  const TensorCoreTile* best = nullptr;
-  double least = 0;
+TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
+  const auto begins_lines = [](const StoredFactor& factor) {
+    return needs_copy(factor) || factor.length % kAlignedLength == 0;
+  };
+  const bool aligned = begins_lines(stored_a(problem)) && begins_lines(stored_b(problem));
+  TensorCoreChoice best{};
   for (const TensorCoreTile& tile : kTensorCoreTiles) {
     if (tile.result_bytes != static_cast<int>(info(problem.result_dtype).bytes)) continue;
     const std::int64_t turns =
         divide_up(clusters_of(problem, tile), device.multiprocessors / tile.cluster_rows);
-    const double time = static_cast<double>(turns) * tile.rows * tile.cols /
-                        (aligned ? tile.speed : tile.unaligned_speed);
-    if (best == nullptr || time < least) {
-      best = &tile;
-      least = time;
-    }
+    const double time = kLaunchTime + time_of(turns, depth_steps(problem), tile.rows, tile.cols,
+                                              aligned ? tile.speed : tile.unaligned_speed);
+    if (best.tile == nullptr || time < best.time) best = {&tile, time};
   }
-  return *best;
+  return best;
+}
+
+// What both kernels on tensor cores do with rows that tensor copies cannot take.
+void configure_copies(const Problem& problem, Config& config) {
+  config.copies_a = needs_copy(stored_a(problem));
+  config.copies_b = needs_copy(stored_b(problem));
+  config.workspace_bytes = copies_bytes(problem);
 }
 
 Config configure_tensor_core(const Problem& problem, const Device& device) {
-  const TensorCoreTile& tile = best_tile(problem, device);
+  const TensorCoreTile& tile = *best_tile(problem, device).tile;
   Config config;
   config.threads = tile.threads();
   config.tile_rows = tile.rows;
@@ -146,6 +182,61 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
   config.stages = tile.stages;
   config.group = kTensorCoreGroup;
   config.shared_bytes = tile.shared_bytes();
+  config.writes_elements =
+      !fits_tensor_copies(problem.n * static_cast<std::int64_t>(info(problem.result_dtype).bytes));
+  configure_copies(problem, config);
+  return config;
+}
+
+// Why split_k does not take the problem; empty if it does.
+std::string refusal_of_split_k(const Problem& problem, const Device& device) {
+  const std::string why = refusal_of_tensor_core(problem, device);
+  if (!why.empty()) return why;
+  return depth_steps(problem) < 2 ? "takes a depth of more than 64" : "";
+}
+
+const SplitKTile& split_k_tile(const Problem& problem) {
+  return kSplitKTiles[problem.m <= kSplitKTiles[0].rows ? 0 : 1];
+}
+
+struct SplitKChoice {
+  int splits;
+  double time;
+};
+
+// Among how many blocks split_k divides the depth, to be done first. Clusters have to be placed on
+// neighbouring multiprocessors, so that some of these stay idle: of more blocks than three quarters
+// of what fits, some would wait until others are done, and two splits are all that is tried then.
+SplitKChoice best_splits(const Problem& problem, const Device& device) {
+  const SplitKTile& tile = split_k_tile(problem);
+  const std::int64_t tiles =
+      problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, kSplitKCols);
+  const std::int64_t most_blocks = std::int64_t{device.multiprocessors} * tile.resident * 3 / 4;
+  SplitKChoice best{};
+  for (int splits = 2; splits <= kMostSplits; splits *= 2) {
+    const std::int64_t blocks = splits * tiles;
+    if (splits > 2 && (blocks > most_blocks || splits > depth_steps(problem))) break;
+    const double time =
+        kLaunchTime + kExchangeTime +
+        time_of(divide_up(blocks, device.multiprocessors), divide_up(depth_steps(problem), splits),
+                tile.rows, kSplitKCols, kSplitKSpeed);
+    if (best.splits == 0 || time < best.time) best = {splits, time};
+  }
+  return best;
+}
+
+Config configure_split_k(const Problem& problem, const Device& device) {
+  const SplitKTile& tile = split_k_tile(problem);
+  Config config;
+  config.threads = tile.threads();
+  config.tile_rows = tile.rows;
+  config.tile_cols = kSplitKCols;
+  config.stages = tile.stages;
+  config.splits = best_splits(problem, device).splits;
+  config.blocks = config.splits * problem.batch * divide_up(problem.m, tile.rows) *
+                  divide_up(problem.n, kSplitKCols);
+  config.shared_bytes = tile.shared_bytes();
+  configure_copies(problem, config);
   return config;
 }
 
@@ -173,6 +264,8 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
       break;
     case Algorithm::kTensorCore:
       return configure_tensor_core(problem, device);
+    case Algorithm::kSplitK:
+      return configure_split_k(problem, device);
     case Algorithm::kCublas:
       return config;
   }
@@ -186,11 +279,17 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
 
 // The best of our kernels, and why.
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
-  const double work = static_cast<double>(problem.batch) * static_cast<double>(problem.m) *
-                      static_cast<double>(problem.n) * static_cast<double>(problem.k);
+  const double work = work_of(problem);
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);
   if (work >= kLeastTensorCoreWork && refusal_of_tensor_core(problem, device).empty()) {
+    if (refusal_of_split_k(problem, device).empty()) {
+      const SplitKChoice split = best_splits(problem, device);
+      if (split.time < best_tile(problem, device).time) {
+        return {Algorithm::kSplitK, "so few tiles that " + std::to_string(split.splits) +
+                                        " blocks can share each, on tensor cores"};
+      }
+    }
     return {Algorithm::kTensorCore, "tensor cores take the problem"};
   }
   if (work < kLeastSharedWork) {
@@ -221,10 +320,21 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
     const std::string why = refusal_of_tensor_core(problem, device);
     if (!why.empty()) throw std::invalid_argument("algorithm 'tensor_core' " + why);
   }
+  if (named == Algorithm::kSplitK) {
+    const std::string why = refusal_of_split_k(problem, device);
+    if (!why.empty()) throw std::invalid_argument("algorithm 'split_k' " + why);
+  }
   return {named, "named by the caller", configure(problem, named, device)};
 }
 
-std::int64_t workspace_bytes(const Problem&, std::string_view) { return 0; }
+std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
+  const bool may_copy = algorithm.empty() ? work_of(problem) >= kLeastTensorCoreWork
+                                          : algorithm == name_of(Algorithm::kTensorCore) ||
+                                                algorithm == name_of(Algorithm::kSplitK);
+  const bool takes =
+      is_16_bit_float(problem.dtype) && !problem.has_c && !problem.scaled && problem.k > 0;
+  return may_copy && takes ? copies_bytes(problem) : 0;
+}
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -134,6 +134,7 @@ struct Block {
   std::size_t exited = 0;
   unsigned syncs = 0;                // barriers of the block that are over
   std::vector<unsigned> warp_syncs;  // collectives of each warp that are over
+  std::vector<unsigned> live_lanes;  // of each warp: those that have not exited
   std::unordered_map<const void*, MbarrierState> mbarriers;
   std::shared_ptr<Warpgroups> warpgroups;  // if it has used what needs them
 };
@@ -196,7 +197,7 @@ class Launch {
   std::string place() const;
   Thread& thread() const { return *thread_; }
   int lane() const { return static_cast<int>(number(*thread_) % kWarpSize); }
-  unsigned live_lanes() const;
+  unsigned live_lanes() const { return live_lanes_of(*thread_); }
   void let_others_run(const char* function, Site site);
   void add_activity() { ++activity_; }
 
@@ -292,6 +293,7 @@ class Launch {
   static std::size_t number(const Thread& thread);
   static Thread* warp_of(const Thread& thread);
   static std::size_t warp_size(const Thread* warp);
+  static unsigned& live_lanes_of(const Thread& thread);
 
   const std::function<void()>& body_;
   const Configuration configuration_;

@@ -105,12 +105,15 @@ class BlockOrder {
 
 // ---- Threads ----
 
+// Mostly the very same literal, which needs no reading.
+bool equal(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
+
 // True if the two are the same collective, so that their threads wait for each other.
 bool match(const Call& a, const Call& b) {
   return a.site.line == b.site.line && a.mask == b.mask && a.scope == b.scope &&
          a.value_bytes == b.value_bytes && a.parity == b.parity &&
-         (a.scope != Scope::kMbarrier || a.value == b.value) &&
-         std::strcmp(a.function, b.function) == 0 && std::strcmp(a.site.file, b.site.file) == 0;
+         (a.scope != Scope::kMbarrier || a.value == b.value) && equal(a.function, b.function) &&
+         equal(a.site.file, b.site.file);
 }
 
 std::string call_text(const Call& call) {
@@ -195,6 +198,7 @@ Launch::Launch(const Configuration& configuration, const std::function<void()>& 
 #endif
     block.threads.resize(threads);
     block.warp_syncs.resize(warps);
+    block.live_lanes.resize(warps);
     for (std::size_t i = 0; i < threads; ++i) {
       const auto n = static_cast<unsigned>(i);
       Thread& thread = block.threads[i];
@@ -242,6 +246,7 @@ void Launch::start_block(Block& block, std::uint64_t number) {
     thread.writes = 0;
     thread.fenced = thread.met_fenced = false;
     thread.fiber->assign([](void* launch) { static_cast<Launch*>(launch)->run_thread(); }, this);
+    live_lanes_of(thread) |= 1u << Launch::number(thread) % kWarpSize;
   }
   block.cluster->phase = 0;
   block.cluster->arrived = 0;
@@ -343,6 +348,7 @@ void Launch::run_thread() {
   Thread& thread = *thread_;
   Block& block = *thread.block;
   thread.state = Thread::State::kExited;
+  live_lanes_of(thread) &= ~(1u << number(thread) % kWarpSize);
   ++block.exited;
   --live_;
   if (cancelled_ || error_) return;
@@ -388,13 +394,8 @@ std::size_t Launch::warp_size(const Thread* warp) {
   return std::min<std::size_t>(kWarpSize, warp->block->threads.size() - number(*warp));
 }
 
-unsigned Launch::live_lanes() const {
-  unsigned lanes = 0;
-  const Thread* const warp = warp_of(*thread_);
-  for (std::size_t i = 0; i < warp_size(warp); ++i) {
-    if (warp[i].state != Thread::State::kExited) lanes |= 1u << i;
-  }
-  return lanes;
+unsigned& Launch::live_lanes_of(const Thread& thread) {
+  return thread.block->live_lanes[number(thread) / kWarpSize];
 }
 
 // ---- Collectives ----
@@ -460,9 +461,9 @@ bool Launch::complete_block_call(Block& block) {
 bool Launch::complete_warp_call(const Thread& caller) {
   const Call& call = caller.call;
   Thread* const warp = warp_of(caller);
-  const std::size_t size = warp_size(warp);
   unsigned lanes = 0;
-  for (std::size_t i = 0; i < size; ++i) {
+  // From the last lane: they mostly come in order, and one that has not come ends the search.
+  for (std::size_t i = warp_size(warp); i-- > 0;) {
     if ((call.mask >> i & 1) == 0) continue;
     const bool exited = warp[i].state == Thread::State::kExited;
     if (exited && call.scope == Scope::kLiveLanes) continue;

@@ -13,8 +13,8 @@
 //
 //     kClusterRows = 2: blocks 0 and 1 each copy half of the slice of b to both.
 //
-// The leading dimensions of the factors and of the result are multiples of 16 bytes, as tensor
-// copies need, and the depth is at least 1.
+// The leading dimensions of the factors are multiples of 16 bytes, as tensor copies need, and the
+// depth is at least 1. A result with another leading dimension is written by the threads.
 #pragma once
 
 #include <cstdint>
@@ -29,15 +29,10 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
+#include "matmul/hopper/stages.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
-
-// 64 elements of 16 bits are the 128 bytes that a swizzled line holds.
-inline constexpr int kStageDepth = 64;
-
-// One wgmma has 64 rows.
-inline constexpr int kProductRows = 64;
 
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kClusterCols_, int kPending_,
@@ -108,11 +103,6 @@ struct alignas(kAtomBytes) PersistentStorage {
   Mbarrier empty[Config::kStages];
 };
 
-// What a launch must give: shared memory begins at a multiple of less than kAtomBytes.
-template <class Config>
-inline constexpr int kPersistentBytes =
-    sizeof(PersistentStorage<Config>) + kAtomBytes - kSharedAlignment;
-
 // ---- Which tiles ----
 
 // Clusters take tiles of clusters, `group` rows of them down and then on to the right, so that
@@ -125,12 +115,6 @@ struct TileOrder {
   int steps;           // stages a tile takes: the depth / kStageDepth, rounded up
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
-};
-
-struct TilePosition {
-  int row;  // of the block's tile, in elements
-  int col;
-  int matrix;
 };
 
 template <class Config>
@@ -151,48 +135,7 @@ __device__ __forceinline__ TilePosition locate(const TileOrder& order, unsigned 
       static_cast<int>(matrix)};
 }
 
-// The next stage of the ring, and the parity of its phase.
-template <class Config>
-struct RingPlace {
-  int stage = 0;
-  unsigned phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    ++stage;
-    if (stage == Config::kStages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ int previous() const {
-    return stage == 0 ? Config::kStages - 1 : stage - 1;
-  }
-};
-
 // ---- The producer ----
-
-// Copies `kExtent` rows of a factor's slice, from row `row` and depth `k` on, this block's share of
-// them: part `part` of `kParts`, to all `blocks` that need it.
-template <bool kDeep, int kExtent, int kParts>
-__device__ __forceinline__ void copy_slice(unsigned char* to, const TensorMap& map, int row, int k,
-                                           int matrix, Mbarrier* full, int part,
-                                           std::uint16_t blocks) {
-  constexpr int kPart = kExtent / kParts;
-  const int first = part * kPart;
-  const auto copy = [&](int x, int y, int line) {
-    if constexpr (kParts == 1) {
-      copy_tensor(to + line * kLineBytes, map, x, y, matrix, full);
-    } else {
-      copy_tensor(to + line * kLineBytes, map, x, y, matrix, full, blocks);
-    }
-  };
-  if constexpr (kDeep) {
-    copy(k, row + first, first);
-  } else {
-#pragma unroll
-    for (int panel = 0; panel < kPart; panel += 64) copy(row + first + panel, k, first + panel);
-  }
-}
 
 template <class Config>
 __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, const TensorMap& a,
@@ -237,6 +180,14 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
 
 // ---- Results ----
 
+// A result that tensor copies cannot write.
+template <class Result>
+struct PlainResult {
+  Result* data;  // null: tensor copies write it
+  int rows;
+  int cols;
+};
+
 // How a consumer writes its rows of a tile: panel by panel through two buffers in shared memory, of
 // which the copy engine reads one while the threads fill the other.
 template <class Config>
@@ -245,8 +196,9 @@ class ResultWriter {
   using Result = typename Config::Result;
 
   __device__ __forceinline__ ResultWriter(PersistentStorage<Config>& storage, const TensorMap& map,
-                                          int consumer)
+                                          const PlainResult<Result>& plain, int consumer)
       : map_(map),
+        plain_(plain),
         buffers_(storage.panels[consumer][0]),
         first_row_(consumer * Config::kWaves * kProductRows),
         barrier_(1 + consumer),
@@ -293,9 +245,12 @@ class ResultWriter {
     }
     finish_writes_before_copies();
     meet(barrier_, kWarpgroupThreads);
-    if (thread_ == 0) {
-      write_tensor(map_, at.col + first * Config::kPanelCols,
-                   at.row + first_row_ + wave * kProductRows, at.matrix, buffer);
+    const int col = at.col + first * Config::kPanelCols;
+    const int first_row = at.row + first_row_ + wave * kProductRows;
+    if (plain_.data != nullptr) {
+      write_elements(buffer, first_row, col, at.matrix);
+    } else if (thread_ == 0) {
+      write_tensor(map_, col, first_row, at.matrix, buffer);
     }
   }
 
@@ -305,7 +260,30 @@ class ResultWriter {
   }
 
  private:
+  // A panel that begins at (first_row, col): each warp has 16 rows, and its lanes neighbours.
+  __device__ __forceinline__ void write_elements(const unsigned char* panel, int first_row, int col,
+                                                 int matrix) const {
+    const int lane = thread_ % 32;
+    const int warp_row = thread_ / 32 * 16;
+    const int rows = min(16, plain_.rows - first_row - warp_row);
+    const std::int64_t begin =
+        (std::int64_t{matrix} * plain_.rows + first_row + warp_row) * plain_.cols + col + lane;
+    Result* to = plain_.data + begin;
+#pragma unroll 4
+    for (int r = 0; r < rows; ++r, to += plain_.cols) {
+      const unsigned char* const line = panel + (warp_row + r) * kLineBytes;
+#pragma unroll
+      for (int e = 0; e < Config::kPanelCols; e += 32) {
+        if (col + lane + e >= plain_.cols) break;
+        constexpr int kPerPiece = 16 / static_cast<int>(sizeof(Result));
+        const int piece = (lane + e) / kPerPiece ^ r % 8;  // warp_row is a multiple of 8
+        to[e] = reinterpret_cast<const Result*>(line + piece * 16)[lane % kPerPiece];
+      }
+    }
+  }
+
   const TensorMap& map_;
+  const PlainResult<Result>& plain_;
   unsigned char* buffers_;
   int first_row_;
   int barrier_;
@@ -317,21 +295,19 @@ class ResultWriter {
 
 template <class Config>
 __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, const TensorMap& result,
+                                        const PlainResult<typename Config::Result>& plain,
                                         const TileOrder& order, int rank, int consumer) {
-  using Factor = typename Config::Factor;
   using Result = typename Config::Result;
-  constexpr bool kDeepA = Config::kDeepA;
-  constexpr bool kDeepB = Config::kDeepB;
   constexpr int kLeadBarrier = 1 + Config::kConsumers;
 
   float sums[Config::kWaves][Config::kSums];
   RingPlace<Config> ring;
-  ResultWriter<Config> writer(storage, result, consumer);
+  ResultWriter<Config> writer(storage, result, plain, consumer);
   // Rows of a are 128 bytes apart if deep, else a panel is 64 rows: 64 rows are 8192 bytes both
   // ways.
   const std::uint64_t a_first =
-      matrix_descriptor<kDeepA>(storage.a[0] + consumer * Config::kWaves * kPanelBytes);
-  const std::uint64_t b_first = matrix_descriptor<kDeepB>(storage.b[0]);
+      matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * Config::kWaves * kPanelBytes);
+  const std::uint64_t b_first = matrix_descriptor<Config::kDeepB>(storage.b[0]);
 
   // Lane i tells block i, if that fills stages of this one.
   const int lane = threadIdx.x % 32;
@@ -350,19 +326,8 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 
   const auto multiply = [&](int step) {
     wait(&storage.full[ring.stage], ring.phase);
-    const std::uint64_t a = a_first + ring.stage * (Config::kABytes / 16);
-    const std::uint64_t b = b_first + ring.stage * (Config::kBBytes / 16);
-    begin_products();
-#pragma unroll
-    for (int k = 0; k < kStageDepth / kProductDepth; ++k) {
-#pragma unroll
-      for (int wave = 0; wave < Config::kWaves; ++wave) {
-        multiply_add<Factor, kDeepA, kDeepB>(
-            sums[wave], a + (wave * kPanelBytes + k * kDepthStepBytes<kDeepA>) / 16,
-            b + k * kDepthStepBytes<kDeepB> / 16, step > 0 || k > 0);
-      }
-    }
-    end_products();
+    multiply_stage<Config>(sums, a_first + ring.stage * (Config::kABytes / 16),
+                           b_first + ring.stage * (Config::kBBytes / 16), step > 0);
   };
   // Lets go of the last stage whose products are done, and moves on.
   const auto retire = [&](int step) {
@@ -460,7 +425,9 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     persistent_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-                      const __grid_constant__ TensorMap result, const TileOrder order) {
+                      const __grid_constant__ TensorMap result,
+                      const __grid_constant__ PlainResult<typename Config::Result> plain,
+                      const TileOrder order) {
 #if JAX_GPUOPS_HAS_WGMMA
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
@@ -474,7 +441,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     prefetch_tensor_map(a);
     prefetch_tensor_map(b);
-    prefetch_tensor_map(result);
+    if (plain.data == nullptr) prefetch_tensor_map(result);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       initialise(&storage.full[stage]);
       initialise(&storage.empty[stage], Config::kEmptyArrivals);
@@ -492,7 +459,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x == 0) produce(storage, a, b, order, rank);
   } else {
     if constexpr (Config::kConsumers > 1) take_registers<Config::kConsumerRegisters>();
-    consume(storage, result, order, rank, warpgroup - 1);
+    consume(storage, result, plain, order, rank, warpgroup - 1);
   }
 #else
   __trap();

@@ -1,0 +1,63 @@
+// Compiled for each of: __half __nv_bfloat16
+#include "core/dispatch.h"
+#include "core/integer.h"
+#include "core/launch.h"
+#include "matmul/hopper/factors.cuh"
+#include "matmul/hopper/split_k.cuh"
+#include "matmul/matmul.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+namespace {
+
+template <class Kernel>
+void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
+                 const Buffers& buffers) {
+  using T = typename Kernel::Factor;
+  const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
+                          static_cast<unsigned>(config.threads),
+                          static_cast<std::size_t>(config.shared_bytes), config.splits};
+  const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
+  TensorMap a{}, b{};
+  SplitKResult result{};
+  SplitKOrder order{};
+  if (!queue.preparing) {
+    a = map_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
+    b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols);
+    result = {buffers.result, static_cast<int>(problem.m), static_cast<int>(problem.n),
+              problem.result_dtype == DType::kFloat32, problem.n % 4 == 0};
+    order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows));
+    order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kCols));
+    order.steps = static_cast<int>(divide_up(problem.k, kStageDepth));
+    while (1 << order.splits_log2 < config.splits) ++order.splits_log2;
+    order.a_batch_stride = problem.share_a ? 0 : 1;
+    order.b_batch_stride = problem.share_b ? 0 : 1;
+  }
+  launch_kernel<split_k_kernel<Kernel>>(queue, shape, a, b, result, order);
+}
+
+}  // namespace
+
+template <class T>
+void launch_split_k(const Queue& queue, const Config& config, const Problem& problem,
+                    const Buffers& buffers) {
+  const auto matches = [&](const SplitKTile& tile) { return tile.rows == config.tile_rows; };
+  dispatch_instance<kSplitKTiles>(matches, [&](auto index) {
+    constexpr const SplitKTile& kTile = kSplitKTiles[decltype(index)::value];
+    dispatch_value<false, true>(problem.transpose_a, [&](auto transpose_a) {
+      dispatch_value<false, true>(problem.transpose_b, [&](auto transpose_b) {
+        using Kernel = SplitK<T, !decltype(transpose_a)::value, decltype(transpose_b)::value,
+                              kTile.rows, kTile.stages, kTile.resident>;
+        static_assert(Kernel::kThreads == kTile.threads());
+        static_assert(kSharedBytes<SplitKStorage<Kernel>> == kTile.shared_bytes());
+        launch_tile<Kernel>(queue, config, problem, buffers);
+      });
+    });
+  });
+}
+
+template void launch_split_k<JAX_GPUOPS_ELEMENT>(const Queue&, const Config&, const Problem&,
+                                                 const Buffers&);
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,96 @@
+// A ring of stages in shared memory, each with a slice of both factors, 64 deep: copied by a
+// producer, multiplied by consumers. What the kernels on Hopper's tensor cores have in common.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda.h"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/tensor_copy.cuh"
+#include "core/ptx/wgmma.cuh"
+#include "core/shared.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+// 64 elements of 16 bits are the 128 bytes that a swizzled line holds.
+inline constexpr int kStageDepth = 64;
+
+// One wgmma has 64 rows.
+inline constexpr int kProductRows = 64;
+
+// A tile of the result, in elements.
+struct TilePosition {
+  int row;
+  int col;
+  int matrix;
+};
+
+// What a launch must give for a Storage that begins at a multiple of kAtomBytes, as swizzled stages
+// do: shared memory begins at a multiple of less.
+template <class Storage>
+inline constexpr int kSharedBytes = sizeof(Storage) + kAtomBytes - kSharedAlignment;
+
+// The next stage of the ring, and the parity of its phase.
+template <class Config>
+struct RingPlace {
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    ++stage;
+    if (stage == Config::kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  __device__ __forceinline__ int previous() const {
+    return stage == 0 ? Config::kStages - 1 : stage - 1;
+  }
+};
+
+// Copies `kExtent` rows of a factor's slice, from row `row` and depth `k` on, this block's share of
+// them: part `part` of `kParts`, to all `blocks` that need it.
+template <bool kDeep, int kExtent, int kParts>
+__device__ __forceinline__ void copy_slice(unsigned char* to, const TensorMap& map, int row, int k,
+                                           int matrix, Mbarrier* full, int part,
+                                           std::uint16_t blocks) {
+  constexpr int kPart = kExtent / kParts;
+  const int first = part * kPart;
+  const auto copy = [&](int x, int y, int line) {
+    if constexpr (kParts == 1) {
+      copy_tensor(to + line * kLineBytes, map, x, y, matrix, full);
+    } else {
+      copy_tensor(to + line * kLineBytes, map, x, y, matrix, full, blocks);
+    }
+  };
+  if constexpr (kDeep) {
+    copy(k, row + first, first);
+  } else {
+#pragma unroll
+    for (int panel = 0; panel < kPart; panel += 64) copy(row + first + panel, k, first + panel);
+  }
+}
+
+// Begins to add the products of a stage, whose slices the descriptors name, to the sums of a
+// consumer: kWaves times 64 rows. `add` false: the old sums are ignored.
+template <class Config>
+__device__ __forceinline__ void multiply_stage(float (&sums)[Config::kWaves][Config::kSums],
+                                               std::uint64_t a, std::uint64_t b, bool add) {
+  constexpr bool kDeepA = Config::kDeepA;
+  constexpr bool kDeepB = Config::kDeepB;
+  begin_products();
+#pragma unroll
+  for (int k = 0; k < kStageDepth / kProductDepth; ++k) {
+#pragma unroll
+    for (int wave = 0; wave < Config::kWaves; ++wave) {
+      multiply_add<typename Config::Factor, kDeepA, kDeepB>(
+          sums[wave], a + (wave * kPanelBytes + k * kDepthStepBytes<kDeepA>) / 16,
+          b + k * kDepthStepBytes<kDeepB> / 16, add || k > 0);
+    }
+  }
+  end_products();
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE
