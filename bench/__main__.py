@@ -45,6 +45,24 @@ reports only whether they are right. The exit code is 1 if a result is wrong.
 
 _RESULTS = pathlib.Path(__file__).parent / "results" / "h200"
 
+_DEFAULTS: dict[str, Any] = {
+    "json": None,
+    "plot": None,
+    "quick": False,
+    "peers": False,
+    "algorithm": None,
+    "only": re.compile(""),
+    "commit": None,
+}
+"""Of the options that may stand before and after a command."""
+
+_NOT_TAKEN = {
+    "tune": _DEFAULTS.keys() - {"only", "commit"},
+    "plot": _DEFAULTS.keys(),
+    "page": _DEFAULTS.keys(),
+}
+"""By command, those of them that it does not have."""
+
 _EPILOG = "How to read the tables:\n\n" + report.LEGEND
 
 
@@ -59,6 +77,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     parser = _parser()
     options = parser.parse_args(arguments)
+    for name in sorted(_NOT_TAKEN.get(options.command, ())):
+        if getattr(options, name) != _DEFAULTS[name]:
+            parser.error(f"{options.command} has no --{name}; leave it out")
     if options.command == "plot":
         _plot(Run.load(options.file), options.out)
         return 0
@@ -185,16 +206,7 @@ def _parser() -> argparse.ArgumentParser:
         epilog=_EPILOG,
         formatter_class=plain,
     )
-    parser.set_defaults(
-        command="main",
-        json=None,
-        plot=None,
-        quick=False,
-        only=re.compile(""),
-        algorithm=None,
-        peers=False,
-        commit=None,
-    )
+    parser.set_defaults(command="main", **_DEFAULTS)
     _add_common_arguments(parser)
     _add_algorithm_argument(parser)
     commands = parser.add_subparsers(metavar="COMMAND", title="commands")

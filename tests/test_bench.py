@@ -605,6 +605,10 @@ def test_json_of_something_else_is_rejected(tmp_path):
         (["--only", "("], "regular expression"),
         (["--only", "^softmax ", "--algorithm", "naive"], "it has baseline"),
         (["--algorithm", "warp", "--quick", "ladder"], "every step"),
+        (["--json", "run.json", "tune"], "tune has no --json"),
+        (["--quick", "tune", "--only", "^sum"], "tune has no --quick"),
+        (["--only", "^sum", "plot", "run.json"], "plot has no --only"),
+        (["--plot", "figures", "page", "docs/performance.md"], "page has no --plot"),
     ],
 )
 def test_usage_errors_name_what_is_accepted(arguments, message, capsys):
