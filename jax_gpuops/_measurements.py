@@ -17,6 +17,7 @@ import json
 import math
 import os
 import pathlib
+import threading
 from typing import Any
 
 import jax
@@ -66,11 +67,13 @@ def load_measurements(path: str | os.PathLike[str] | None) -> None:
     """
     global _loaded
     loaded = {} if path is None else read(pathlib.Path(path))
-    _loaded = loaded
+    with _lock:
+        _loaded = loaded
     jax.clear_caches()
 
 
 _loaded: dict[str, list[Class]] | None = None  # None until something asks for the table
+_lock = threading.Lock()  # so that the variable's file does not replace one that is being loaded
 
 
 def table() -> dict[str, list[Class]]:
@@ -88,10 +91,11 @@ def table() -> dict[str, list[Class]]:
       ValueError: if that file is not valid.
     """
     global _loaded
-    if _loaded is None:
-        path = os.environ.get(SETTING)
-        _loaded = read(pathlib.Path(path), f" (named by {SETTING})") if path else {}
-    return _package() | _loaded
+    with _lock:
+        if _loaded is None:
+            path = os.environ.get(SETTING)
+            _loaded = read(pathlib.Path(path), f" (named by {SETTING})") if path else {}
+        return _package() | _loaded
 
 
 @functools.cache

@@ -6,6 +6,8 @@ import logging
 import math
 import pathlib
 import re
+import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -200,6 +202,26 @@ def test_the_environment_variable_names_a_file(gpu, tmp_path):
     assert chosen() == "cuda"
     jax_gpuops.load_measurements(None)
     assert chosen() == "xla"
+
+
+def test_a_file_that_is_loaded_stays_while_another_thread_reads_the_variable(gpu, tmp_path):
+    read, reads = _measurements.read, threading.Event()
+
+    def slow(path, why=""):
+        content = read(path, why)
+        if why:
+            reads.set()
+            time.sleep(0.2)
+        return content
+
+    gpu.setattr(_measurements, "read", slow)
+    gpu.setenv(_measurements.SETTING, str(file_of(tmp_path / "a.json", kind="of the variable")))
+    reader = threading.Thread(target=_measurements.table)
+    reader.start()
+    assert reads.wait(60)
+    jax_gpuops.load_measurements(file_of(tmp_path / "b.json"))
+    reader.join()
+    assert _measurements.table().keys() - DEVICES.keys() == {"NVIDIA Test GPU"}
 
 
 def test_the_status_says_what_was_measured(gpu, tmp_path):
