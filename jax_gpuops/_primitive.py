@@ -14,7 +14,7 @@ import functools
 import math
 import string
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -367,7 +367,19 @@ class Site:
         return ours["algorithm"], ours["reason"]
 
 
-def choose(site: Site, implementation: Implementation, algorithm: str | None) -> tuple[str, str]:
+class Choice(NamedTuple):
+    """What runs: "cuda", "interpret" or "xla", and why.
+
+    With `is_fault` XLA runs in place of a kernel for what the user can mend, such as a module that
+    is not installed.
+    """
+
+    implementation: str
+    reason: str
+    is_fault: bool = False
+
+
+def choose(site: Site, implementation: Implementation, algorithm: str | None) -> Choice:
     """Decides what runs.
 
     Args:
@@ -376,7 +388,7 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
       algorithm: as the caller gave it; naming one means ours.
 
     Returns:
-      "cuda", "interpret" or "xla", and why.
+      The choice.
 
     Raises:
       ValueError: if a kernel was asked for and cannot run there.
@@ -386,7 +398,7 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
         name = "interpret" if site.platform == "cpu" else "cuda"
         reason = f"algorithm {algorithm!r} is a kernel of jax_gpuops"
     if name == "xla":
-        return "xla", reason
+        return Choice("xla", reason)
     if name is not None:
         if (refusal := site.refusal(name)) is not None:
             why, remedy = refusal
@@ -396,41 +408,39 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
         _library.module(name)  # raises if it is not installed
         if name == "cuda" and (problem_of_gpu := _library.gpu_problem()) is not None:
             raise ValueError(f'{site.kernel.name}: implementation="cuda": {problem_of_gpu}')
-        chosen = name
+        choice = Choice(name, reason)
     elif isinstance(implementation, Preferred):
-        chosen, reason = _prefer(site, implementation.name)
+        choice = _prefer(site, implementation.name)
     else:
-        chosen, reason = _fastest(site)
-    if chosen != "xla" and site.is_empty:
-        return "xla", "an operand has no elements"
-    return chosen, reason
+        choice = _fastest(site)
+    if choice.implementation != "xla" and site.is_empty:
+        return Choice("xla", "an operand has no elements")
+    return choice
 
 
-def _prefer(site: Site, name: str) -> tuple[str, str]:
+def _prefer(site: Site, name: str) -> Choice:
     """Decides for `use(name, strict=False)`: as for the name, but XLA in place of an error."""
     if (refusal := site.refusal(name)) is not None:
-        return "xla", f'implementation="{name}" {refusal[0]}'
+        return Choice("xla", f'implementation="{name}" {refusal[0]}')
     why = _library.gpu_problem() if name == "cuda" else _library.missing(name)
     if why is not None:
-        _library.warn_once(why)
-        return "xla", why
+        return Choice("xla", why, is_fault=True)
     try:
         site.check(name)
     except NoKernelError as error:
-        return "xla", str(error)
-    return name, "preferred by the caller"
+        return Choice("xla", str(error))
+    return Choice(name, "preferred by the caller")
 
 
-def _fastest(site: Site) -> tuple[str, str]:
+def _fastest(site: Site) -> Choice:
     """Decides for `None`, by what was measured."""
     if site.platform != "cuda":
-        return "xla", f"jax_gpuops has no default kernel for platform {site.platform}"
+        return Choice("xla", f"jax_gpuops has no default kernel for platform {site.platform}")
     if site.partitioned:  # our call would collect sharded rows on one device, and XLA does not
-        return "xla", "the program spans several devices, and the operands may be sharded"
+        return Choice("xla", "the program spans several devices, and the operands may be sharded")
     if (why := _library.gpu_problem()) is not None:
-        _library.warn_once(why)
-        return "xla", why
-    return _measurements.best({"op": site.kernel.op, **site.problem})
+        return Choice("xla", why, is_fault=True)
+    return Choice(*_measurements.best({"op": site.kernel.op, **site.problem}))
 
 
 def plan_call(site: Site, implementation: Implementation, algorithm: str | None) -> _report.Plan:
@@ -439,7 +449,7 @@ def plan_call(site: Site, implementation: Implementation, algorithm: str | None)
     Args and errors are those of `choose`; an algorithm that cannot take the problem is a ValueError
     too.
     """
-    chosen, reason = choose(site, implementation, algorithm)
+    chosen, reason, _ = choose(site, implementation, algorithm)
     if chosen != "xla":
         name, why = site.algorithm(chosen, algorithm)
         second_best = "xla"
@@ -451,7 +461,8 @@ def plan_call(site: Site, implementation: Implementation, algorithm: str | None)
 
 def _what_none_does(site: Site) -> str:
     try:
-        return "runs {}: {}".format(*_fastest(site))
+        choice = _fastest(site)
+        return f"runs {choice.implementation}: {choice.reason}"
     except (FileNotFoundError, ValueError) as error:  # of the measurements, which nobody asked for
         return f"raises an error: {error}"
 
@@ -470,7 +481,9 @@ def _lower(kernel, custom_call_p, platform, ctx, *operands, implementation, algo
     """Lowers to our custom call, with what `kernel.call` does around it, or to the reference."""
     platform = platform or _platforms(ctx)
     site = Site(kernel, platform, ctx.avals_in, params, _spans_devices(ctx))
-    chosen, _ = choose(site, implementation, algorithm)
+    chosen, reason, is_fault = choose(site, implementation, algorithm)
+    if is_fault:
+        _library.warn_once(reason)
     if implementation != "xla" and _report.is_logging():  # else it was logged when traced
         _log(ctx, kernel.name, plan_call(site, implementation, algorithm))
     function = kernel.reference

@@ -3,6 +3,7 @@
 import functools
 import subprocess
 import sys
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -44,9 +45,13 @@ def test_a_module_of_another_version_is_refused(monkeypatch):
 def test_a_gpu_that_cannot_run_the_kernels_means_xla_and_one_warning(monkeypatch):
     monkeypatch.setattr(_library, "gpu_problem", lambda: "the driver is too old; update it")
     _library.warn_once.cache_clear()
-    with pytest.warns(UserWarning, match="uses XLA: the driver is too old; update it"):
+    with warnings.catch_warnings(action="error"):  # of a plan nothing runs
         plan = jax_gpuops.plan("softmax", (4, 8), "float32", platform="cuda")
-    assert plan.implementation == "xla"
+        calls = jax_gpuops.explain(jax_gpuops.softmax, jnp.ones(3), platform="cuda").calls
+    for each in (plan, calls[0].plan):
+        assert (each.implementation, each.reason) == ("xla", "the driver is too old; update it")
+    with pytest.warns(UserWarning, match="uses XLA: the driver is too old; update it"):
+        jax.export.export(jax.jit(jax_gpuops.softmax), platforms=["cuda"])(jnp.ones(3))
     if _library.missing("cuda") is None:
         with pytest.raises(ValueError, match="the driver is too old"):
             jax_gpuops.plan("softmax", (4, 8), "float32", platform="cuda", implementation="cuda")
