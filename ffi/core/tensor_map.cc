@@ -21,6 +21,7 @@ int element_bytes(CUtensorMapDataType type) {
     case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
       return 2;
     case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
+    case CU_TENSOR_MAP_DATA_TYPE_TFLOAT32:
     case CU_TENSOR_MAP_DATA_TYPE_INT32:
       return 4;
     default:
@@ -78,6 +79,7 @@ TensorMap make_tensor_map(const BoxedTensor& tensor) {
   TensorMap map;
   map.data = static_cast<unsigned char*>(const_cast<void*>(tensor.data));
   map.element_bytes = element_bytes(tensor.type);
+  map.rounds_to_tf32 = tensor.type == CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
   for (int i = 0; i < 3; ++i) {
     map.extent[i] = tensor.extent[i];
     map.box[i] = tensor.box[i];

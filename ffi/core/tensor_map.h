@@ -19,7 +19,7 @@ using TensorMap = CUtensorMap;
 #endif
 
 // Three dimensions, the first contiguous. A box lies in shared memory as lines of box[0] elements,
-// swizzled by 128 bytes.
+// swizzled by 128 bytes. Floats of type TFLOAT32 are rounded to TF32 as they are copied there.
 struct BoxedTensor {
   CUtensorMapDataType type;
   const void* data;

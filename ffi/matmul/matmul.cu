@@ -69,7 +69,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.algorithm == Algorithm::kCublas) return launch_cublas(queue, problem, buffers);
   if (plan.algorithm == Algorithm::kTensorCore || plan.algorithm == Algorithm::kSplitK) {
-    dispatch<__half, __nv_bfloat16>(problem.dtype, [&](auto type) {
+    dispatch<__half, __nv_bfloat16, float>(problem.dtype, [&](auto type) {
       using T = typename decltype(type)::type;
       auto* const launch_it =
           plan.algorithm == Algorithm::kSplitK ? &launch_split_k<T> : &launch_tensor_core<T>;

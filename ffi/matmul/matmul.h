@@ -154,13 +154,14 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "Tensor cores: blocks that stay take tile after tile; one warp copies by tensor maps, others "
      "multiply by wgmma.",
      "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
-     "float16 and bfloat16; arrays aligned to 16 bytes; no c, alpha 1; compute capability 9.0",
-     "align_rows_kernel persistent_kernel"},
+     "float16, bfloat16, and float32 by TF32 where the precision allows it; arrays aligned to 16 "
+     "bytes; no c, alpha 1; compute capability 9.0",
+     "align_rows_kernel transpose_rows_kernel persistent_kernel"},
     {"split_k",
      "Tensor cores for few tiles: the blocks of a cluster divide the depth of a tile, and exchange "
      "their sums.",
-     "jax_gpuops", "as tensor_core, and a depth of more than 64",
-     "align_rows_kernel split_k_kernel"},
+     "jax_gpuops", "as tensor_core, and a depth of more than 128 bytes",
+     "align_rows_kernel transpose_rows_kernel split_k_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only"},
 };
@@ -187,8 +188,8 @@ struct Config {
   int group = 0;         // rows of tiles of clusters that are taken together
   int splits = 1;        // of the depth, among the blocks of a cluster: of split_k
   std::int64_t shared_bytes = 0;
-  // A factor whose rows, as stored, do not begin at multiples of 16 bytes is copied first; a result
-  // with such rows is written element by element.
+  // A factor may be copied first (see needs_copy); a result whose rows are not whole 16 bytes is
+  // written element by element.
   bool copies_a = false;
   bool copies_b = false;
   bool writes_elements = false;
@@ -235,7 +236,7 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
 // The library call of `cublas`. While the queue prepares, loads the library and creates its handle.
 void launch_cublas(const Queue& queue, const Problem& problem, const Buffers& buffers);
 
-// The launcher of tensor_core for factors of dtype T, __half or __nv_bfloat16. Its source is
+// The launcher of tensor_core for factors of dtype T: __half, __nv_bfloat16 or float. Its source is
 // compiled for compute capability 9.0 alone.
 template <class T>
 void launch_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
@@ -268,31 +269,47 @@ inline constexpr int kTileThreads = 256;
 
 // tensor_core
 
-// A factor as it is stored: `rows` rows of `length` neighbours, of all matrices together.
+// A factor as it is stored: `batch` matrices of `rows` rows of `length` neighbours. It is deep if
+// they are neighbours along k.
 struct StoredFactor {
+  std::int64_t batch;
   std::int64_t rows;
   std::int64_t length;
+  bool deep;
+  int element_bytes;
 };
 inline StoredFactor stored_a(const Problem& problem) {
-  const std::int64_t rows = problem.transpose_a ? problem.k : problem.m;
-  return {(problem.share_a ? 1 : problem.batch) * rows,
-          problem.transpose_a ? problem.m : problem.k};
+  const bool deep = !problem.transpose_a;
+  return {problem.share_a ? 1 : problem.batch, deep ? problem.m : problem.k,
+          deep ? problem.k : problem.m, deep, static_cast<int>(info(problem.dtype).bytes)};
 }
 inline StoredFactor stored_b(const Problem& problem) {
-  const std::int64_t rows = problem.transpose_b ? problem.n : problem.k;
-  return {(problem.share_b ? 1 : problem.batch) * rows,
-          problem.transpose_b ? problem.k : problem.n};
+  const bool deep = problem.transpose_b;
+  return {problem.share_b ? 1 : problem.batch, deep ? problem.n : problem.k,
+          deep ? problem.k : problem.n, deep, static_cast<int>(info(problem.dtype).bytes)};
 }
 
-// The length of rows of copied factors: they begin at multiples of 128 bytes.
-inline constexpr std::int64_t kAlignedLength = 64;
-inline std::int64_t aligned_length(std::int64_t length) {
-  return (length + kAlignedLength - 1) / kAlignedLength * kAlignedLength;
+// Factors that the kernels cannot read as they are stored are copied first: rows that are not whole
+// 16 bytes to rows that begin at multiples of 128, and floats that are not deep to their transpose.
+inline bool is_transposed(const StoredFactor& factor) {
+  return factor.element_bytes == 4 && !factor.deep;
+}
+inline bool needs_copy(const StoredFactor& factor) {
+  return is_transposed(factor) || factor.length * factor.element_bytes % 16 != 0;
 }
 
-// Copied factors lie one behind the other in the workspace, a first.
+// Of its copy: what it is, how many elements lie from one row to the next, and its bytes. Copies
+// lie one behind the other in the workspace, that of a first.
+inline StoredFactor copy_of(const StoredFactor& factor) {
+  if (!is_transposed(factor)) return factor;
+  return {factor.batch, factor.length, factor.rows, true, factor.element_bytes};
+}
+inline std::int64_t pitch_of_copy(const StoredFactor& factor) {
+  const int per_line = 128 / factor.element_bytes;
+  return (copy_of(factor).length + per_line - 1) / per_line * per_line;
+}
 inline std::int64_t copy_bytes(const StoredFactor& factor) {
-  return factor.rows * aligned_length(factor.length) * 2;
+  return factor.batch * copy_of(factor).rows * pitch_of_copy(factor) * factor.element_bytes;
 }
 
 // The tiles that it has kernels for.
@@ -312,8 +329,8 @@ struct TensorCoreTile {
 
   constexpr int threads() const { return 128 * (1 + consumers); }
 
-  // The ring of slices 64 deep, two panels of results for each consumer, and the barriers, from a
-  // multiple of 1024 on; what a launch gives begins at a multiple of 128.
+  // The ring of slices 128 bytes deep, two panels of results for each consumer, and the barriers,
+  // from a multiple of 1024 on; what a launch gives begins at a multiple of 128.
   constexpr int shared_bytes() const {
     const int bytes = stages * (rows + cols) * 128 + consumers * 2 * 8192 + 2 * stages * 8;
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
@@ -337,7 +354,8 @@ struct SplitKTile {
 
   constexpr int threads() const { return 128 * (1 + rows / 64); }
 
-  // The ring of slices 64 deep, the sums that are exchanged, and the barriers; the rest as above.
+  // The ring of slices 128 bytes deep, the sums that are exchanged, and the barriers; the rest as
+  // above.
   constexpr int shared_bytes() const {
     const int bytes =
         stages * (rows + kSplitKCols) * 128 + rows * kSplitKCols * 4 + (2 * stages + 1) * 8;

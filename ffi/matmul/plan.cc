@@ -17,7 +17,7 @@ constexpr double kLeastSharedWork = 1 << 20;
 // Below about 64^3 multiplications the copies of a tile's slices take longer than the elements do.
 constexpr double kLeastTensorCoreWork = 1 << 18;
 // What a stage of the kernels on tensor cores has of the depth.
-constexpr std::int64_t kTensorCoreDepth = 64;
+constexpr std::int64_t kTensorCoreDepthBytes = 128;
 // As TensorCoreTile has it.
 constexpr int kSplitKSpeed = 86;
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
@@ -31,7 +31,8 @@ std::string text(std::string_view view) { return std::string(view); }
 
 bool is_16_bit_float(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
-// What the kernels compute for operands of a dtype: operands, products and sums.
+// What the kernels compute for operands of a dtype: operands, products and sums. Those on tensor
+// cores multiply float32 in TF32.
 Precision own_precision(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -49,10 +50,22 @@ Precision own_precision(DType dtype) {
   }
 }
 
+bool asks_for_tf32(const Problem& problem) {
+  return problem.dtype == DType::kFloat32 && problem.precision == Precision::kTF32TF32F32;
+}
+
+// As XLA does: TF32 for all but the highest precision, which jax.lax.Precision.HIGH is not.
+bool may_use_tf32(const Problem& problem) {
+  return problem.dtype == DType::kFloat32 &&
+         (problem.precision == Precision::kDefault || problem.precision == Precision::kHigh ||
+          problem.precision == Precision::kTF32TF32F32);
+}
+
 void check(const Problem& problem) {
   const Precision own = own_precision(problem.dtype);
   // What a user says of precision in general is a least, which the kernels exceed.
-  if (problem.precision > Precision::kHighest && problem.precision != own) {
+  if (problem.precision > Precision::kHighest && problem.precision != own &&
+      !asks_for_tf32(problem)) {
     throw std::invalid_argument("matmul kernels multiply " + text(info(problem.dtype).name) +
                                 " by " + text(kPrecisions[static_cast<int>(own)]) + ", not by " +
                                 text(kPrecisions[static_cast<int>(problem.precision)]));
@@ -74,9 +87,6 @@ bool fits_packs(const Problem& problem, DType dtype, std::int64_t run) {
 // Whether tensor copies take rows of so many bytes.
 bool fits_tensor_copies(std::int64_t bytes) { return bytes % 16 == 0; }
 
-// Whether tensor_core copies a factor first.
-bool needs_copy(const StoredFactor& factor) { return !fits_tensor_copies(factor.length * 2); }
-
 std::int64_t copies_bytes(const Problem& problem) {
   std::int64_t bytes = 0;
   for (const StoredFactor& each : {stored_a(problem), stored_b(problem)}) {
@@ -97,8 +107,12 @@ std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
 
 // Why tensor_core does not take the problem; empty if it does.
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device) {
-  if (!is_16_bit_float(problem.dtype)) {
-    return "takes float16 and bfloat16, not " + text(info(problem.dtype).name);
+  if (!is_16_bit_float(problem.dtype) && problem.dtype != DType::kFloat32) {
+    return "takes float16, bfloat16 and float32, not " + text(info(problem.dtype).name);
+  }
+  if (problem.dtype == DType::kFloat32 && !may_use_tf32(problem)) {
+    return "multiplies float32 in TF32, which precision " +
+           text(kPrecisions[static_cast<int>(problem.precision)]) + " excludes";
   }
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
   if (problem.has_c) return "adds no c";
@@ -106,7 +120,8 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
-      std::max(problem.m, problem.n) * problem.k > kMostTensorBytes / 2 ||
+      std::max(problem.m, problem.n) * problem.k >
+          kMostTensorBytes / static_cast<std::int64_t>(info(problem.dtype).bytes) ||
       problem.m * problem.n >
           kMostTensorBytes / static_cast<std::int64_t>(info(problem.result_dtype).bytes)) {
     return "takes extents of at most 2^30 and matrices of at most 512 GiB";
@@ -118,7 +133,7 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
   const std::int64_t needed = copies_bytes(problem);
   if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {
     return "needs " + std::to_string(needed) +
-           " bytes of workspace for copies of factors whose rows are not whole 16 bytes, and has " +
+           " bytes of workspace for copies of factors that tensor copies cannot read, and has " +
            std::to_string(problem.workspace);
   }
   return "";
@@ -131,7 +146,10 @@ constexpr double kLaunchTime = 2700;
 constexpr double kExchangeTime = 2500;
 constexpr double kStepTime = 126;
 
-std::int64_t depth_steps(const Problem& problem) { return divide_up(problem.k, kTensorCoreDepth); }
+std::int64_t depth_steps(const Problem& problem) {
+  const auto bytes = static_cast<std::int64_t>(info(problem.dtype).bytes);
+  return divide_up(problem.k * bytes, kTensorCoreDepthBytes);
+}
 
 // How long `turns` tiles take that a multiprocessor multiplies one after the other.
 double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int speed) {
@@ -147,7 +165,7 @@ struct TensorCoreChoice {
 // The tile by which the multiprocessors are done first: each takes tile after tile.
 TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto begins_lines = [](const StoredFactor& factor) {
-    return needs_copy(factor) || factor.length % kAlignedLength == 0;
+    return needs_copy(factor) || factor.length * factor.element_bytes % 128 == 0;
   };
   const bool aligned = begins_lines(stored_a(problem)) && begins_lines(stored_b(problem));
   TensorCoreChoice best{};
@@ -162,7 +180,7 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   return best;
 }
 
-// What both kernels on tensor cores do with rows that tensor copies cannot take.
+// What both kernels on tensor cores do with factors that tensor copies cannot take.
 void configure_copies(const Problem& problem, Config& config) {
   config.copies_a = needs_copy(stored_a(problem));
   config.copies_b = needs_copy(stored_b(problem));
@@ -192,7 +210,9 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
 std::string refusal_of_split_k(const Problem& problem, const Device& device) {
   const std::string why = refusal_of_tensor_core(problem, device);
   if (!why.empty()) return why;
-  return depth_steps(problem) < 2 ? "takes a depth of more than 64" : "";
+  if (depth_steps(problem) >= 2) return "";
+  const auto bytes = static_cast<std::int64_t>(info(problem.dtype).bytes);
+  return "takes a depth of more than " + std::to_string(kTensorCoreDepthBytes / bytes);
 }
 
 const SplitKTile& split_k_tile(const Problem& problem) {
@@ -280,9 +300,19 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
 // The best of our kernels, and why.
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
   const double work = work_of(problem);
+  if (asks_for_tf32(problem)) {
+    const std::string why = refusal_of_tensor_core(problem, device);
+    if (!why.empty()) {
+      throw std::invalid_argument(
+          "matmul kernels multiply float32 by TF32_TF32_F32 on tensor cores alone, and "
+          "'tensor_core' " +
+          why);
+    }
+  }
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);
-  if (work >= kLeastTensorCoreWork && refusal_of_tensor_core(problem, device).empty()) {
+  if ((work >= kLeastTensorCoreWork || asks_for_tf32(problem)) &&
+      refusal_of_tensor_core(problem, device).empty()) {
     if (refusal_of_split_k(problem, device).empty()) {
       const SplitKChoice split = best_splits(problem, device);
       if (split.time < best_tile(problem, device).time) {
@@ -316,6 +346,10 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   if (named == Algorithm::kCublas && device.simulated) {
     throw std::invalid_argument("algorithm 'cublas' is CUDA only: the host has no cuBLAS");
   }
+  if (asks_for_tf32(problem) && named != Algorithm::kTensorCore && named != Algorithm::kSplitK) {
+    throw std::invalid_argument("algorithm '" + text(name_of(named)) +
+                                "' multiplies float32 by F32_F32_F32, not by TF32_TF32_F32");
+  }
   if (named == Algorithm::kTensorCore) {
     const std::string why = refusal_of_tensor_core(problem, device);
     if (!why.empty()) throw std::invalid_argument("algorithm 'tensor_core' " + why);
@@ -328,11 +362,12 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 }
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
-  const bool may_copy = algorithm.empty() ? work_of(problem) >= kLeastTensorCoreWork
-                                          : algorithm == name_of(Algorithm::kTensorCore) ||
-                                                algorithm == name_of(Algorithm::kSplitK);
-  const bool takes =
-      is_16_bit_float(problem.dtype) && !problem.has_c && !problem.scaled && problem.k > 0;
+  const bool may_copy = algorithm.empty()
+                            ? work_of(problem) >= kLeastTensorCoreWork || asks_for_tf32(problem)
+                            : algorithm == name_of(Algorithm::kTensorCore) ||
+                                  algorithm == name_of(Algorithm::kSplitK);
+  const bool takes = (is_16_bit_float(problem.dtype) || may_use_tf32(problem)) && !problem.has_c &&
+                     !problem.scaled && problem.k > 0;
   return may_copy && takes ? copies_bytes(problem) : 0;
 }
 

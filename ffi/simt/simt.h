@@ -172,6 +172,7 @@ struct TensorMap {
   std::int64_t extent[3] = {};
   std::int64_t stride_bytes[2] = {};
   int box[3] = {};
+  bool rounds_to_tf32 = false;  // floats that are read, to the nearest
 };
 using Position = std::array<int, 3>;
 void tensor_read(const char* function, Site site, void* to, const TensorMap& map, Position at,
@@ -187,9 +188,11 @@ void named_barrier(const char* function, Site site, int number, int threads, boo
 void set_registers(const char* function, Site site, unsigned registers, bool takes);
 
 // One wgmma: sums (+)= left right^T, of 64 x `cols` over 16 of the depth.
+enum class FactorType { kFloat16, kBFloat16, kTf32 };
+
 struct ProductCall {
   unsigned cols;
-  bool half;  // else bfloat16
+  FactorType type;
   bool deep_left;
   bool deep_right;
   bool add;

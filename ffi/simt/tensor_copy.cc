@@ -65,6 +65,20 @@ void check_aligned(const Caller& caller, unsigned address) {
               std::to_string(address));
 }
 
+// To the nearest number of TF32, which has 13 bits of fraction less: of two, the one with an even
+// last bit. NaN stays NaN.
+void round_to_tf32(unsigned char* floats, std::size_t bytes) {
+  for (std::size_t at = 0; at < bytes; at += sizeof(std::uint32_t)) {
+    std::uint32_t bits;
+    std::memcpy(&bits, floats + at, sizeof(bits));
+    constexpr std::uint32_t kLost = (1u << 13) - 1;
+    const bool is_nan = (bits & 0x7fffffff) > 0x7f800000;
+    bits = is_nan ? bits | 0x400000 : bits + kLost / 2 + (bits >> 13 & 1);
+    bits &= ~kLost;
+    std::memcpy(floats + at, &bits, sizeof(bits));
+  }
+}
+
 }  // namespace
 
 std::vector<unsigned char> read_box(const Box& box) {
@@ -73,6 +87,7 @@ std::vector<unsigned char> read_box(const Box& box) {
               [&](const unsigned char* global, int line, std::int64_t first, std::size_t bytes) {
                 unsigned char ordered[kLineBytes] = {};
                 std::memcpy(ordered + first, global, bytes);
+                if (box.map.rounds_to_tf32) round_to_tf32(ordered, sizeof(ordered));
                 visit_pieces(box.address, line, [&](unsigned at, unsigned piece) {
                   std::memcpy(image.data() + at, ordered + piece, 16);
                 });

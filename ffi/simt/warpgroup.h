@@ -18,7 +18,7 @@ inline constexpr unsigned kWarpgroupWarps = kWarpgroupThreads / kWarpSize;
 // ---- Products ----
 
 inline constexpr unsigned kProductRows = 64;
-inline constexpr unsigned kProductDepth = 16;
+inline constexpr unsigned kProductWords = 16;  // of 16 bits, of a row: its depth
 
 // A thread's part of sums that products are to change, from the first product until a wait for the
 // last. It has them in its registers: on the host, memory that is taken until the products land.
@@ -41,8 +41,7 @@ struct Sums {
   bool landed = true;      // the registers have the values
 };
 
-// An operand of a product as its descriptor says: `rows` x 16 elements in 2 * rows pieces of 16
-// bytes.
+// An operand of a product as its descriptor says: `rows` rows of 32 bytes, in pieces of 16.
 struct Operand {
   unsigned address = 0;
   unsigned panel_stride = 0;  // from 64 rows to the next 64, if not deep
@@ -58,8 +57,8 @@ struct Operand {
 
 // What an operand held when the first thread called its product.
 struct Factor {
-  std::vector<std::uint16_t> bits;  // rows x 16
-  std::vector<double> values;
+  std::vector<std::uint16_t> bits;  // rows x kProductWords
+  std::vector<double> values;       // rows x depth
   std::vector<std::int16_t> exponents;
   std::vector<bool> finite;  // each row
 };

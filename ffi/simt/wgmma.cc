@@ -34,35 +34,48 @@ std::string product_text(const Product& product) {
 constexpr std::int16_t kZeroExponent = -8000;
 constexpr int kNoExponent = kZeroExponent / 2;
 
-// Of a 16-bit float: its value, exact, and its exponent, for subnormals the least.
-void decode(std::uint16_t bits, bool half, double& value, std::int16_t& exponent, bool& finite) {
-  const int mantissa_bits = half ? 10 : 7;
+// How many elements of a row a product takes.
+constexpr unsigned depth_of(FactorType type) {
+  return type == FactorType::kTf32 ? kProductWords / 2 : kProductWords;
+}
+
+// Of element i: its value, exact, and its exponent, for subnormals the least. Of a float, the lower
+// 13 bits do not count.
+void decode(const std::uint16_t* bits, std::size_t i, FactorType type, double& value,
+            std::int16_t& exponent, bool& finite) {
+  const bool half = type == FactorType::kFloat16;
   const int bias = half ? 15 : 127;
   const int most = half ? 31 : 255;
-  const int field = bits >> mantissa_bits & most;
+  int field;
   if (half) {
     __half_raw raw;
-    raw.x = bits;
+    raw.x = bits[i];
     value = __half2float(raw);
+    field = raw.x >> 10 & most;
   } else {
-    const std::uint32_t word = std::uint32_t{bits} << 16;
+    const std::uint32_t word = type == FactorType::kBFloat16
+                                   ? std::uint32_t{bits[i]} << 16
+                                   : std::uint32_t{bits[2 * i + 1]} << 16 | (bits[2 * i] & 0xe000);
     float wide;
     std::memcpy(&wide, &word, sizeof(wide));
     value = wide;
+    field = static_cast<int>(word >> 23) & most;
   }
   finite = finite && field != most;
   exponent = value == 0 ? kZeroExponent : static_cast<std::int16_t>(std::max(field, 1) - bias);
 }
 
-void decode(Factor& factor, bool half) {
-  const std::size_t count = factor.bits.size();
+void decode(Factor& factor, FactorType type) {
+  const unsigned depth = depth_of(type);
+  const std::size_t rows = factor.bits.size() / kProductWords;
+  const std::size_t count = rows * depth;
   factor.values.resize(count);
   factor.exponents.resize(count);
-  factor.finite.resize(count / kProductDepth);
+  factor.finite.resize(rows);
   for (std::size_t i = 0; i < count; ++i) {
-    bool finite = i % kProductDepth == 0 || factor.finite[i / kProductDepth];
-    decode(factor.bits[i], half, factor.values[i], factor.exponents[i], finite);
-    factor.finite[i / kProductDepth] = finite;
+    bool finite = i % depth == 0 || factor.finite[i / depth];
+    decode(factor.bits.data(), i, type, factor.values[i], factor.exponents[i], finite);
+    factor.finite[i / depth] = finite;
   }
 }
 
@@ -90,15 +103,16 @@ float round_toward_zero(double x) {
 
 // sum + a b as Hopper adds (the model of MMA-Sim, arXiv 2511.10909): all terms are aligned to the
 // largest exponent, truncated to 25 bits of fraction, added exactly, and rounded toward zero.
+template <unsigned kDepth>
 float dot(const double* a, const std::int16_t* a_exponent, const double* b,
           const std::int16_t* b_exponent, float sum, bool finite) {
   if (!finite || !std::isfinite(sum)) {
     float total = sum;
-    for (unsigned k = 0; k < kProductDepth; ++k) total += static_cast<float>(a[k] * b[k]);
+    for (unsigned k = 0; k < kDepth; ++k) total += static_cast<float>(a[k] * b[k]);
     return std::isnan(total) ? std::numeric_limits<float>::quiet_NaN() : total;
   }
   std::int16_t most = kZeroExponent;
-  for (unsigned k = 0; k < kProductDepth; ++k) {
+  for (unsigned k = 0; k < kDepth; ++k) {
     const auto exponent = static_cast<std::int16_t>(a_exponent[k] + b_exponent[k]);
     most = most < exponent ? exponent : most;
   }
@@ -106,8 +120,8 @@ float dot(const double* a, const std::int16_t* a_exponent, const double* b,
   if (exponent < kNoExponent) return 0;
   constexpr int kFractionBits = 25;
   const double scale = power_of_two(kFractionBits - exponent);
-  std::int32_t terms[kProductDepth];  // below 2^27, truncated
-  for (unsigned k = 0; k < kProductDepth; ++k) {
+  std::int32_t terms[kDepth];  // below 2^27, truncated
+  for (unsigned k = 0; k < kDepth; ++k) {
     terms[k] = static_cast<std::int32_t>(a[k] * b[k] * scale);
   }
   auto total = static_cast<std::int64_t>(sum * scale);
@@ -153,13 +167,13 @@ Operand decode_operand(const Caller& caller, const char* which, std::uint64_t de
       refuse("has a leading offset of " + bytes_text(operand.panel_stride) +
              "; a swizzled operand with contiguous depth has none, by convention 16");
     }
-    if (operand.address % kLineBytes > kLineBytes - kProductDepth * 2) {
+    if (operand.address % kLineBytes > kLineBytes - kProductWords * 2) {
       refuse("begins " + bytes_text(operand.address % kLineBytes) +
              " into lines of 128 bytes, and reaches beyond them");
     }
   } else {
     if (operand.address % kAtomBytes != 0) refuse("begins within a line");
-    const unsigned panel = kProductDepth / 8 * operand.atom_stride;
+    const unsigned panel = kProductWords / 8 * operand.atom_stride;
     if (rows > 64 && (operand.panel_stride % kAtomBytes != 0 || operand.panel_stride < panel)) {
       refuse("has a leading offset of " + bytes_text(operand.panel_stride) +
              ", but a panel of 64 " + "rows has " + bytes_text(panel));
@@ -174,10 +188,10 @@ Operand decode_operand(const Caller& caller, const char* which, std::uint64_t de
   return operand;
 }
 
-// Copies pieces to rows of 16 elements.
+// Copies pieces to rows of kProductWords.
 void read_operand(const unsigned char* shared, unsigned first_address, const Operand& operand,
                   std::vector<std::uint16_t>& bits) {
-  bits.resize(std::size_t{operand.rows} * kProductDepth);
+  bits.resize(std::size_t{operand.rows} * kProductWords);
   for (unsigned piece = 0; piece < operand.pieces(); ++piece) {
     const unsigned char* const from = shared + (operand.piece_address(piece) - first_address);
     if (operand.deep) {
@@ -187,7 +201,7 @@ void read_operand(const unsigned char* shared, unsigned first_address, const Ope
       std::memcpy(of_rows, from, kPieceBytes);
       const unsigned in_line = operand.rows / 8;
       for (unsigned i = 0; i < 8; ++i) {
-        bits[(piece % in_line * 8 + i) * kProductDepth + piece / in_line] = of_rows[i];
+        bits[(piece % in_line * 8 + i) * kProductWords + piece / in_line] = of_rows[i];
       }
     }
   }
@@ -233,6 +247,7 @@ void check_intact(const Thread& thread, const Sums& sums) {
 // ---- Products ----
 
 // What a warp's part of the product adds to its threads' sums.
+template <unsigned kDepth>
 void compute(Product& product, unsigned warp) {
   const ProductCall& call = product.call;
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
@@ -240,12 +255,12 @@ void compute(Product& product, unsigned warp) {
     for (unsigned i = 0; i < values.size(); ++i) {
       const unsigned row = warp * kWarpRows + sum_row(lane, i);
       const unsigned col = sum_col(lane, i);
-      const std::size_t a = std::size_t{row} * kProductDepth;
-      const std::size_t b = std::size_t{col} * kProductDepth;
-      values[i] = dot(&product.left_factor.values[a], &product.left_factor.exponents[a],
-                      &product.right_factor.values[b], &product.right_factor.exponents[b],
-                      call.add ? values[i] : 0,
-                      product.left_factor.finite[row] && product.right_factor.finite[col]);
+      const std::size_t a = std::size_t{row} * kDepth;
+      const std::size_t b = std::size_t{col} * kDepth;
+      values[i] = dot<kDepth>(&product.left_factor.values[a], &product.left_factor.exponents[a],
+                              &product.right_factor.values[b], &product.right_factor.exponents[b],
+                              call.add ? values[i] : 0,
+                              product.left_factor.finite[row] && product.right_factor.finite[col]);
     }
   }
 }
@@ -279,8 +294,8 @@ struct Window {
   void note_operands(Product& product) const {
     read_operand(block.shared, first_address, product.left, product.left_factor.bits);
     read_operand(block.shared, first_address, product.right, product.right_factor.bits);
-    decode(product.left_factor, product.call.half);
-    decode(product.right_factor, product.call.half);
+    decode(product.left_factor, product.call.type);
+    decode(product.right_factor, product.call.type);
   }
 
   // The operands hold what they held when the first thread called the product.
@@ -289,8 +304,8 @@ struct Window {
     read_operand(block.shared, first_address, product.right, bits);
     bool same = bits == product.right_factor.bits;
     read_operand(block.shared, first_address, product.left, bits);
-    const auto begin = static_cast<std::ptrdiff_t>(warp * kWarpRows * kProductDepth);
-    const auto end = begin + static_cast<std::ptrdiff_t>(kWarpRows * kProductDepth);
+    const auto begin = static_cast<std::ptrdiff_t>(warp * kWarpRows * kProductWords);
+    const auto end = begin + static_cast<std::ptrdiff_t>(kWarpRows * kProductWords);
     same = same && std::equal(bits.begin() + begin, bits.begin() + end,
                               product.left_factor.bits.begin() + begin);
     if (same) return;
@@ -301,7 +316,11 @@ struct Window {
   void run(Warpgroup& group, unsigned warp) const {
     Product& product = group.product(group.done[warp]);
     check_unchanged(product, warp);
-    compute(product, warp);
+    if (product.call.type == FactorType::kTf32) {
+      compute<depth_of(FactorType::kTf32)>(product, warp);
+    } else {
+      compute<kProductWords>(product, warp);
+    }
     ++group.done[warp];
     while (!group.products.empty() &&
            std::all_of(group.done, group.done + kWarpgroupWarps,
@@ -365,7 +384,7 @@ void Launch::multiply_add(const char* function, Site site, float* sums, const Pr
   }
   Product& product = group.product(number);
   const auto same = [](const ProductCall& a, const ProductCall& b) {
-    return a.cols == b.cols && a.half == b.half && a.deep_left == b.deep_left &&
+    return a.cols == b.cols && a.type == b.type && a.deep_left == b.deep_left &&
            a.deep_right == b.deep_right && a.add == b.add && a.left == b.left && a.right == b.right;
   };
   if (!same(product.call, call) || product.site.line != site.line) {

@@ -648,7 +648,7 @@ void check_matmul(const Shape& shape, unsigned clusters) {
                                      (Config::kCols * Config::kClusterCols));
   order.tiles = order.rows * order.cols * static_cast<unsigned>(batch);
   order.group = 2;
-  order.steps = round_up(depth, matmul::kStageDepth) / matmul::kStageDepth;
+  order.steps = round_up(depth, matmul::kStageDepth<Factor>) / matmul::kStageDepth<Factor>;
   order.a_batch_stride = 1;
   order.b_batch_stride = shares_b ? 0 : 1;
 

@@ -1,6 +1,6 @@
 // Hopper's matrix instruction, wgmma: four warps (a warpgroup, whose first warp's number is a
-// multiple of 4) multiply a block of 64 x 16 by one of 16 x kCols, both in shared memory, and add
-// the product to sums in their registers. It runs beside the threads:
+// multiple of 4) multiply a block of 64 rows by one of kCols columns, both in shared memory and 32
+// bytes deep, and add the product to sums in their registers. It runs beside the threads:
 //
 //     begin_products();              // the sums' registers are ready
 //     multiply_add(...) ...          // of one group, any number
@@ -21,15 +21,15 @@ namespace JAX_GPUOPS_NAMESPACE {
 // ---- Operands ----
 //
 // An operand lies in shared memory as tensor copies with a 128-byte swizzle leave it: lines of 128
-// bytes (64 elements of 16 bits), eight lines an atom of 1024 bytes, and within an atom the 16-byte
-// piece p of line l at p ^ l. If it is `deep`, a line holds 64 elements of the depth (k) of one row
-// (m or n), and the lines are consecutive rows:
+// bytes (64 elements of 16 bits, 32 of 32), eight lines an atom of 1024 bytes, and within an atom
+// the 16-byte piece p of line l at p ^ l. If it is `deep`, a line holds elements along the depth
+// (k) of one row (m or n), and the lines are consecutive rows:
 //
 //     row 0   | k 0 .. 63 |            step of 16 in depth: 32 bytes, within the lines
 //     row 1   | k 0 .. 63 |
 //
-// Otherwise a line holds 64 rows of one k, the lines are consecutive in k, and the next 64 rows
-// follow as another panel:
+// Otherwise, which 16-bit elements alone can be, a line holds 64 rows of one k, the lines are
+// consecutive in k, and the next 64 rows follow as another panel:
 //
 //     k 0     | row 0 .. 63 |          step of 16 in depth: 2048 bytes, 16 lines
 //     ...
@@ -38,11 +38,11 @@ namespace JAX_GPUOPS_NAMESPACE {
 inline constexpr int kLineBytes = 128;
 inline constexpr int kAtomBytes = 1024;
 inline constexpr int kPanelBytes = 64 * kLineBytes;
-inline constexpr int kProductDepth = 16;
+inline constexpr int kProductBytes = 32;  // of a row, in depth
 
-// How far the descriptor of the next 16 in depth lies.
+// How far the descriptor of the next product in depth lies.
 template <bool kDeep>
-inline constexpr int kDepthStepBytes = kDeep ? kProductDepth * 2 : kProductDepth * kLineBytes;
+inline constexpr int kDepthStepBytes = kDeep ? kProductBytes : kProductBytes / 2 * kLineBytes;
 
 // PTX's matrix descriptor, for an operand that begins at a multiple of kAtomBytes. Its fields hold
 // multiples of 16 bytes, so that an offset is added by adding `bytes` / 16.
@@ -118,43 +118,50 @@ __device__ inline void hold([[maybe_unused]] float (&sums)[kCount]) {
       JAX_GPUOPS_SUMS_8(sums, i + 24)
 #define JAX_GPUOPS_COMMA ", "
 
-// %first and so on: the operands behind the sums. The two ones are the signs of the factors; the
-// last two are 0 for a deep operand, 1 for another.
-#define JAX_GPUOPS_WGMMA(cols, type, names, a, b, accumulate, wide_a, wide_b, ...)              \
+// What follows cols in the instruction's name, and what follows the signs of the factors, both
+// positive: for factors of 16 bits, 0 for a deep one and 1 for another.
+#define JAX_GPUOPS_16_BITS(type) "k16.f32." type "." type
+#define JAX_GPUOPS_TF32 "k8.f32.tf32.tf32"
+#define JAX_GPUOPS_LAYOUTS(a, b) ", %" #a ", %" #b
+#define JAX_GPUOPS_NO_LAYOUTS(a, b) ""
+
+// %a and so on: the operands behind the sums.
+#define JAX_GPUOPS_WGMMA(cols, kind, layouts, names, a, b, accumulate, wide_a, wide_b, ...) \
   asm volatile(                                                                                 \
       "{\n"                                                                                     \
       "  .reg .pred accumulate;\n"                                                              \
       "  setp.ne.b32 accumulate, %" #accumulate                                                 \
       ", 0;\n"                                                                                  \
-      "  wgmma.mma_async.sync.aligned.m64n" #cols "k16.f32." type "." type " {" names "}, %" #a \
-      ", %" #b ", accumulate, 1, 1, %" #wide_a ", %" #wide_b                                    \
-      ";\n"                                                                                     \
+      "  wgmma.mma_async.sync.aligned.m64n" #cols kind " {" names "}, %" #a ", %" #b            \
+      ", accumulate, 1, 1" layouts(wide_a, wide_b) ";\n"                                         \
       "}"                                                                                       \
       : __VA_ARGS__                                                                             \
       : "l"(left), "l"(right), "r"(static_cast<int>(add)), "n"(kDeepA ? 0 : 1),                 \
         "n"(kDeepB ? 0 : 1))
 
-#define JAX_GPUOPS_WGMMA_64(type) \
-  JAX_GPUOPS_WGMMA(64, type, JAX_GPUOPS_NAMES_0, 32, 33, 34, 35, 36, JAX_GPUOPS_SUMS_32(sums, 0))
-#define JAX_GPUOPS_WGMMA_128(type)                                                                \
-  JAX_GPUOPS_WGMMA(128, type, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1, 64, 65, 66, \
-                   67, 68, JAX_GPUOPS_SUMS_32(sums, 0), JAX_GPUOPS_SUMS_32(sums, 32))
-#define JAX_GPUOPS_WGMMA_192(type)                                                                \
+#define JAX_GPUOPS_WGMMA_64(kind, layouts)                                    \
+  JAX_GPUOPS_WGMMA(64, kind, layouts, JAX_GPUOPS_NAMES_0, 32, 33, 34, 35, 36, \
+                   JAX_GPUOPS_SUMS_32(sums, 0))
+#define JAX_GPUOPS_WGMMA_128(kind, layouts)                                                        \
+  JAX_GPUOPS_WGMMA(128, kind, layouts, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1, 64, \
+                   65, 66, 67, 68, JAX_GPUOPS_SUMS_32(sums, 0), JAX_GPUOPS_SUMS_32(sums, 32))
+#define JAX_GPUOPS_WGMMA_192(kind, layouts)                                                       \
   JAX_GPUOPS_WGMMA(                                                                               \
-      192, type,                                                                                  \
+      192, kind, layouts,                                                                         \
       JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_2, \
       96, 97, 98, 99, 100, JAX_GPUOPS_SUMS_32(sums, 0), JAX_GPUOPS_SUMS_32(sums, 32),             \
       JAX_GPUOPS_SUMS_32(sums, 64))
-#define JAX_GPUOPS_WGMMA_256(type)                                                         \
-  JAX_GPUOPS_WGMMA(256, type,                                                              \
+#define JAX_GPUOPS_WGMMA_256(kind, layouts)                                                \
+  JAX_GPUOPS_WGMMA(256, kind, layouts,                                                     \
                    JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA \
                        JAX_GPUOPS_NAMES_2 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_3,             \
                    128, 129, 130, 131, 132, JAX_GPUOPS_SUMS_32(sums, 0),                   \
                    JAX_GPUOPS_SUMS_32(sums, 32), JAX_GPUOPS_SUMS_32(sums, 64),             \
                    JAX_GPUOPS_SUMS_32(sums, 96))
 
-// sums (+)= left right^T, of 64 rows and kCols columns, over 16 of the depth; `add` false: the old
-// sums are ignored. Thread t of the warpgroup holds, for i = 0 .. kCols/8 - 1, with
+// sums (+)= left right^T, of 64 rows and kCols columns, over 32 bytes of the depth; `add` false:
+// the old sums are ignored. Factors of floats are multiplied in TF32: of each the upper 19 bits
+// count, as if the others were 0. Thread t of the warpgroup holds, for i = 0 .. kCols/8 - 1, with
 // row = 16 (t / 32) + t % 32 / 4 and col = 8 i + 2 (t % 4):
 //     sums[4 i], sums[4 i + 1]: (row, col), (row, col + 1)    the next two: (row + 8, ...)
 template <class T, bool kDeepA, bool kDeepB, int kSums>
@@ -165,21 +172,36 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[kSum
                                              [[maybe_unused]] Site site = Site::here()) {
   constexpr int kCols = 2 * kSums;
   static_assert(kCols == 64 || kCols == 128 || kCols == 192 || kCols == 256);
-  static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
+  constexpr bool kHalf = std::is_same_v<T, __half>;
+  constexpr bool kFloat = std::is_same_v<T, float>;
+  static_assert(kHalf || kFloat || std::is_same_v<T, __nv_bfloat16>);
+  static_assert(!kFloat || (kDeepA && kDeepB), "wgmma takes rows of k only for 16 bits");
 #ifdef JAX_GPUOPS_INTERPRET
   simt::multiply_add("multiply_add", site, sums,
-                     {kCols, std::is_same_v<T, __half>, kDeepA, kDeepB, add, left, right});
+                     {kCols,
+                      kFloat  ? simt::FactorType::kTf32
+                      : kHalf ? simt::FactorType::kFloat16
+                              : simt::FactorType::kBFloat16,
+                      kDeepA, kDeepB, add, left, right});
 #elif JAX_GPUOPS_HAS_WGMMA
-  if constexpr (std::is_same_v<T, __half>) {
-    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64("f16");
-    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128("f16");
-    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192("f16");
-    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256("f16");
+  if constexpr (kFloat) {
+    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
+    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128(JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
+    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192(JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
+    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256(JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
+  } else if constexpr (kHalf) {
+    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
+    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128(JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
+    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192(JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
+    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256(JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
   } else {
-    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64("bf16");
-    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128("bf16");
-    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192("bf16");
-    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256("bf16");
+    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
+    if constexpr (kCols == 128)
+      JAX_GPUOPS_WGMMA_128(JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
+    if constexpr (kCols == 192)
+      JAX_GPUOPS_WGMMA_192(JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
+    if constexpr (kCols == 256)
+      JAX_GPUOPS_WGMMA_256(JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
   }
 #endif
 }
@@ -189,6 +211,10 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[kSum
 #undef JAX_GPUOPS_WGMMA_128
 #undef JAX_GPUOPS_WGMMA_64
 #undef JAX_GPUOPS_WGMMA
+#undef JAX_GPUOPS_NO_LAYOUTS
+#undef JAX_GPUOPS_LAYOUTS
+#undef JAX_GPUOPS_TF32
+#undef JAX_GPUOPS_16_BITS
 #undef JAX_GPUOPS_COMMA
 #undef JAX_GPUOPS_SUMS_32
 #undef JAX_GPUOPS_SUMS_8

@@ -57,14 +57,14 @@ __global__ void __launch_bounds__(kAlignThreads)
 }
 
 template <class T>
-void launch_align_rows(const Queue& queue, const void* from, void* to, std::int64_t rows,
-                       std::int64_t length) {
-  const std::int64_t packs = divide_up(length, kWidestPack<T>);
+void launch_align_rows(const Queue& queue, const void* from, void* to, const StoredFactor& factor) {
+  const std::int64_t rows = factor.batch * factor.rows;
+  const std::int64_t packs = divide_up(factor.length, kWidestPack<T>);
   const std::int64_t blocks = divide_up(rows * packs, kAlignThreads);
   launch_kernel<align_rows_kernel<T>>(
       queue, {dim3(grid_extent(blocks)), kAlignThreads},
-      RowCopy<T>{static_cast<const T*>(from), static_cast<T*>(to), rows, length,
-                 aligned_length(length), packs, Divisor(packs),
+      RowCopy<T>{static_cast<const T*>(from), static_cast<T*>(to), rows, factor.length,
+                 pitch_of_copy(factor), packs, Divisor(packs),
                  rows * packs <= std::numeric_limits<std::int32_t>::max()});
 }
 

@@ -3,31 +3,38 @@
 #pragma once
 
 #include <cstdint>
+#include <type_traits>
 
+#include "core/dispatch.h"
 #include "core/ptx/wgmma.cuh"
 #include "core/queue.h"
 #include "core/tensor_map.h"
 #include "matmul/hopper/align_rows.cuh"
 #include "matmul/hopper/stages.cuh"
+#include "matmul/hopper/transpose_rows.cuh"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
+// Of factors and of results. Floats that are factors are rounded to TF32 as they are copied.
 template <class T>
-inline constexpr CUtensorMapDataType kMapType = CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+inline constexpr CUtensorMapDataType kFactorType = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 template <>
-inline constexpr CUtensorMapDataType kMapType<__half> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+inline constexpr CUtensorMapDataType kFactorType<__half> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 template <>
-inline constexpr CUtensorMapDataType kMapType<__nv_bfloat16> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+inline constexpr CUtensorMapDataType kFactorType<__nv_bfloat16> = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+template <class T>
+inline constexpr CUtensorMapDataType kResultType =
+    sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kFactorType<T>;
 
 // Matrices of `rows` rows of `length` neighbours, `pitch` apart, in boxes of 128 bytes by
 // `box_rows`.
 template <class T>
-inline TensorMap map_of(const void* data, std::int64_t batch, std::int64_t rows,
-                        std::int64_t length, std::int64_t pitch, int box_rows) {
+inline TensorMap map_of(CUtensorMapDataType type, const void* data, std::int64_t batch,
+                        std::int64_t rows, std::int64_t length, std::int64_t pitch, int box_rows) {
   constexpr auto kBytes = static_cast<std::int64_t>(sizeof(T));
-  return make_tensor_map({kMapType<T>,
+  return make_tensor_map({type,
                           data,
                           {length, rows, batch},
                           {pitch * kBytes, pitch * rows * kBytes},
@@ -37,7 +44,6 @@ inline TensorMap map_of(const void* data, std::int64_t batch, std::int64_t rows,
 // A factor as it lies where tensor copies read it.
 struct ReadFactor {
   const void* data;
-  std::int64_t batch;
   StoredFactor stored;
   std::int64_t pitch;
 };
@@ -45,19 +51,26 @@ struct ReadFactor {
 // `box` rows of a or columns of b are what a block copies at a time.
 template <class T, bool kDeep>
 TensorMap map_of_factor(const ReadFactor& factor, int box) {
-  return map_of<T>(factor.data, factor.batch, factor.stored.rows / factor.batch,
-                   factor.stored.length, factor.pitch, kDeep ? box : kStageDepth);
+  const StoredFactor& stored = factor.stored;
+  return map_of<T>(kFactorType<T>, factor.data, stored.batch, stored.rows, stored.length,
+                   factor.pitch, kDeep ? box : kStageDepth<T>);
 }
 
 // Copies a factor if the plan says so, to the beginning of `workspace`, which it moves on.
 template <class T>
-ReadFactor read_factor(const Queue& queue, const void* data, std::int64_t batch,
-                       const StoredFactor& stored, bool copies, unsigned char*& workspace) {
-  if (!copies) return {data, batch, stored, stored.length};
+ReadFactor read_factor(const Queue& queue, const void* data, const StoredFactor& stored,
+                       bool copies, unsigned char*& workspace) {
+  if (!copies) return {data, stored, stored.length};
   void* const copy = workspace;
-  launch_align_rows<T>(queue, data, copy, stored.rows, stored.length);
   workspace += copy_bytes(stored);
-  return {copy, batch, stored, aligned_length(stored.length)};
+  if constexpr (sizeof(T) == 4) {
+    if (is_transposed(stored)) {
+      launch_transpose_rows<T>(queue, data, copy, stored);
+      return {copy, copy_of(stored), pitch_of_copy(stored)};
+    }
+  }
+  launch_align_rows<T>(queue, data, copy, stored);
+  return {copy, stored, pitch_of_copy(stored)};
 }
 
 struct ReadFactors {
@@ -69,11 +82,25 @@ template <class T>
 ReadFactors read_factors(const Queue& queue, const Config& config, const Problem& problem,
                          const Buffers& buffers) {
   auto* workspace = static_cast<unsigned char*>(buffers.workspace);
-  const ReadFactor a = read_factor<T>(queue, buffers.a, problem.share_a ? 1 : problem.batch,
-                                      stored_a(problem), config.copies_a, workspace);
-  const ReadFactor b = read_factor<T>(queue, buffers.b, problem.share_b ? 1 : problem.batch,
-                                      stored_b(problem), config.copies_b, workspace);
+  const ReadFactor a =
+      read_factor<T>(queue, buffers.a, stored_a(problem), config.copies_a, workspace);
+  const ReadFactor b =
+      read_factor<T>(queue, buffers.b, stored_b(problem), config.copies_b, workspace);
   return {a, b};
+}
+
+// Calls function(deep_a, deep_b), std::integral_constants that say whether the kernel is to read
+// deep factors: of floats all are, when they have been copied.
+template <class T, class Function>
+void dispatch_layouts(const Problem& problem, Function&& function) {
+  if constexpr (sizeof(T) == 4) {
+    function(std::true_type{}, std::true_type{});
+  } else {
+    dispatch_value<false, true>(stored_a(problem).deep, [&](auto deep_a) {
+      dispatch_value<false, true>(stored_b(problem).deep,
+                                  [&](auto deep_b) { function(deep_a, deep_b); });
+    });
+  }
 }
 
 }  // namespace matmul

@@ -1,9 +1,10 @@
-// matmul on Hopper's tensor cores: 16-bit factors, float sums, a result of 16 or 32 bits.
+// matmul on Hopper's tensor cores: factors of 16 bits or of floats, which are multiplied in TF32;
+// float sums, a result of 16 or 32 bits.
 //
 // As many clusters as fit stay for the whole launch, and take one tile of the result after the
-// other. In each block a producer copies slices of the factors, 64 deep, into a ring of stages; one
-// or two consumers, warpgroups with rows of the tile each, multiply them into sums in their
-// registers, and write those through shared memory. What a block copies of a factor that its
+// other. In each block a producer copies slices of the factors, 128 bytes deep, into a ring of
+// stages; one or two consumers, warpgroups with rows of the tile each, multiply them into sums in
+// their registers, and write those through shared memory. What a block copies of a factor that its
 // neighbours in the cluster need too goes to all of them:
 //
 //                 tile of b                         producer            consumers
@@ -81,7 +82,8 @@ struct Persistent {
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
 
-  static_assert(sizeof(Factor) == 2, "wgmma takes rows of k only for 16 bits");
+  static_assert(sizeof(Factor) == 2 || (kDeepA && kDeepB),
+                "wgmma takes rows of k only for 16 bits");
   static_assert(kConsumers == 1 || kConsumers == 2);
   static_assert(kRows % (kConsumers * kProductRows) == 0, "a consumer has whole wgmmas");
   static_assert(kRows / kClusterCols % 64 == 0 && kCols / kClusterRows % 64 == 0,
@@ -112,7 +114,7 @@ struct TileOrder {
   unsigned cols;
   unsigned tiles;  // rows * cols * batch, less than 2^31
   unsigned group;
-  int steps;           // stages a tile takes: the depth / kStageDepth, rounded up
+  int steps;           // stages a tile takes
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
 };
@@ -161,11 +163,11 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
       // Bytes from other blocks may come first; the phase cannot end before this arrival.
       announce(full, Config::kStageBytes);
       copy_slice<Config::kDeepA, Config::kRows, kClusterCols>(
-          storage.a[ring.stage], a, at.row, step * kStageDepth, at.matrix * order.a_batch_stride,
-          full, rank_col, row_blocks);
+          storage.a[ring.stage], a, at.row, step * kStageDepth<typename Config::Factor>,
+          at.matrix * order.a_batch_stride, full, rank_col, row_blocks);
       copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(
-          storage.b[ring.stage], b, at.col, step * kStageDepth, at.matrix * order.b_batch_stride,
-          full, rank_row, col_blocks);
+          storage.b[ring.stage], b, at.col, step * kStageDepth<typename Config::Factor>,
+          at.matrix * order.b_batch_stride, full, rank_row, col_blocks);
       ring.advance();
     }
   }

@@ -1,4 +1,4 @@
-// Compiled for each of: __half __nv_bfloat16
+// Compiled for each of: __half __nv_bfloat16 float
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -28,7 +28,7 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
               problem.result_dtype == DType::kFloat32, problem.n % 4 == 0};
     order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows));
     order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kCols));
-    order.steps = static_cast<int>(divide_up(problem.k, kStageDepth));
+    order.steps = static_cast<int>(divide_up(problem.k, kStageDepth<T>));
     while (1 << order.splits_log2 < config.splits) ++order.splits_log2;
     order.a_batch_stride = problem.share_a ? 0 : 1;
     order.b_batch_stride = problem.share_b ? 0 : 1;
@@ -44,14 +44,12 @@ void launch_split_k(const Queue& queue, const Config& config, const Problem& pro
   const auto matches = [&](const SplitKTile& tile) { return tile.rows == config.tile_rows; };
   dispatch_instance<kSplitKTiles>(matches, [&](auto index) {
     constexpr const SplitKTile& kTile = kSplitKTiles[decltype(index)::value];
-    dispatch_value<false, true>(problem.transpose_a, [&](auto transpose_a) {
-      dispatch_value<false, true>(problem.transpose_b, [&](auto transpose_b) {
-        using Kernel = SplitK<T, !decltype(transpose_a)::value, decltype(transpose_b)::value,
-                              kTile.rows, kTile.stages, kTile.resident>;
-        static_assert(Kernel::kThreads == kTile.threads());
-        static_assert(kSharedBytes<SplitKStorage<Kernel>> == kTile.shared_bytes());
-        launch_tile<Kernel>(queue, config, problem, buffers);
-      });
+    dispatch_layouts<T>(problem, [&](auto deep_a, auto deep_b) {
+      using Kernel = SplitK<T, decltype(deep_a)::value, decltype(deep_b)::value, kTile.rows,
+                            kTile.stages, kTile.resident>;
+      static_assert(Kernel::kThreads == kTile.threads());
+      static_assert(kSharedBytes<SplitKStorage<Kernel>> == kTile.shared_bytes());
+      launch_tile<Kernel>(queue, config, problem, buffers);
     });
   });
 }

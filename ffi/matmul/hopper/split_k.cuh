@@ -100,10 +100,10 @@ __device__ __forceinline__ void produce(SplitKStorage<Config>& storage, const Te
     Mbarrier* const full = &storage.full[ring.stage];
     announce(full, Config::kStageBytes);
     copy_slice<Config::kDeepA, Config::kRows, 1>(storage.a[ring.stage], a, at.row,
-                                                 step * kStageDepth,
+                                                 step * kStageDepth<typename Config::Factor>,
                                                  at.matrix * order.a_batch_stride, full, 0, 0);
     copy_slice<Config::kDeepB, Config::kCols, 1>(storage.b[ring.stage], b, at.col,
-                                                 step * kStageDepth,
+                                                 step * kStageDepth<typename Config::Factor>,
                                                  at.matrix * order.b_batch_stride, full, 0, 0);
     ring.advance();
   }

@@ -1,4 +1,4 @@
-// A ring of stages in shared memory, each with a slice of both factors, 64 deep: copied by a
+// A ring of stages in shared memory, each with a slice of both factors, 128 bytes deep: copied by a
 // producer, multiplied by consumers. What the kernels on Hopper's tensor cores have in common.
 #pragma once
 
@@ -13,8 +13,9 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// 64 elements of 16 bits are the 128 bytes that a swizzled line holds.
-inline constexpr int kStageDepth = 64;
+// As many elements as a swizzled line holds.
+template <class Factor>
+inline constexpr int kStageDepth = kLineBytes / static_cast<int>(sizeof(Factor));
 
 // One wgmma has 64 rows.
 inline constexpr int kProductRows = 64;
@@ -81,7 +82,7 @@ __device__ __forceinline__ void multiply_stage(float (&sums)[Config::kWaves][Con
   constexpr bool kDeepB = Config::kDeepB;
   begin_products();
 #pragma unroll
-  for (int k = 0; k < kStageDepth / kProductDepth; ++k) {
+  for (int k = 0; k < kLineBytes / kProductBytes; ++k) {
 #pragma unroll
     for (int wave = 0; wave < Config::kWaves; ++wave) {
       multiply_add<typename Config::Factor, kDeepA, kDeepB>(

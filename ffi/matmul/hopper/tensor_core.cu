@@ -1,4 +1,4 @@
-// Compiled for each of: __half __nv_bfloat16
+// Compiled for each of: __half __nv_bfloat16 float
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -29,14 +29,14 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
       plain = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
                static_cast<int>(problem.n)};
     } else {
-      result = map_of<Result>(buffers.result, problem.batch, problem.m, problem.n, problem.n,
-                              kProductRows);
+      result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch, problem.m,
+                              problem.n, problem.n, kProductRows);
     }
     order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows * Kernel::kClusterRows));
     order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kCols * Kernel::kClusterCols));
     order.tiles = order.rows * order.cols * static_cast<unsigned>(problem.batch);
     order.group = static_cast<unsigned>(config.group);
-    order.steps = static_cast<int>(divide_up(problem.k, kStageDepth));
+    order.steps = static_cast<int>(divide_up(problem.k, kStageDepth<T>));
     order.a_batch_stride = problem.share_a ? 0 : 1;
     order.b_batch_stride = problem.share_b ? 0 : 1;
   }
@@ -53,13 +53,16 @@ void launch_layout(const Queue& queue, const Config& config, const Problem& prob
   };
   dispatch_instance<kTensorCoreTiles>(matches, [&](auto index) {
     constexpr const TensorCoreTile& kTile = kTensorCoreTiles[decltype(index)::value];
-    using Result = std::conditional_t<kTile.result_bytes == 4, float, T>;
-    using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
-                              kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, /*kPending=*/1,
-                              /*kLead=*/0, kTile.late_stores>;
-    static_assert(Kernel::kThreads == kTile.threads());
-    static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
-    launch_persistent<Kernel>(queue, config, problem, buffers);
+    if constexpr (kTile.result_bytes >= static_cast<int>(sizeof(T))) {
+      using Result = std::conditional_t<kTile.result_bytes == 4, float, T>;
+      using Kernel =
+          Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
+                     kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, /*kPending=*/1,
+                     /*kLead=*/0, kTile.late_stores>;
+      static_assert(Kernel::kThreads == kTile.threads());
+      static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
+      launch_persistent<Kernel>(queue, config, problem, buffers);
+    }
   });
 }
 
@@ -72,11 +75,9 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
     const std::int64_t elements = problem.batch * problem.m * problem.n;
     return clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
   }
-  dispatch_value<false, true>(problem.transpose_a, [&](auto transpose_a) {
-    dispatch_value<false, true>(problem.transpose_b, [&](auto transpose_b) {
-      launch_layout<T, !decltype(transpose_a)::value, decltype(transpose_b)::value>(
-          queue, config, problem, buffers);
-    });
+  dispatch_layouts<T>(problem, [&](auto deep_a, auto deep_b) {
+    launch_layout<T, decltype(deep_a)::value, decltype(deep_b)::value>(queue, config, problem,
+                                                                       buffers);
   });
 }
 
