@@ -183,7 +183,7 @@ def test_special_values_stay_in_their_row_and_column(implementation):
 TENSOR_CORE_TILES = {
     (64, 128): {"interpret": (72, 136, 200), "cuda": (72, 136, 200)},
     (128, 128): {"interpret": (200, 200, 136), "cuda": (1000, 2000, 136)},
-    (128, 256): {"interpret": (200, 264, 136), "cuda": (2000, 2000, 136)},
+    (128, 256): {"interpret": (200, 504, 136), "cuda": (2000, 2000, 136)},
 }
 
 
@@ -193,6 +193,18 @@ def on_tensor_cores(implementation):
     if why := helpers.refusal("matmul", "tensor_core", [(8, 8), (8, 8)], "bfloat16"):
         pytest.skip(why)
     return {"implementation": implementation, "algorithm": "tensor_core"}
+
+
+def to_tf32(x):
+    """The nearest numbers of TF32: 11 bits of a float's 24."""
+    fraction, exponent = np.frexp(np.asarray(x, np.float64))
+    return np.ldexp(np.round(np.ldexp(fraction, 11)), exponent - 11).astype(np.float32)
+
+
+def factor(shape, dtype, seed=0):
+    """Normal numbers that tensor cores multiply as they are: of float32, those of TF32."""
+    x = helpers.normal(shape, dtype, seed)
+    return to_tf32(x) if dtype == "float32" else x
 
 
 def stored(x, transpose):
@@ -221,23 +233,30 @@ def recorded_dot(a, b, transpose_a, transpose_b, dtype, **how):
     return y, execution["config"]
 
 
+TENSOR_CORE_DTYPES = [
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float32", "float32"),
+]
+"""Of factors and of results."""
+
+
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "float32"])
+@pytest.mark.parametrize(("dtype", "result"), TENSOR_CORE_DTYPES)
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("tile", TENSOR_CORE_TILES, ids=str)
-def test_tensor_core(tile, transpose_b, transpose_a, wide, dtype, on_tensor_cores):
+def test_tensor_core(tile, transpose_b, transpose_a, dtype, result, on_tensor_cores):
     """Every kernel, with rows, columns and a depth that no tile divides."""
     implementation = on_tensor_cores["implementation"]
     m, n, k = TENSOR_CORE_TILES[tile][implementation]
-    a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
-    y, config = recorded_dot(
-        a, b, transpose_a, transpose_b, "float32" if wide else dtype, **on_tensor_cores
-    )
-    assert y.dtype == ("float32" if wide else dtype)
+    a, b = factor((m, k), dtype), factor((k, n), dtype, seed=1)
+    y, config = recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
+    assert y.dtype == result
     assert_matmul(y, a, b)
-    if not (wide and tile == (128, 128)):
+    if not (result == "float32" and tile == (128, 128)):
         assert (config["tile_rows"], config["tile_cols"]) == tile
 
 
@@ -264,25 +283,39 @@ def test_tensor_core_of_batches(transpose_b, transpose_a, share, on_tensor_cores
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "float32"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_tensor_core_of_batches_of_floats(transpose_b, transpose_a, on_tensor_cores):
+    a, b = factor((5, 136, 72), "float32"), factor((5, 72, 264), "float32", seed=1)
+    y, _ = recorded_dot(a, b, transpose_a, transpose_b, "float32", **on_tensor_cores)
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "result"), TENSOR_CORE_DTYPES[2:])
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize(
     "sizes", [(72, 131, 200), (129, 264, 67), (131, 136, 64), (65, 257, 129)], ids=str
 )
 def test_tensor_core_of_rows_that_tensor_copies_cannot_take(
-    sizes, transpose_b, transpose_a, wide, on_tensor_cores
+    sizes, transpose_b, transpose_a, dtype, result, on_tensor_cores
 ):
-    """Factors with such rows are copied first, and such a result is written element by element."""
+    """Factors with such rows are copied first, and such a result is written element by element.
+
+    Floats are also copied where k is not the contiguous dimension.
+    """
     m, n, k = sizes
-    a, b = helpers.normal((2, m, k), "bfloat16"), helpers.normal((2, k, n), "bfloat16", seed=1)
-    y, config = recorded_dot(
-        a, b, transpose_a, transpose_b, "float32" if wide else "bfloat16", **on_tensor_cores
-    )
+    a, b = factor((2, m, k), dtype), factor((2, k, n), dtype, seed=1)
+    y, config = recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
     assert_matmul(y, a, b)
-    assert config["copies_a"] == ((m if transpose_a else k) % 8 != 0)
-    assert config["copies_b"] == ((k if transpose_b else n) % 8 != 0)
-    assert config["writes_elements"] == (n % (4 if wide else 8) != 0)
+    if dtype == "float32":
+        assert config["copies_a"] == (transpose_a or k % 4 != 0)
+        assert config["copies_b"] == (not transpose_b or k % 4 != 0)
+    else:
+        assert config["copies_a"] == ((m if transpose_a else k) % 8 != 0)
+        assert config["copies_b"] == ((k if transpose_b else n) % 8 != 0)
+    assert config["writes_elements"] == (n % (4 if result == "float32" else 8) != 0)
 
 
 @pytest.mark.kernel
@@ -311,8 +344,7 @@ def test_tensor_core_copies_a_shared_factor_once(share, on_tensor_cores):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "float32"])
+@pytest.mark.parametrize(("dtype", "result"), TENSOR_CORE_DTYPES)
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize(
@@ -320,13 +352,13 @@ def test_tensor_core_copies_a_shared_factor_once(share, on_tensor_cores):
     [(1, 8, 72), (8, 136, 1032), (64, 128, 512), (5, 131, 517), (72, 264, 520), (200, 40, 2056)],
     ids=str,
 )
-def test_split_k(sizes, transpose_b, transpose_a, wide, dtype, on_tensor_cores):
+def test_split_k(sizes, transpose_b, transpose_a, dtype, result, on_tensor_cores):
     """Each block of a cluster multiplies a part of the depth; few rows or many, of any length."""
     how = {**on_tensor_cores, "algorithm": "split_k"}
     m, n, k = sizes
-    a, b = helpers.normal((2, m, k), dtype), helpers.normal((2, k, n), dtype, seed=1)
-    y, config = recorded_dot(a, b, transpose_a, transpose_b, "float32" if wide else dtype, **how)
-    assert y.dtype == ("float32" if wide else dtype)
+    a, b = factor((2, m, k), dtype), factor((2, k, n), dtype, seed=1)
+    y, config = recorded_dot(a, b, transpose_a, transpose_b, result, **how)
+    assert y.dtype == result
     assert_matmul(y, a, b)
     assert config["splits"] >= 2
     assert config["tile_rows"] == (64 if m <= 64 else 128)
@@ -347,10 +379,89 @@ def test_split_k_in_any_order_of_threads(rows, on_tensor_cores):
     assert_matmul(y, a, b)
 
 
-def test_split_k_needs_a_depth_to_divide(on_tensor_cores):
-    x = jnp.ones((64, 64), "bfloat16")
-    with pytest.raises(ValueError, match="algorithm 'split_k' takes a depth of more than 64"):
+@pytest.mark.parametrize(("dtype", "depth"), [("bfloat16", 64), ("float32", 32)])
+def test_split_k_needs_a_depth_to_divide(dtype, depth, on_tensor_cores):
+    x = jnp.ones((depth, depth), dtype)
+    with pytest.raises(ValueError, match=f"algorithm 'split_k' takes a depth of more than {depth}"):
         jax_gpuops.matmul(x, x, **{**on_tensor_cores, "algorithm": "split_k"})
+
+
+# float32 by TF32
+
+
+ROUNDED = np.array(
+    # Between 1 and the next number of TF32, 1 + 2**-10; a tie is to either of the two.
+    [
+        *(1 + i * 2**-13 for i in range(9)),
+        *(-(2**20) * (1 + i * 2**-13) for i in range(9)),
+        *(0.0, -0.0, 1e-30, -3e38, np.pi, 2.0**-126, 3 * 2.0**-140),
+    ],
+    "float32",
+)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k"])
+@pytest.mark.parametrize("transposed", [False, True])
+@pytest.mark.parametrize("left", [True, False])
+def test_rounding_to_tf32(left, transposed, algorithm, on_tensor_cores):
+    """Each factor is rounded to the nearest number of TF32, not cut off, however it is stored."""
+    x = np.resize(ROUNDED, (72, 64))
+    one = np.eye(64, dtype="float32")
+    how = {**on_tensor_cores, "algorithm": algorithm}
+    if left:
+        y = dot(stored(x, transposed), one, transposed, False, "float32", **how)
+    else:
+        y = swap(np.asarray(dot(one, stored(swap(x), transposed), False, transposed, None, **how)))
+    unit = 2.0**-10 * 2.0 ** np.floor(np.log2(np.maximum(np.abs(x), 2.0**-126)))
+    assert np.all(np.abs(helpers.exact(y) - helpers.exact(x)) <= unit / 2)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k"])
+def test_special_values_by_tf32_stay_in_their_row_and_column(algorithm, on_tensor_cores):
+    a, b = factor((33, 70), "float32"), factor((70, 37), "float32", seed=1)
+    a[3, 69], b[2, 36], a[7, 0] = np.inf, -np.inf, np.nan
+    y = jax_gpuops.matmul(a, b, **{**on_tensor_cores, "algorithm": algorithm})
+    with np.errstate(invalid="ignore"):
+        expected = a @ b
+    for which in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(which(y), which(expected))
+
+
+def plan_of_floats(precision, on_tensor_cores):
+    how = {"implementation": on_tensor_cores["implementation"], "precision": precision}
+    return jax_gpuops.plan("matmul", [(256, 256)] * 2, "float32", **how).algorithm
+
+
+@pytest.mark.parametrize("precision", [None, "high", "tensorfloat32", "TF32_TF32_F32"])
+def test_precisions_that_tf32_satisfies(precision, on_tensor_cores):
+    assert plan_of_floats(precision, on_tensor_cores) == "tensor_core"
+
+
+@pytest.mark.parametrize("precision", ["highest", "float32", "F32_F32_F32"])
+def test_precisions_that_tf32_does_not_satisfy(precision, on_tensor_cores):
+    assert plan_of_floats(precision, on_tensor_cores) in LADDER
+    with pytest.raises(ValueError, match="multiplies float32 in TF32, which precision .* excludes"):
+        jax_gpuops.matmul(*[jnp.ones((8, 8))] * 2, precision=precision, **on_tensor_cores)
+
+
+@pytest.mark.parametrize("algorithm", LADDER)
+def test_kernels_that_refuse_tf32(algorithm, implementation):
+    x = jnp.ones((8, 8))
+    how = {"implementation": implementation, "algorithm": algorithm}
+    with pytest.raises(ValueError, match="by F32_F32_F32, not by TF32_TF32_F32"):
+        jax_gpuops.matmul(x, x, precision="TF32_TF32_F32", **how)
+
+
+@pytest.mark.kernel
+def test_gradients_by_tf32(on_tensor_cores):
+    a, b = factor((72, 40), "float32"), factor((40, 136), "float32", seed=1)
+    g = factor((72, 136), "float32", seed=2)
+    _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
+    a_bar, b_bar = pull(jnp.asarray(g))
+    assert_matmul(a_bar, g, swap(b))
+    assert_matmul(b_bar, swap(a), g)
 
 
 @pytest.mark.kernel
@@ -419,16 +530,16 @@ def test_gradients_that_tensor_core_cannot_take(on_tensor_cores):
 
     def loss(a):
         b = jnp.ones((16, 24), "bfloat16")
-        return jax_gpuops.matmul(a, b, preferred_element_type=jnp.float32, **on_tensor_cores).sum()
+        how = {"preferred_element_type": jnp.float32, "precision": "highest", **on_tensor_cores}
+        return jax_gpuops.matmul(a, b, **how).sum()
 
-    with pytest.raises(ValueError, match="takes float16 and bfloat16, not float32"):
+    with pytest.raises(ValueError, match="multiplies float32 in TF32, which .* HIGHEST excludes"):
         jax.make_jaxpr(jax.grad(loss))(jnp.ones((8, 16), "bfloat16"))
 
 
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda x, **how: jax_gpuops.matmul(x.astype("float32"), x, **how), "not float32"),
         (lambda x, **how: jax_gpuops.gemm(x, x, x, beta=1, **how), "adds no c"),
         (lambda x, **how: jax_gpuops.gemm(x, x, alpha=2, **how), "has no alpha other than 1"),
     ],
@@ -436,6 +547,12 @@ def test_gradients_that_tensor_core_cannot_take(on_tensor_cores):
 def test_what_tensor_core_refuses(call, why, on_tensor_cores):
     with pytest.raises(ValueError, match=f"algorithm 'tensor_core' .*{why}"):
         call(jnp.ones((16, 16), "bfloat16"), **on_tensor_cores)
+
+
+def test_tensor_core_refuses_float64(on_tensor_cores):
+    x = np.ones((16, 16))
+    with helpers.x64("float64"), pytest.raises(ValueError, match="'tensor_core' .*not float64"):
+        jax_gpuops.matmul(x, x, **on_tensor_cores)
 
 
 @pytest.mark.kernel
@@ -455,7 +572,8 @@ def test_the_plan_prefers_tensor_cores(on_tensor_cores):
     for m, n, k, dtype, expected in (
         (64, 64, 64, "bfloat16", ["tensor_core"]),
         (32, 32, 32, "bfloat16", ["coalesced"]),
-        (512, 512, 512, "float32", LADDER),
+        (512, 512, 512, "float32", ["tensor_core"]),
+        (8, 128, 4096, "float32", ["split_k"]),
         (2000, 2001, 513, "float16", ["tensor_core"]),
         (8, 128, 4096, "bfloat16", ["split_k"]),
     ):
@@ -843,7 +961,11 @@ def test_bad_input_is_named_at_trace_time(call, error, text, implementation):
 
 def test_plan_says_what_runs(implementation):
     plan = jax_gpuops.plan(
-        "matmul", [(2048, 64), (64, 2048)], "float32", implementation=implementation
+        "matmul",
+        [(2048, 64), (64, 2048)],
+        "float32",
+        precision="highest",
+        implementation=implementation,
     )
     assert (plan.implementation, plan.algorithm) == (implementation, "double_buffered")
     plan = jax_gpuops.plan("matmul", [(4, 4), (4, 4)], "float32", implementation=implementation)
