@@ -42,11 +42,11 @@ def matmul(
 
     Args:
       a: an array of shape (..., m, k) or (k,). The kernels support float16, bfloat16, float32 and
-        float64. They multiply and add 16-bit floats in float32, and float32 in float32 (not TF32),
-        for every `precision`.
+        float64. They add products of 16-bit floats in float32.
       b: an array of shape (..., k, n) or (k,).
-      precision: the precision of XLA's product, as in JAX. The kernels accept any
-        `jax.lax.Precision`, and only the `jax.lax.DotAlgorithmPreset` that they implement.
+      precision: as in JAX. On Hopper's tensor cores the kernels multiply float32 in TF32, as XLA
+        does, except at the highest precision. Of `jax.lax.DotAlgorithmPreset` they accept what they
+        implement.
       preferred_element_type: the dtype of the result. The kernels support that of a and b, and
         float32 for 16-bit floats.
       out_sharding: as in JAX; the kernels do not support it.

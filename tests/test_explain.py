@@ -190,7 +190,7 @@ LEFT_TO_XLA = {
         "dtype int4 is not among",
     ),
     "product": (
-        lambda x: jax_gpuops.matmul(x, x.T, precision="TF32_TF32_F32"),
+        lambda x: jax_gpuops.matmul(x, x.T, precision="TF32_TF32_F32_X3"),
         "multiply float32 by F32_F32_F32, not by",
     ),
     "gemm": (lambda x: jax_gpuops.gemm(x + 1j, x.T), "take two operands of one dtype"),

@@ -171,8 +171,8 @@ def mask(*shape):
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5)],
-            {**GEMM, "precision": "TF32_TF32_F32"},
-            "multiply float32 by F32_F32_F32, not by TF32_TF32_F32",
+            {**GEMM, "precision": "TF32_TF32_F32_X3"},
+            "multiply float32 by F32_F32_F32, not by TF32_TF32_F32_X3",
         ),
         (
             "gemm_v2",

@@ -442,7 +442,7 @@ def test_precisions_that_tf32_satisfies(precision, on_tensor_cores):
 @pytest.mark.parametrize("precision", ["highest", "float32", "F32_F32_F32"])
 def test_precisions_that_tf32_does_not_satisfy(precision, on_tensor_cores):
     assert plan_of_floats(precision, on_tensor_cores) in LADDER
-    with pytest.raises(ValueError, match="multiplies float32 in TF32, which precision .* excludes"):
+    with pytest.raises(ValueError, match=r"multiplies float32 in TF32, which .* excludes"):
         jax_gpuops.matmul(*[jnp.ones((8, 8))] * 2, precision=precision, **on_tensor_cores)
 
 
@@ -533,7 +533,7 @@ def test_gradients_that_tensor_core_cannot_take(on_tensor_cores):
         how = {"preferred_element_type": jnp.float32, "precision": "highest", **on_tensor_cores}
         return jax_gpuops.matmul(a, b, **how).sum()
 
-    with pytest.raises(ValueError, match="multiplies float32 in TF32, which .* HIGHEST excludes"):
+    with pytest.raises(ValueError, match=r"multiplies float32 in TF32, which .* HIGHEST excludes"):
         jax.make_jaxpr(jax.grad(loss))(jnp.ones((8, 16), "bfloat16"))
 
 
@@ -551,7 +551,7 @@ def test_what_tensor_core_refuses(call, why, on_tensor_cores):
 
 def test_tensor_core_refuses_float64(on_tensor_cores):
     x = np.ones((16, 16))
-    with helpers.x64("float64"), pytest.raises(ValueError, match="'tensor_core' .*not float64"):
+    with helpers.x64("float64"), pytest.raises(ValueError, match=r"'tensor_core' .*not float64"):
         jax_gpuops.matmul(x, x, **on_tensor_cores)
 
 

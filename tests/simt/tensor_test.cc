@@ -60,6 +60,8 @@ CUtensorMapDataType type_of() {
 float to_float(float x) { return x; }
 float to_float(__half x) { return __half2float(x); }
 float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+// Of numbers up to 1: a number that TF32 has.
+void from_float(float x, float& to) { to = std::nearbyint(x * 0x1p10f) * 0x1p-10f; }
 void from_float(float x, __half& to) { to = __float2half_rn(x); }
 void from_float(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
 
@@ -636,9 +638,10 @@ void check_matmul(const Shape& shape, unsigned clusters) {
                             {bytes, bytes * lines},
                             {box_cols, box_rows, 1}});
   };
-  const TensorMap a_map = map(a, a_inner, a_lines, a_stride, batch, 64,
+  constexpr int kBox = kLineBytes / sizeof(Factor);
+  const TensorMap a_map = map(a, a_inner, a_lines, a_stride, batch, kBox,
                               kDeepA ? Config::kRows / Config::kClusterCols : 64);
-  const TensorMap b_map = map(b, b_inner, b_lines, b_stride, b_batch, 64,
+  const TensorMap b_map = map(b, b_inner, b_lines, b_stride, b_batch, kBox,
                               kDeepB ? Config::kCols / Config::kClusterRows : 64);
   const TensorMap result_map = map(result, cols, rows, stride, batch, Config::kPanelCols, 64);
   matmul::TileOrder order{};
@@ -659,8 +662,10 @@ void check_matmul(const Shape& shape, unsigned clusters) {
   CHECK(error.empty());
   if (!error.empty()) std::printf("%s\n", error.c_str());
 
-  // A step of 16 truncates 17 terms at 2^-25, and rounds toward zero at 2^-23.
-  const double per_term = (depth / 16 + 1) * (17 * 0x1p-25 + 0x1p-23);
+  // A step of 16, or of 8 floats, truncates as many terms and the sum at 2^-25, and rounds toward
+  // zero at 2^-23.
+  constexpr int kStep = kProductBytes / sizeof(Factor);
+  const double per_term = (depth / kStep + 1) * ((kStep + 1) * 0x1p-25 + 0x1p-23);
   const double rounding = sizeof(Result) == 4              ? 0
                           : std::is_same_v<Result, __half> ? 0x1p-11
                                                            : 0x1p-8;
@@ -719,6 +724,7 @@ void test_matmul() {
   check_matmul<matmul::Persistent<H, H, false, false, 128, 192, 2, 2, 1, 1, 0, 0, true>>();
   check_matmul<matmul::Persistent<H, H, true, true, 128, 256, 2, 2, 2, 1, 1, 1, false>>();
   check_matmul<matmul::Persistent<H, float, true, false, 64, 64, 1, 2, 1, 1, 0, 0, false>>();
+  check_matmul<matmul::Persistent<float, float, true, true, 128, 256, 2, 2, 2, 1, 1, 0, false>>();
 }
 
 }  // namespace
