@@ -20,10 +20,8 @@ constexpr double kLeastTensorCoreWork = 1 << 18;
 constexpr std::int64_t kTensorCoreDepthBytes = 128;
 // As TensorCoreTile has it.
 constexpr int kSplitKSpeed = 86;
-// How many rows of tiles of tensor_core share columns of b in the L2 cache: factors of 16 bits, and
-// floats.
-constexpr int kTensorCoreGroup = 8;
-constexpr int kTensorCoreGroupOfFloats = 4;
+// How many rows of tiles of tensor_core share columns of b in the L2 cache.
+constexpr std::int64_t kTensorCoreGroup = 8;
 // Coordinates of tensor copies and numbers of tiles are ints, and a matrix is at most what a stride
 // of a tensor map spans.
 constexpr std::int64_t kMostTensorExtent = 1 << 30;
@@ -200,7 +198,7 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
                                                  device.multiprocessors / tile.cluster_rows);
   config.cluster_rows = tile.cluster_rows;
   config.stages = tile.stages;
-  config.group = problem.dtype == DType::kFloat32 ? kTensorCoreGroupOfFloats : kTensorCoreGroup;
+  config.group = kTensorCoreGroup;
   config.shared_bytes = tile.shared_bytes();
   config.writes_elements =
       !fits_tensor_copies(problem.n * static_cast<std::int64_t>(info(problem.result_dtype).bytes));
