@@ -51,7 +51,7 @@ CALLS = {
     "argmax": ("ops.argmax(x, 0, implementation='cuda')", "300, 700", "jnp.argmax(x, 0)"),
     "transpose": ("ops.transpose(x, implementation='cuda')", "300, 700", "x.T"),
     "gemm": (
-        "ops.matmul(x, x, implementation='cuda')",
+        "ops.matmul(x, x, precision='highest', implementation='cuda')",
         "300, 300",
         "jnp.matmul(x, x, precision='highest')",
     ),

@@ -16,7 +16,7 @@ from jax_gpuops.flax import attention_fn
 
 @pytest.fixture(autouse=True)
 def full_precision():
-    """Stock layers and ours multiply float32 in TF32 on a GPU, by kernels of their own."""
+    """By default float32 is multiplied in TF32 on a GPU, which is less exact than the tolerance."""
     with jax.default_matmul_precision("highest"):
         yield
 

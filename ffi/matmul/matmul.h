@@ -8,6 +8,7 @@
 
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/integer.h"
 #include "core/queue.h"
 #include "core/registry.h"
 
@@ -289,13 +290,19 @@ inline StoredFactor stored_b(const Problem& problem) {
           deep ? problem.k : problem.n, deep, static_cast<int>(info(problem.dtype).bytes)};
 }
 
-// Factors that the kernels cannot read as they are stored are copied first: rows that are not whole
-// 16 bytes to rows that begin at multiples of 128, and floats that are not deep to their transpose.
+// What a line of a stage in shared memory holds: a stage's depth, and where rows should begin.
+inline constexpr int kTensorLineBytes = 128;
+
+// Whether tensor copies take rows of so many bytes.
+inline bool fits_tensor_copies(std::int64_t bytes) { return bytes % 16 == 0; }
+
+// Factors that the kernels cannot read as they are stored are copied first: rows that do not fit
+// tensor copies to rows that begin at whole lines, and floats that are not deep to their transpose.
 inline bool is_transposed(const StoredFactor& factor) {
   return factor.element_bytes == 4 && !factor.deep;
 }
 inline bool needs_copy(const StoredFactor& factor) {
-  return is_transposed(factor) || factor.length * factor.element_bytes % 16 != 0;
+  return is_transposed(factor) || !fits_tensor_copies(factor.length * factor.element_bytes);
 }
 
 // Of its copy: what it is, how many elements lie from one row to the next, and its bytes. Copies
@@ -305,8 +312,8 @@ inline StoredFactor copy_of(const StoredFactor& factor) {
   return {factor.batch, factor.length, factor.rows, true, factor.element_bytes};
 }
 inline std::int64_t pitch_of_copy(const StoredFactor& factor) {
-  const int per_line = 128 / factor.element_bytes;
-  return (copy_of(factor).length + per_line - 1) / per_line * per_line;
+  const int per_line = kTensorLineBytes / factor.element_bytes;
+  return divide_up(copy_of(factor).length, per_line) * per_line;
 }
 inline std::int64_t copy_bytes(const StoredFactor& factor) {
   return factor.batch * copy_of(factor).rows * pitch_of_copy(factor) * factor.element_bytes;

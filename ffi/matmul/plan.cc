@@ -16,8 +16,6 @@ constexpr std::int64_t kLeastTiledExtent = 64;
 constexpr double kLeastSharedWork = 1 << 20;
 // Below about 64^3 multiplications the copies of a tile's slices take longer than the elements do.
 constexpr double kLeastTensorCoreWork = 1 << 18;
-// What a stage of the kernels on tensor cores has of the depth.
-constexpr std::int64_t kTensorCoreDepthBytes = 128;
 // As TensorCoreTile has it.
 constexpr int kSplitKSpeed = 86;
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
@@ -28,6 +26,8 @@ constexpr std::int64_t kMostTensorExtent = 1 << 30;
 constexpr std::int64_t kMostTensorBytes = std::int64_t{1} << 39;
 
 std::string text(std::string_view view) { return std::string(view); }
+
+std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
 
 bool is_16_bit_float(DType dtype) { return dtype == DType::kFloat16 || dtype == DType::kBFloat16; }
 
@@ -54,7 +54,7 @@ bool asks_for_tf32(const Problem& problem) {
   return problem.dtype == DType::kFloat32 && problem.precision == Precision::kTF32TF32F32;
 }
 
-// As XLA does: TF32 for all but the highest precision, which jax.lax.Precision.HIGH is not.
+// As with XLA: jax.lax.Precision.HIGH is what "tensorfloat32" means.
 bool may_use_tf32(const Problem& problem) {
   return problem.dtype == DType::kFloat32 &&
          (problem.precision == Precision::kDefault || problem.precision == Precision::kHigh ||
@@ -80,12 +80,9 @@ void check(const Problem& problem) {
 
 // True if rows of `run` elements begin at multiples of a pack.
 bool fits_packs(const Problem& problem, DType dtype, std::int64_t run) {
-  const auto pack_bytes = kPack * static_cast<std::int64_t>(info(dtype).bytes);
+  const auto pack_bytes = kPack * bytes_of(dtype);
   return run % kPack == 0 && problem.alignment >= std::min<std::int64_t>(pack_bytes, 16);
 }
-
-// Whether tensor copies take rows of so many bytes.
-bool fits_tensor_copies(std::int64_t bytes) { return bytes % 16 == 0; }
 
 std::int64_t copies_bytes(const Problem& problem) {
   std::int64_t bytes = 0;
@@ -98,6 +95,11 @@ std::int64_t copies_bytes(const Problem& problem) {
 double work_of(const Problem& problem) {
   return static_cast<double>(problem.batch) * static_cast<double>(problem.m) *
          static_cast<double>(problem.n) * static_cast<double>(problem.k);
+}
+
+// Whether tensor cores are worth their start, or all that the precision allows.
+bool wants_tensor_cores(const Problem& problem) {
+  return work_of(problem) >= kLeastTensorCoreWork || asks_for_tf32(problem);
 }
 
 std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
@@ -120,10 +122,8 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
-      std::max(problem.m, problem.n) * problem.k >
-          kMostTensorBytes / static_cast<std::int64_t>(info(problem.dtype).bytes) ||
-      problem.m * problem.n >
-          kMostTensorBytes / static_cast<std::int64_t>(info(problem.result_dtype).bytes)) {
+      std::max(problem.m, problem.n) * problem.k > kMostTensorBytes / bytes_of(problem.dtype) ||
+      problem.m * problem.n > kMostTensorBytes / bytes_of(problem.result_dtype)) {
     return "takes extents of at most 2^30 and matrices of at most 512 GiB";
   }
   // As many tiles as the least of them make.
@@ -147,8 +147,8 @@ constexpr double kExchangeTime = 2500;
 constexpr double kStepTime = 126;
 
 std::int64_t depth_steps(const Problem& problem) {
-  const auto bytes = static_cast<std::int64_t>(info(problem.dtype).bytes);
-  return divide_up(problem.k * bytes, kTensorCoreDepthBytes);
+  const auto bytes = bytes_of(problem.dtype);
+  return divide_up(problem.k * bytes, kTensorLineBytes);
 }
 
 // How long `turns` tiles take that a multiprocessor multiplies one after the other.
@@ -165,7 +165,7 @@ struct TensorCoreChoice {
 // The tile by which the multiprocessors are done first: each takes tile after tile.
 TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto begins_lines = [](const StoredFactor& factor) {
-    return needs_copy(factor) || factor.length * factor.element_bytes % 128 == 0;
+    return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
   };
   const bool aligned = begins_lines(stored_a(problem)) && begins_lines(stored_b(problem));
   TensorCoreChoice best{};
@@ -200,8 +200,7 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
   config.stages = tile.stages;
   config.group = kTensorCoreGroup;
   config.shared_bytes = tile.shared_bytes();
-  config.writes_elements =
-      !fits_tensor_copies(problem.n * static_cast<std::int64_t>(info(problem.result_dtype).bytes));
+  config.writes_elements = !fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
   configure_copies(problem, config);
   return config;
 }
@@ -211,8 +210,8 @@ std::string refusal_of_split_k(const Problem& problem, const Device& device) {
   const std::string why = refusal_of_tensor_core(problem, device);
   if (!why.empty()) return why;
   if (depth_steps(problem) >= 2) return "";
-  const auto bytes = static_cast<std::int64_t>(info(problem.dtype).bytes);
-  return "takes a depth of more than " + std::to_string(kTensorCoreDepthBytes / bytes);
+  const auto bytes = bytes_of(problem.dtype);
+  return "takes a depth of more than " + std::to_string(kTensorLineBytes / bytes);
 }
 
 const SplitKTile& split_k_tile(const Problem& problem) {
@@ -299,7 +298,6 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
 
 // The best of our kernels, and why.
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
-  const double work = work_of(problem);
   if (asks_for_tf32(problem)) {
     const std::string why = refusal_of_tensor_core(problem, device);
     if (!why.empty()) {
@@ -311,8 +309,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   }
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);
-  if ((work >= kLeastTensorCoreWork || asks_for_tf32(problem)) &&
-      refusal_of_tensor_core(problem, device).empty()) {
+  if (wants_tensor_cores(problem) && refusal_of_tensor_core(problem, device).empty()) {
     if (refusal_of_split_k(problem, device).empty()) {
       const SplitKChoice split = best_splits(problem, device);
       if (split.time < best_tile(problem, device).time) {
@@ -322,7 +319,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     }
     return {Algorithm::kTensorCore, "tensor cores take the problem"};
   }
-  if (work < kLeastSharedWork) {
+  if (work_of(problem) < kLeastSharedWork) {
     return {Algorithm::kCoalesced, "the problem is too small for tiles to pay"};
   }
   if (std::min(problem.m, problem.n) > kLeastTiledExtent && 2 * tiles >= device.multiprocessors) {
@@ -362,10 +359,9 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 }
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
-  const bool may_copy = algorithm.empty()
-                            ? work_of(problem) >= kLeastTensorCoreWork || asks_for_tf32(problem)
-                            : algorithm == name_of(Algorithm::kTensorCore) ||
-                                  algorithm == name_of(Algorithm::kSplitK);
+  const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem)
+                                          : algorithm == name_of(Algorithm::kTensorCore) ||
+                                                algorithm == name_of(Algorithm::kSplitK);
   const bool takes = (is_16_bit_float(problem.dtype) || may_use_tf32(problem)) && !problem.has_c &&
                      !problem.scaled && problem.k > 0;
   return may_copy && takes ? copies_bytes(problem) : 0;

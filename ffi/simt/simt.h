@@ -187,9 +187,9 @@ void tensor_write(const char* function, Site site, const TensorMap& map, Positio
 void named_barrier(const char* function, Site site, int number, int threads, bool waits);
 void set_registers(const char* function, Site site, unsigned registers, bool takes);
 
-// One wgmma: sums (+)= left right^T, of 64 x `cols` over 16 of the depth.
 enum class FactorType { kFloat16, kBFloat16, kTf32 };
 
+// One wgmma: sums (+)= left right^T, of 64 x `cols` over 32 bytes of the depth.
 struct ProductCall {
   unsigned cols;
   FactorType type;

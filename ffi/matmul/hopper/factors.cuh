@@ -63,14 +63,12 @@ ReadFactor read_factor(const Queue& queue, const void* data, const StoredFactor&
   if (!copies) return {data, stored, stored.length};
   void* const copy = workspace;
   workspace += copy_bytes(stored);
-  if constexpr (sizeof(T) == 4) {
-    if (is_transposed(stored)) {
-      launch_transpose_rows<T>(queue, data, copy, stored);
-      return {copy, copy_of(stored), pitch_of_copy(stored)};
-    }
+  if (!is_transposed(stored)) {
+    launch_align_rows<T>(queue, data, copy, stored);
+  } else if constexpr (sizeof(T) == 4) {
+    launch_transpose_rows<T>(queue, data, copy, stored);
   }
-  launch_align_rows<T>(queue, data, copy, stored);
-  return {copy, stored, pitch_of_copy(stored)};
+  return {copy, copy_of(stored), pitch_of_copy(stored)};
 }
 
 struct ReadFactors {
