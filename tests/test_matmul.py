@@ -21,7 +21,7 @@ from jax_gpuops import _plan, _primitive
 LADDER = [
     a.name
     for a in jax_gpuops.algorithms("matmul")
-    if a.name not in ("tensor_core", "split_k", "cublas")
+    if a.name not in ("tensor_core", "split_k", "skinny", "cublas")
 ]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
 ATTENTION = (((3,), (3,)), ((0, 2), (0, 2)))
@@ -575,9 +575,214 @@ def test_the_plan_prefers_tensor_cores(on_tensor_cores):
         (512, 512, 512, "float32", ["tensor_core"]),
         (8, 128, 4096, "float32", ["split_k"]),
         (2000, 2001, 513, "float16", ["tensor_core"]),
-        (8, 128, 4096, "bfloat16", ["split_k"]),
+        (40, 128, 4096, "bfloat16", ["split_k"]),
+        (8, 128, 4096, "bfloat16", ["skinny"]),
     ):
         assert jax_gpuops.plan("matmul", [(m, k), (k, n)], dtype, **how).algorithm in expected
+
+
+# Few rows or columns
+
+
+@pytest.fixture
+def skinny(implementation):
+    """The options of a product by skinny, which not every GPU can run."""
+    if why := helpers.refusal("matmul", "skinny", [(8, 8), (8, 8)], "bfloat16"):
+        pytest.skip(why)
+    return {"implementation": implementation, "algorithm": "skinny"}
+
+
+def skinny_tile(config, m, n):
+    """Rows of the large factor and columns of the skinny one, and whether packs are read of each."""
+    if m > n:
+        return config["tile_rows"], config["tile_cols"], config["pack_a"], config["pack_b"]
+    return config["tile_cols"], config["tile_rows"], config["pack_b"], config["pack_a"]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("wide", [False, True], ids=["16 bits", "float32"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [(1, 72, 264), (16, 200, 1032), (136, 8, 512), (200, 1, 520), (72, 10, 328), (4, 4, 48)],
+    ids=str,
+)
+def test_skinny(sizes, transpose_b, transpose_a, wide, dtype, skinny):
+    """Whole packs of both factors, as they may be stored, with rows and a depth left over."""
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
+    y, config = recorded_dot(a, b, transpose_a, transpose_b, "float32" if wide else dtype, **skinny)
+    assert y.dtype == ("float32" if wide else dtype)
+    assert_matmul(y, a, b)
+    _, cols, packs_large, packs_skinny = skinny_tile(config, m, n)
+    assert packs_large
+    skinny_is_deep = min(m, n) == 1 or (transpose_b if m > n else not transpose_a)
+    assert packs_skinny
+    assert cols == (8 if skinny_is_deep and min(m, n) <= 8 else 16)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1, 1),
+        (3, 5, 7),
+        (1, 131, 517),
+        (16, 131, 261),
+        (131, 7, 1029),
+        (5, 136, 259),
+        (7, 72, 64),
+    ],
+    ids=str,
+)
+def test_skinny_of_rows_without_whole_packs(sizes, transpose_b, transpose_a, skinny):
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    y, config = recorded_dot(a, b, transpose_a, transpose_b, "bfloat16", **skinny)
+    assert_matmul(y, a, b)
+    large_is_deep = max(m, n) == 1 or (not transpose_a if m > n else transpose_b)
+    _, _, packs_large, _ = skinny_tile(config, m, n)
+    assert packs_large == ((k if large_is_deep else max(m, n)) % 8 == 0)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("rows", [16, 32, 64])
+@pytest.mark.parametrize("m", [6, 8, 11])
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_skinny_of_every_tile(transpose_a, m, rows, transpose_b, skinny):
+    """Larger tiles where there are enough for each multiprocessor: the host simulates 4."""
+    n = {"interpret": {16: 40, 32: 104, 64: 776}, "cuda": {16: 2040, 32: 4104, 64: 33000}}
+    n, k = n[skinny["implementation"]][rows], 328
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    y, config = recorded_dot(a, b, transpose_a, transpose_b, "float32", **skinny)
+    assert_matmul(y, a, b)
+    if skinny["implementation"] == "interpret":  # GPUs have various numbers of multiprocessors
+        assert skinny_tile(config, m, n)[0] == rows
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("share", ["", "a", "b"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("sizes", [(4, 72, 104), (67, 3, 101)], ids=str)
+def test_skinny_of_batches(sizes, transpose_b, transpose_a, share, skinny):
+    m, n, k = sizes
+    a, b = helpers.normal((3, m, k), "bfloat16"), helpers.normal((3, k, n), "bfloat16", 1)
+    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
+    y = jax_gpuops.gemm(
+        stored(a, transpose_a),
+        stored(b, transpose_b),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        **skinny,
+    )
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("sizes", [(5, 72, 264), (5, 67, 261)], ids=["packs", "elements"])
+def test_special_values_stay_in_their_row_and_column_of_skinny(sizes, skinny):
+    """Neither what fills tiles up nor another row's element meets an infinity."""
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    a[3, k - 1], b[2, n - 1], a[4, 0] = np.inf, -np.inf, np.nan
+    for transpose_a in (False, True):
+        for transpose_b in (False, True):
+            y = dot(
+                stored(a, transpose_a),
+                stored(b, transpose_b),
+                transpose_a,
+                transpose_b,
+                "float32",
+                **skinny,
+            )
+            with np.errstate(invalid="ignore"):
+                expected = a.astype(np.float32) @ b.astype(np.float32)
+            for kind in (np.isnan, np.isposinf, np.isneginf):
+                np.testing.assert_array_equal(kind(y), kind(expected))
+
+
+@pytest.mark.kernel
+def test_skinny_without_depth_is_zero(skinny):
+    y = jax_gpuops.matmul(jnp.ones((8, 0), "bfloat16"), jnp.ones((0, 72), "bfloat16"), **skinny)
+    np.testing.assert_array_equal(y, np.zeros((8, 72)))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("offset", [2, 8])
+def test_skinny_at_any_address(offset, skinny):
+    """What begins within a pack is read element by element."""
+    if skinny["implementation"] != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    a, b = helpers.normal((8, 264), "bfloat16"), helpers.normal((264, 72), "bfloat16", seed=1)
+    with helpers.buffers_at(offset):
+        y = np.asarray(jax_gpuops.matmul(a, b, **skinny))
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("sizes", [(3, 72, 1032), (72, 12, 1029)], ids=str)
+def test_skinny_in_any_order_of_threads(sizes, skinny):
+    """The warps' sums are added in one order, whichever warp is done first."""
+    if skinny["implementation"] != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    y = helpers.under_each_schedule(
+        lambda: jax_gpuops.matmul(a, b, **skinny),
+        [(1, {}), (2, {}), (3, {"warp": 0}), (4, {"warp": 5})],
+    )
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+def test_repeats_of_skinny_are_bit_identical(skinny):
+    a, b = helpers.normal((9, 4104), "bfloat16"), helpers.normal((4104, 264), "bfloat16", seed=1)
+    runs = [
+        np.asarray(jax_gpuops.matmul(a, b, preferred_element_type=jnp.float32, **skinny))
+        for _ in range(3)
+    ]
+    np.testing.assert_array_equal(runs[0].view(np.int32), runs[1].view(np.int32))
+    np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda x, **how: jax_gpuops.matmul(x.astype("float32"), x, **how), "not float32"),
+        (lambda x, **how: jax_gpuops.gemm(x, x, x, beta=1, **how), "adds no c"),
+        (lambda x, **how: jax_gpuops.gemm(x, x, alpha=2, **how), "has no alpha other than 1"),
+        (lambda x, **how: jax_gpuops.matmul(x, x, **how), "takes at most 16 rows or columns"),
+    ],
+)
+def test_what_skinny_refuses(call, why, skinny):
+    with pytest.raises(ValueError, match=f"algorithm 'skinny' .*{why}"):
+        call(jnp.ones((17, 17), "bfloat16"), **skinny)
+
+
+def test_the_plan_prefers_skinny_for_few_rows_or_columns(skinny):
+    on_gpu = skinny["implementation"] == "cuda"
+    for m, n, k, dtype, expected in (
+        (1, 2048, 2048, "bfloat16", ["skinny"]),
+        (16, 2048, 2048, "float16", ["skinny"]),
+        (2048, 16, 2048, "float16", ["skinny"]),
+        (3, 2047, 2047, "float16", ["skinny"]),
+        (8, 4096, 128, "bfloat16", ["tensor_core", "split_k"]),  # no depth for eight warps
+        (17, 2048, 2048, "bfloat16", ["tensor_core", "split_k"]),
+        # One block of skinny, but eight of a GPU's for split_k: the host's simulates too few.
+        (8, 16, 1 << 20, "bfloat16", ["split_k" if on_gpu else "skinny"]),
+        (1, 64, 256, "bfloat16", ["coalesced"]),
+        (1, 2048, 2048, "float32", LADDER),
+    ):
+        plan = jax_gpuops.plan(
+            "matmul", [(m, k), (k, n)], dtype, implementation=skinny["implementation"]
+        )
+        assert plan.algorithm in expected, (m, n, k)
 
 
 # The functions

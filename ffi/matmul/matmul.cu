@@ -59,6 +59,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
       return launch_double_buffered(call);
     case Algorithm::kTensorCore:
     case Algorithm::kSplitK:
+    case Algorithm::kSkinny:
     case Algorithm::kCublas:
       throw std::logic_error("not a kernel of this source");
   }
@@ -74,6 +75,12 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
       auto* const launch_it =
           plan.algorithm == Algorithm::kSplitK ? &launch_split_k<T> : &launch_tensor_core<T>;
       launch_it(queue, plan.config, problem, buffers);
+    });
+    return;
+  }
+  if (plan.algorithm == Algorithm::kSkinny) {
+    dispatch<__half, __nv_bfloat16>(problem.dtype, [&](auto type) {
+      launch_skinny<typename decltype(type)::type>(queue, plan.config, problem, buffers);
     });
     return;
   }

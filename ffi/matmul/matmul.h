@@ -127,6 +127,7 @@ enum class Algorithm {
   kDoubleBuffered,
   kTensorCore,
   kSplitK,
+  kSkinny,
   kCublas,
 };
 
@@ -163,6 +164,12 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "their sums.",
      "jax_gpuops", "as tensor_core, and a depth of more than 128 bytes",
      "align_rows_kernel transpose_rows_kernel split_k_kernel"},
+    {"skinny",
+     "Tensor cores for few rows or columns: the other factor streams through registers, each warp "
+     "of a block with a part of the depth.",
+     "jax_gpuops",
+     "float16 and bfloat16; at most 16 rows or columns; no c, alpha 1; compute capability 8.0",
+     "skinny_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only"},
 };
@@ -177,7 +184,8 @@ struct Config {
   int threads = 0;  // of a block
   int tile_rows = 0;
   int tile_cols = 0;
-  // Packs of kPack elements begin at aligned addresses and never straddle an edge.
+  // Packs of kPack elements, or of skinny's own sizes, begin at aligned addresses and never
+  // straddle an edge.
   bool pack_a = false;
   bool pack_b = false;
   bool pack_result = false;
@@ -247,6 +255,11 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
 template <class T>
 void launch_split_k(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
+
+// The same of skinny, which is compiled for all GPUs.
+template <class T>
+void launch_skinny(const Queue& queue, const Config& config, const Problem& problem,
+                   const Buffers& buffers);
 
 // Sizes on which both plans and kernels depend.
 
@@ -371,6 +384,41 @@ struct SplitKTile {
 };
 
 inline constexpr SplitKTile kSplitKTiles[] = {{64, 3, 2}, {128, 5, 1}};
+
+// skinny
+
+inline constexpr int kSkinnyExtent = 16;  // rows or columns, at most
+inline constexpr int kSkinnyThreads = 256;
+
+// A factor as skinny sees it: a's rows or b's columns, each of the depth.
+struct SkinnyFactor {
+  std::int64_t extent;
+  bool deep;  // the depth is contiguous
+  bool shared;
+};
+struct SkinnyFactors {
+  bool large_is_a;
+  SkinnyFactor large;
+  SkinnyFactor skinny;
+};
+inline SkinnyFactors skinny_factors(const Problem& problem) {
+  const SkinnyFactor a{problem.m, !problem.transpose_a || problem.m == 1, problem.share_a};
+  const SkinnyFactor b{problem.n, problem.transpose_b || problem.n == 1, problem.share_b};
+  return problem.m > problem.n ? SkinnyFactors{true, a, b} : SkinnyFactors{false, b, a};
+}
+
+// A block's rows of the large factor, and columns for those of the skinny one.
+struct SkinnyTile {
+  int rows;
+  int cols;
+};
+// Of a large factor that is not read in packs.
+inline constexpr SkinnyTile kSkinnyUnpackedTile{32, 16};
+
+// The sums of each warp.
+constexpr int skinny_shared_bytes(int rows, int cols) {
+  return kSkinnyThreads / 32 * cols * (rows + 4) * 4;
+}
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

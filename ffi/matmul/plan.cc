@@ -16,6 +16,8 @@ constexpr std::int64_t kLeastTiledExtent = 64;
 constexpr double kLeastSharedWork = 1 << 20;
 // Below about 64^3 multiplications the copies of a tile's slices take longer than the elements do.
 constexpr double kLeastTensorCoreWork = 1 << 18;
+// Below it most warps of skinny's blocks have nothing to multiply.
+constexpr std::int64_t kLeastSkinnyDepth = 256;
 // As TensorCoreTile has it.
 constexpr int kSplitKSpeed = 86;
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
@@ -259,6 +261,106 @@ Config configure_split_k(const Problem& problem, const Device& device) {
   return config;
 }
 
+// Why skinny does not take the problem; empty if it does.
+std::string refusal_of_skinny(const Problem& problem, const Device& device) {
+  if (!is_16_bit_float(problem.dtype)) {
+    return "takes float16 and bfloat16, not " + text(info(problem.dtype).name);
+  }
+  if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
+  if (problem.has_c) return "adds no c";
+  if (problem.scaled) return "has no alpha other than 1";
+  if (std::min(problem.m, problem.n) > kSkinnyExtent) {
+    return "takes at most " + std::to_string(kSkinnyExtent) + " rows or columns";
+  }
+  const std::int64_t most = kMostTensorExtent;
+  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most) {
+    return "takes extents of at most 2^30";
+  }
+  // As many blocks as the least of them make.
+  const auto blocks = static_cast<double>(problem.batch) *
+                      static_cast<double>(divide_up(std::max(problem.m, problem.n), 16));
+  return blocks > static_cast<double>(most) ? "takes at most 2^30 tiles of 16 rows" : "";
+}
+
+// How long a multiprocessor takes for an element of the large factor, in nanoseconds: what it could
+// read by itself, and its share of what memory gives to all, 60 and 34 bytes a nanosecond.
+constexpr double kSkinnyReadTime = 2.0 / 60;
+constexpr double kMemoryReadTime = 2.0 / 34;
+
+// Blocks of many rows read the skinny factor less often, and longer runs of a large one whose rows
+// are contiguous; but each multiprocessor should have some, and every one something to do.
+int skinny_rows(const SkinnyFactors& factors, std::int64_t batch, const Device& device) {
+  const auto tiles = [&](int rows) { return batch * divide_up(factors.large.extent, rows); };
+  if (tiles(64) >= std::int64_t{3} * device.multiprocessors) return 64;
+  return 4 * tiles(32) >= std::int64_t{3} * device.multiprocessors ? 32 : 16;
+}
+
+Config configure_skinny(const Problem& problem, const Device& device) {
+  const SkinnyFactors factors = skinny_factors(problem);
+  // A thread reads 8 elements of the depth, or one for each 8 of a block's rows, if these are whole
+  // packs; 2 of the skinny factor's columns.
+  const auto fits = [&](std::int64_t length, int pack) {
+    return length % pack == 0 && problem.alignment >= std::int64_t{2} * pack;
+  };
+  SkinnyTile tile{skinny_rows(factors, problem.batch, device), kSkinnyExtent};
+  bool packs_large = false;
+  if (factors.large.deep) {
+    packs_large = fits(problem.k, 8);
+  } else {
+    while (tile.rows > 16 && !fits(factors.large.extent, tile.rows / 8)) tile.rows /= 2;
+    packs_large = fits(factors.large.extent, tile.rows / 8);
+  }
+  bool packs_skinny = false;
+  if (packs_large) {
+    packs_skinny = factors.skinny.deep ? fits(problem.k, 8) : fits(factors.skinny.extent, 2);
+    if (packs_skinny && factors.skinny.deep && factors.skinny.extent <= 8) tile.cols = 8;
+  } else {
+    tile = kSkinnyUnpackedTile;
+  }
+  Config config;
+  config.threads = kSkinnyThreads;
+  config.tile_rows = factors.large_is_a ? tile.rows : tile.cols;
+  config.tile_cols = factors.large_is_a ? tile.cols : tile.rows;
+  config.pack_a = factors.large_is_a ? packs_large : packs_skinny;
+  config.pack_b = factors.large_is_a ? packs_skinny : packs_large;
+  config.blocks = problem.batch * divide_up(factors.large.extent, tile.rows);
+  config.shared_bytes = skinny_shared_bytes(tile.rows, tile.cols);
+  return config;
+}
+
+// What skinny takes, of problems that it takes: reading is all there is to it. `least` is what any
+// kernel takes that reads the large factor from memory.
+struct SkinnyEstimate {
+  double time;
+  double least;
+};
+SkinnyEstimate estimate_skinny(const Problem& problem, const Device& device) {
+  const SkinnyFactors factors = skinny_factors(problem);
+  const int rows = skinny_rows(factors, problem.batch, device);
+  const auto depth = static_cast<double>(problem.k);
+  const std::int64_t blocks = problem.batch * divide_up(factors.large.extent, rows);
+  const double own = static_cast<double>(divide_up(blocks, device.multiprocessors) * rows) * depth *
+                     kSkinnyReadTime;
+  const std::int64_t all_rows = (factors.large.shared ? 1 : problem.batch) * factors.large.extent;
+  const double least =
+      static_cast<double>(all_rows) * depth * kMemoryReadTime / device.multiprocessors;
+  return {kLaunchTime + std::max(own, least), kLaunchTime + least};
+}
+
+// Whether to take skinny rather than the other kernels on tensor cores, where these take the
+// problem: for long enough depths, unless few rows leave most of the GPU idle while others divide
+// the depth among more blocks, or have fewer products to wait for.
+bool prefers_skinny(const Problem& problem, const Device& device) {
+  if (problem.k < kLeastSkinnyDepth || !refusal_of_skinny(problem, device).empty()) return false;
+  if (!refusal_of_tensor_core(problem, device).empty()) return true;
+  const SkinnyEstimate skinny = estimate_skinny(problem, device);
+  double other = best_tile(problem, device).time;
+  if (refusal_of_split_k(problem, device).empty()) {
+    other = std::min(other, best_splits(problem, device).time);
+  }
+  return skinny.time <= std::max(other, skinny.least);
+}
+
 Config configure(const Problem& problem, Algorithm algorithm, const Device& device) {
   Config config;
   const auto tile = [&](int threads, int rows, int cols) {
@@ -285,6 +387,8 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
       return configure_tensor_core(problem, device);
     case Algorithm::kSplitK:
       return configure_split_k(problem, device);
+    case Algorithm::kSkinny:
+      return configure_skinny(problem, device);
     case Algorithm::kCublas:
       return config;
   }
@@ -309,6 +413,11 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   }
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);
+  if (work_of(problem) >= kLeastTensorCoreWork && prefers_skinny(problem, device)) {
+    return {Algorithm::kSkinny,
+            "so few rows or columns that reading the other factor is what takes "
+            "the time"};
+  }
   if (wants_tensor_cores(problem) && refusal_of_tensor_core(problem, device).empty()) {
     if (refusal_of_split_k(problem, device).empty()) {
       const SplitKChoice split = best_splits(problem, device);
@@ -354,6 +463,10 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   if (named == Algorithm::kSplitK) {
     const std::string why = refusal_of_split_k(problem, device);
     if (!why.empty()) throw std::invalid_argument("algorithm 'split_k' " + why);
+  }
+  if (named == Algorithm::kSkinny) {
+    const std::string why = refusal_of_skinny(problem, device);
+    if (!why.empty()) throw std::invalid_argument("algorithm 'skinny' " + why);
   }
   return {named, "named by the caller", configure(problem, named, device)};
 }

@@ -206,5 +206,9 @@ void wait_for_products(const char* function, Site site, unsigned pending);
 void store_matrices(const char* function, Site site, unsigned address,
                     std::array<std::uint32_t, 4> words);
 
+// One mma.sync: sums += left right, of 16 x 8 over 16 of the depth, by all lanes of a warp.
+void multiply_add_warp(const char* function, Site site, float (&sums)[4],
+                       const std::uint32_t (&left)[4], const std::uint32_t (&right)[2], bool half);
+
 }  // namespace simt
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -18,6 +18,7 @@
 #include "core/ptx/bulk_copy.cuh"
 #include "core/ptx/cluster.cuh"
 #include "core/ptx/mbarrier.cuh"
+#include "core/ptx/mma.cuh"
 #include "core/ptx/tensor_copy.cuh"
 #include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
@@ -583,6 +584,78 @@ void test_product_arithmetic() {
   CHECK(dot({}, {}) == 0);
 }
 
+// ---- Products of one warp ----
+
+// sums += left right^T, of rows and columns of 16, with or without a lane.
+template <class T>
+std::string multiply_by_warp(const Array<T>& left, const Array<T>& right, Array<float>& sums,
+                             unsigned missing_lane = 32) {
+  return error_of(32, [&] {
+    const unsigned lane = threadIdx.x;
+    if (lane == missing_lane) return;
+    const unsigned group = lane / 4;
+    const unsigned pair = lane % 4 * 2;
+    std::uint32_t a[4];
+    std::uint32_t b[2];
+    float own[4];
+    for (unsigned i = 0; i < 4; ++i) {
+      std::memcpy(&a[i], &left[(group + i % 2 * 8) * 16 + pair + i / 2 * 8], 4);
+      own[i] = sums[(group + i / 2 * 8) * 8 + pair + i % 2];
+    }
+    for (unsigned i = 0; i < 2; ++i) std::memcpy(&b[i], &right[group * 16 + pair + i * 8], 4);
+    multiply_add_warp<T>(own, a, b);
+    for (unsigned i = 0; i < 4; ++i) sums[(group + i / 2 * 8) * 8 + pair + i % 2] = own[i];
+  });
+}
+
+template <class T>
+void check_product_of_warp() {
+  Array<T> left(16 * 16);
+  Array<T> right(8 * 16);
+  for (int i = 0; i < 16 * 16; ++i) from_float(noise(i), left[i]);
+  for (int i = 0; i < 8 * 16; ++i) from_float(noise(i + 1000), right[i]);
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    Array<float> sums(16 * 8);
+    for (int i = 0; i < 16 * 8; ++i) sums[i] = noise(i + 2000);
+    CHECK(multiply_by_warp(left, right, sums).empty());
+    int wrong = 0;
+    for (int row = 0; row < 16; ++row) {
+      for (int col = 0; col < 8; ++col) {
+        double sum = noise(row * 8 + col + 2000);
+        for (int k = 0; k < 16; ++k) {
+          sum += double{to_float(left[row * 16 + k])} * to_float(right[col * 16 + k]);
+        }
+        wrong += !(std::abs(sum - sums[row * 8 + col]) < 4e-6);
+      }
+    }
+    CHECK(wrong == 0);
+  }
+}
+
+void test_products_of_warp() {
+  check_product_of_warp<__half>();
+  check_product_of_warp<__nv_bfloat16>();
+
+  // As wgmma rounds: what is below 2^-25 of the largest term is lost. Rows stay apart.
+  const float infinity = std::numeric_limits<float>::infinity();
+  Array<__half> left(16 * 16);
+  Array<__half> right(8 * 16);
+  for (int i = 0; i < 16 * 16; ++i) from_float(i % 16 == 0 ? 1 : 0x1p-13f, left[i]);
+  for (int i = 0; i < 8 * 16; ++i) from_float(i % 16 == 0 ? 1 : 0x1p-13f, right[i]);
+  from_float(infinity, left[3 * 16 + 5]);
+  Array<float> sums(16 * 8);
+  for (int i = 0; i < 16 * 8; ++i) sums[i] = 0;
+  CHECK(multiply_by_warp(left, right, sums).empty());
+  for (int i = 0; i < 16 * 8; ++i) CHECK(sums[i] == (i / 8 == 3 ? infinity : 1.0f));
+
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    check_contains(multiply_by_warp(left, right, sums, 9),
+                   {"multiply_add_warp()", "absent lanes 0x00000200"});
+  }
+}
+
 // ---- Matmul ----
 
 struct Shape {
@@ -739,6 +812,7 @@ void test_tensor() {
   test_products();
   test_product_faults();
   test_product_arithmetic();
+  test_products_of_warp();
   test_matmul();
 }
 

@@ -27,6 +27,28 @@ __device__ inline void store_words(const std::uint32_t (&word)[kWords], void* to
 #endif
 }
 
+// Loads words that are constant while the kernel runs and that the block does not read again, from
+// a multiple of their size, by one instruction: they take no room in the L1 cache.
+template <int kWords>
+__device__ __forceinline__ void read_once(const void* from, std::uint32_t (&word)[kWords]) {
+  static_assert(kWords == 1 || kWords == 2 || kWords == 4);
+#ifdef JAX_GPUOPS_INTERPRET
+  memcpy(word, from, sizeof(word));
+#else
+  if constexpr (kWords == 1) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.b32 %0, [%1];" : "=r"(word[0]) : "l"(from));
+  } else if constexpr (kWords == 2) {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v2.b32 {%0, %1}, [%2];"
+                 : "=r"(word[0]), "=r"(word[1])
+                 : "l"(from));
+  } else {
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.b32 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "l"(from));
+  }
+#endif
+}
+
 // A word and a number that tells it from those that lay there before, for other blocks: both are
 // written, and read, at once, and nothing else is ordered.
 __device__ inline void post([[maybe_unused]] std::uint64_t* to, [[maybe_unused]] std::uint32_t word,
