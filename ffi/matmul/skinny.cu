@@ -11,9 +11,8 @@ namespace {
 
 template <class T>
 SkinnyOperand<T> make_operand(const void* data, const SkinnyFactor& factor, std::int64_t depth) {
-  return {static_cast<const T*>(data), factor.shared ? 0 : factor.extent * depth,
-          factor.deep ? depth : 1, factor.deep ? 1 : factor.extent,
-          static_cast<int>(factor.extent)};
+  return {static_cast<const T*>(data), factor.shared ? 0 : factor.extent * depth, factor.deep,
+          factor.deep ? depth : factor.extent, static_cast<int>(factor.extent)};
 }
 
 // The result is m x n; the large factor's rows are its rows if that is a, else its columns.

@@ -65,12 +65,16 @@ struct Skinny {
   static constexpr int kLargeWords = kLaneRows * kLaneDepth / 2;
   static constexpr int kSkinnyWords = kColTiles * kLaneDepth / 2;
 
-  // A stage is what is loaded together, at least 64 bytes by each lane. While one is multiplied the
-  // others are on their way: as many as 128 registers have room for, so that a multiprocessor holds
-  // two blocks.
-  static constexpr int kChunks = kRows == 16 ? 2 : 1;
+  // A stage is what a warp loads before it multiplies: as many chunks as 128 registers have room
+  // for, so that a multiprocessor holds two blocks, each with up to 64 KiB on their way.
+  static constexpr int chunks() {
+    if (!kPacked) return 1;
+    if (kCols == 8) return 128 / kRows;
+    if (kReads == SkinnyReads::kElements) return kRows == 64 ? 1 : 2;
+    return kRows == 64 ? 1 : kRows == 32 ? 3 : 4;
+  }
+  static constexpr int kChunks = chunks();
   static constexpr int kStageDepth = kChunks * kChunkDepth;
-  static constexpr int kStages = kRows == 64 || !kPacked ? 2 : kCols == 8 ? 4 : 3;
 
   static_assert(kReads != SkinnyReads::kColumns || kCols == 16, "a pair of columns for each of 8");
 
@@ -88,9 +92,9 @@ template <class T>
 struct SkinnyOperand {
   const T* data;
   std::int64_t batch_stride;  // 0 if the batch shares the factor
-  std::int64_t row_stride;    // of the large factor's rows, or the skinny one's columns
-  std::int64_t depth_stride;
-  int extent;  // rows of the large factor, columns of the skinny one
+  bool deep;                  // the depth is contiguous
+  std::int64_t stride;        // from one row or column to the next, or if not deep, one depth
+  int extent;                 // rows of the large factor, columns of the skinny one
 };
 
 struct SkinnyResult {
@@ -154,10 +158,9 @@ class SkinnyReader {
                           int group)
       : large_(product.large.data + matrix * product.large.batch_stride),
         skinny_(product.skinny.data + matrix * product.skinny.batch_stride),
-        row_stride_(product.large.row_stride),
-        col_stride_(product.skinny.row_stride),
-        large_depth_stride_(product.large.depth_stride),
-        skinny_depth_stride_(product.skinny.depth_stride),
+        large_stride_(product.large.stride),
+        col_stride_(product.skinny.deep ? product.skinny.stride : 1),
+        depth_stride_(product.skinny.deep ? 1 : product.skinny.stride),
         depth_(product.depth) {
     const int last_row = product.large.extent - (kRowsByPack ? Config::kLaneRows : 1);
 #pragma unroll
@@ -190,15 +193,15 @@ class SkinnyReader {
   __device__ __forceinline__ void read_large(int k,
                                              std::uint32_t (&word)[Config::kLargeWords]) const {
     const auto at = [&](int e, int j) {
-      return large_ + row_[e] * row_stride_ + (k + j) * large_depth_stride_;
+      return Config::kDeep ? large_ + row_[e] * large_stride_ + (k + j)
+                           : large_ + row_[e] + (k + j) * large_stride_;
     };
     const auto valid = [&](int j) { return kWhole || k + j < depth_; };
     if constexpr (Config::kDeep) {
 #pragma unroll
       for (int e = 0; e < Config::kLaneRows; ++e) {
         if constexpr (Config::kPacked) {
-          const T* const from = large_ + row_[e] * row_stride_ + k;
-          read_pack_once<4>(from, valid(0), &word[4 * e]);
+          read_pack_once<4>(at(e, 0), valid(0), &word[4 * e]);
         } else {
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
@@ -212,8 +215,7 @@ class SkinnyReader {
 #pragma unroll
       for (int j = 0; j < kLaneDepth; ++j) {
         if constexpr (Config::kPacked) {
-          const T* const from = large_ + row_[0] + (k + j) * large_depth_stride_;
-          read_pack_once<kPerDepth>(from, valid(j), &word[kPerDepth * j]);
+          read_pack_once<kPerDepth>(at(0, j), valid(j), &word[kPerDepth * j]);
         } else {
 #pragma unroll
           for (int w = 0; w < kPerDepth; ++w) {
@@ -228,13 +230,13 @@ class SkinnyReader {
   __device__ __forceinline__ void read_skinny(int k,
                                               std::uint32_t (&word)[Config::kSkinnyWords]) const {
     const auto at = [&](int c, int j) {
-      return skinny_ + col_[c] * col_stride_ + (k + j) * skinny_depth_stride_;
+      return skinny_ + col_[c] * col_stride_ + (k + j) * depth_stride_;
     };
     const auto valid = [&](int j) { return kWhole || k + j < depth_; };
     if constexpr (kColsByPair) {
 #pragma unroll
       for (int j = 0; j < kLaneDepth; ++j) {
-        const T* const from = skinny_ + col_[0] + (k + j) * skinny_depth_stride_;
+        const T* const from = skinny_ + col_[0] + (k + j) * depth_stride_;
         word[j] = valid(j) ? read_pack<2>(from).reg[0] : 0;
       }
     } else {
@@ -258,10 +260,9 @@ class SkinnyReader {
 
   const T* large_;
   const T* skinny_;
-  std::int64_t row_stride_;
-  std::int64_t col_stride_;
-  std::int64_t large_depth_stride_;
-  std::int64_t skinny_depth_stride_;
+  std::int64_t large_stride_;
+  std::int64_t col_stride_;    // of the skinny factor
+  std::int64_t depth_stride_;  // the same
   int depth_;
   int row_[kLargeRows];
   int col_[kSkinnyCols];
@@ -328,7 +329,6 @@ __device__ __forceinline__ void multiply(const SkinnyStage<Config>& stage,
 template <class Config>
 __global__ void __launch_bounds__(kSkinnyThreads, 2)
     skinny_kernel(const SkinnyProduct<typename Config::Factor> product) {
-  constexpr int kStages = Config::kStages;
   const unsigned matrix = blockIdx.x / product.tiles;
   const int first_row = static_cast<int>(blockIdx.x - matrix * product.tiles) * Config::kRows;
   // From a shuffle the compiler learns that a warp's threads have it in common.
@@ -336,35 +336,20 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   const int lane = threadIdx.x % kWarpSize;
   const int group = lane / 4;
 
-  // -- Products: the warp's stages, and by one of the warps what is left of the depth --
+  // -- Products: the warps take turns --
+  const SkinnyReader<Config> reader(product, matrix, first_row, group);
+  const int lane_depth = lane % 4 * kLaneDepth;
   SkinnySums<Config> sums = {};
-  {
-    const SkinnyReader<Config> reader(product, matrix, first_row, group);
-    const int whole = product.depth / Config::kStageDepth;
-    const int count = whole > warp ? (whole - warp - 1) / Config::kWarps + 1 : 0;
-    const auto depth_of = [&](int i) {
-      return (warp + i * Config::kWarps) * Config::kStageDepth + lane % 4 * kLaneDepth;
-    };
-    SkinnyStage<Config> ring[kStages];
-#pragma unroll
-    for (int s = 0; s < kStages - 1; ++s) {
-      if (s < count) reader.template read<true>(depth_of(s), ring[s]);
-    }
 #pragma unroll 1
-    for (int i = 0; i < count; i += kStages) {
-#pragma unroll
-      for (int s = 0; s < kStages; ++s) {
-        const int next = i + s + kStages - 1;
-        if (next < count) {
-          reader.template read<true>(depth_of(next), ring[(s + kStages - 1) % kStages]);
-        }
-        if (i + s < count) multiply<Config>(ring[s], sums);
-      }
+  for (int k = warp * Config::kStageDepth; k < product.depth;
+       k += Config::kWarps * Config::kStageDepth) {
+    SkinnyStage<Config> stage;
+    if (product.depth - k >= Config::kStageDepth) {
+      reader.template read<true>(k + lane_depth, stage);
+    } else {
+      reader.template read<false>(k + lane_depth, stage);
     }
-    if (product.depth % Config::kStageDepth != 0 && warp == whole % Config::kWarps) {
-      reader.template read<false>(depth_of(count), ring[0]);
-      multiply<Config>(ring[0], sums);
-    }
+    multiply<Config>(stage, sums);
   }
 
   // -- Sums of all warps --
