@@ -777,7 +777,7 @@ def test_the_plan_prefers_skinny_for_few_rows_or_columns(skinny):
         # One block of skinny, but eight of a GPU's for split_k: the host's simulates too few.
         (8, 16, 1 << 20, "bfloat16", ["split_k" if on_gpu else "skinny"]),
         (1, 64, 256, "bfloat16", ["coalesced"]),
-        (1, 2048, 2048, "float32", LADDER),
+        (1, 2048, 2048, "float32", ["tensor_core", "split_k"]),
     ):
         plan = jax_gpuops.plan(
             "matmul", [(m, k), (k, n)], dtype, implementation=skinny["implementation"]

@@ -347,12 +347,19 @@ SkinnyEstimate estimate_skinny(const Problem& problem, const Device& device) {
   return {kLaunchTime + std::max(own, least), kLaunchTime + least};
 }
 
+// Whether skinny may be the plan's, by the problem alone.
+bool suits_skinny(const Problem& problem) {
+  return is_16_bit_float(problem.dtype) && std::min(problem.m, problem.n) <= kSkinnyExtent &&
+         problem.k >= kLeastSkinnyDepth;
+}
+
 // Whether to take skinny rather than the other kernels on tensor cores, where these take the
 // problem: for long enough depths, unless few rows leave most of the GPU idle while others divide
-// the depth among more blocks, or have fewer products to wait for.
+// the depth among more blocks, or have fewer products to wait for. No other kernel is as fast where
+// it has to copy a factor.
 bool prefers_skinny(const Problem& problem, const Device& device) {
-  if (problem.k < kLeastSkinnyDepth || !refusal_of_skinny(problem, device).empty()) return false;
-  if (!refusal_of_tensor_core(problem, device).empty()) return true;
+  if (!suits_skinny(problem) || !refusal_of_skinny(problem, device).empty()) return false;
+  if (copies_bytes(problem) > 0 || !refusal_of_tensor_core(problem, device).empty()) return true;
   const SkinnyEstimate skinny = estimate_skinny(problem, device);
   double other = best_tile(problem, device).time;
   if (refusal_of_split_k(problem, device).empty()) {
@@ -472,7 +479,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 }
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
-  const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem)
+  const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem) && !suits_skinny(problem)
                                           : algorithm == name_of(Algorithm::kTensorCore) ||
                                                 algorithm == name_of(Algorithm::kSplitK);
   const bool takes = (is_16_bit_float(problem.dtype) || may_use_tf32(problem)) && !problem.has_c &&

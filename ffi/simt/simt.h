@@ -208,7 +208,8 @@ void store_matrices(const char* function, Site site, unsigned address,
 
 // One mma.sync: sums += left right, of 16 x 8 over 16 of the depth, by all lanes of a warp.
 void multiply_add_warp(const char* function, Site site, float (&sums)[4],
-                       const std::uint32_t (&left)[4], const std::uint32_t (&right)[2], bool half);
+                       const std::uint32_t (&left)[4], const std::uint32_t (&right)[2],
+                       FactorType type);
 
 }  // namespace simt
 }  // namespace JAX_GPUOPS_NAMESPACE

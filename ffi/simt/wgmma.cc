@@ -541,21 +541,22 @@ namespace {
 // An operand of mma.sync that the lanes put together: rows of left, or columns of right.
 template <int kLines>
 struct WarpOperand {
-  double values[kLines][kProductDepth];
-  std::int16_t exponents[kLines][kProductDepth];
-  bool finite[kLines][kProductDepth];
+  double values[kLines][kProductWords];
+  std::int16_t exponents[kLines][kProductWords];
+  bool finite[kLines][kProductWords];
 
   // Two neighbours in k.
-  void put(int line, int k, std::uint32_t word, bool half) {
+  void put(int line, int k, std::uint32_t word, FactorType type) {
+    const std::uint16_t bits[] = {static_cast<std::uint16_t>(word),
+                                  static_cast<std::uint16_t>(word >> 16)};
     for (int i = 0; i < 2; ++i) {
       finite[line][k + i] = true;
-      decode(static_cast<std::uint16_t>(word >> (16 * i)), half, values[line][k + i],
-             exponents[line][k + i], finite[line][k + i]);
+      decode(bits, i, type, values[line][k + i], exponents[line][k + i], finite[line][k + i]);
     }
   }
 
   bool is_finite(int line) const {
-    return std::all_of(finite[line], finite[line] + kProductDepth, [](bool each) { return each; });
+    return std::all_of(finite[line], finite[line] + kProductWords, [](bool each) { return each; });
   }
 };
 
@@ -569,22 +570,24 @@ struct WarpOperands {
 // The lanes meet three times: to learn where lane 0 has room for the operands, when these are
 // there, and when all have read them.
 void multiply_add_warp(const char* function, Site site, float (&sums)[4],
-                       const std::uint32_t (&left)[4], const std::uint32_t (&right)[2], bool half) {
+                       const std::uint32_t (&left)[4], const std::uint32_t (&right)[2],
+                       FactorType type) {
   constexpr unsigned kAllLanes = 0xffffffff;
   WarpOperands room;
   WarpOperands* operands = &room;
   warp_shuffle(function, site, kAllLanes, 0, &operands, sizeof(operands));
   const int group = lane() / 4;
   const int k = lane() % 4 * 2;
-  for (int i = 0; i < 4; ++i) operands->left.put(group + i % 2 * 8, k + i / 2 * 8, left[i], half);
-  for (int i = 0; i < 2; ++i) operands->right.put(group, k + i * 8, right[i], half);
+  for (int i = 0; i < 4; ++i) operands->left.put(group + i % 2 * 8, k + i / 2 * 8, left[i], type);
+  for (int i = 0; i < 2; ++i) operands->right.put(group, k + i * 8, right[i], type);
   warp_vote(function, site, kAllLanes, true);
   for (int i = 0; i < 4; ++i) {
     const int row = group + i / 2 * 8;
     const int col = k + i % 2;
-    sums[i] = dot(operands->left.values[row], operands->left.exponents[row],
-                  operands->right.values[col], operands->right.exponents[col], sums[i],
-                  operands->left.is_finite(row) && operands->right.is_finite(col));
+    sums[i] =
+        dot<kProductWords>(operands->left.values[row], operands->left.exponents[row],
+                           operands->right.values[col], operands->right.exponents[col], sums[i],
+                           operands->left.is_finite(row) && operands->right.is_finite(col));
   }
   warp_vote(function, site, kAllLanes, true);
 }

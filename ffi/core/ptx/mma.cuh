@@ -21,7 +21,9 @@ __device__ __forceinline__ void multiply_add_warp(float (&sums)[4], const std::u
                                                   [[maybe_unused]] Site site = Site::here()) {
   static_assert(std::is_same_v<T, __half> || std::is_same_v<T, __nv_bfloat16>);
 #ifdef JAX_GPUOPS_INTERPRET
-  simt::multiply_add_warp("multiply_add_warp", site, sums, left, right, std::is_same_v<T, __half>);
+  constexpr auto kType =
+      std::is_same_v<T, __half> ? simt::FactorType::kFloat16 : simt::FactorType::kBFloat16;
+  simt::multiply_add_warp("multiply_add_warp", site, sums, left, right, kType);
 #else
   if constexpr (std::is_same_v<T, __half>) {
     asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
