@@ -233,6 +233,19 @@ def recorded_dot(a, b, transpose_a, transpose_b, dtype, **how):
     return y, execution["config"]
 
 
+def assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **how):
+    """Compares the products of a batch of factors, of which `share`, if any, is one matrix."""
+    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
+    y = jax_gpuops.gemm(
+        stored(a, transpose_a),
+        stored(b, transpose_b),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        **how,
+    )
+    assert_matmul(y, a, b)
+
+
 TENSOR_CORE_DTYPES = [
     ("float16", "float16"),
     ("float16", "float32"),
@@ -268,18 +281,7 @@ def test_tensor_core_of_batches(transpose_b, transpose_a, share, on_tensor_cores
     """More tiles than blocks, so that rings and results go on from one to the next."""
     batch, m, n, k = 5, 136, 264, 72
     a, b = helpers.normal((batch, m, k), "bfloat16"), helpers.normal((batch, k, n), "bfloat16", 1)
-    if share == "a":
-        a = a[0]
-    if share == "b":
-        b = b[0]
-    y = jax_gpuops.gemm(
-        stored(a, transpose_a),
-        stored(b, transpose_b),
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        **on_tensor_cores,
-    )
-    assert_matmul(y, a, b)
+    assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **on_tensor_cores)
 
 
 @pytest.mark.kernel
@@ -618,8 +620,8 @@ def test_skinny(sizes, transpose_b, transpose_a, wide, dtype, skinny):
     assert_matmul(y, a, b)
     _, cols, packs_large, packs_skinny = skinny_tile(config, m, n)
     assert packs_large
-    skinny_is_deep = min(m, n) == 1 or (transpose_b if m > n else not transpose_a)
     assert packs_skinny
+    skinny_is_deep = min(m, n) == 1 or (transpose_b if m > n else not transpose_a)
     assert cols == (8 if skinny_is_deep and min(m, n) <= 8 else 16)
 
 
@@ -673,15 +675,7 @@ def test_skinny_of_every_tile(transpose_a, m, rows, transpose_b, skinny):
 def test_skinny_of_batches(sizes, transpose_b, transpose_a, share, skinny):
     m, n, k = sizes
     a, b = helpers.normal((3, m, k), "bfloat16"), helpers.normal((3, k, n), "bfloat16", 1)
-    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
-    y = jax_gpuops.gemm(
-        stored(a, transpose_a),
-        stored(b, transpose_b),
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        **skinny,
-    )
-    assert_matmul(y, a, b)
+    assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **skinny)
 
 
 @pytest.mark.kernel

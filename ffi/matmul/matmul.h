@@ -190,7 +190,7 @@ struct Config {
   bool pack_b = false;
   bool pack_result = false;
   bool row_major = false;  // the kernel for row-major factors in packs, of those with two
-  // Of tensor_core:
+  // Of the kernels on tensor cores:
   std::int64_t blocks = 0;
   int cluster_rows = 0;  // blocks of a cluster: neighbours along m
   int stages = 0;        // of slices of a and b, in shared memory
@@ -352,7 +352,8 @@ struct TensorCoreTile {
   // The ring of slices 128 bytes deep, two panels of results for each consumer, and the barriers,
   // from a multiple of 1024 on; what a launch gives begins at a multiple of 128.
   constexpr int shared_bytes() const {
-    const int bytes = stages * (rows + cols) * 128 + consumers * 2 * 8192 + 2 * stages * 8;
+    const int bytes =
+        stages * (rows + cols) * kTensorLineBytes + consumers * 2 * 8192 + 2 * stages * 8;
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
   }
 };
@@ -377,8 +378,8 @@ struct SplitKTile {
   // The ring of slices 128 bytes deep, the sums that are exchanged, and the barriers; the rest as
   // above.
   constexpr int shared_bytes() const {
-    const int bytes =
-        stages * (rows + kSplitKCols) * 128 + rows * kSplitKCols * 4 + (2 * stages + 1) * 8;
+    const int bytes = stages * (rows + kSplitKCols) * kTensorLineBytes + rows * kSplitKCols * 4 +
+                      (2 * stages + 1) * 8;
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
   }
 };

@@ -109,6 +109,12 @@ std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
          divide_up(problem.n, tile.cols);
 }
 
+// Why no kernel on tensor cores takes what is done to the product; empty if they do.
+std::string refusal_of_epilogue(const Problem& problem) {
+  if (problem.has_c) return "adds no c";
+  return problem.scaled ? "has no alpha other than 1" : "";
+}
+
 // Why tensor_core does not take the problem; empty if it does.
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device) {
   if (!is_16_bit_float(problem.dtype) && problem.dtype != DType::kFloat32) {
@@ -119,8 +125,8 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
            text(kPrecisions[static_cast<int>(problem.precision)]) + " excludes";
   }
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-  if (problem.has_c) return "adds no c";
-  if (problem.scaled) return "has no alpha other than 1";
+  const std::string why = refusal_of_epilogue(problem);
+  if (!why.empty()) return why;
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
@@ -267,8 +273,8 @@ std::string refusal_of_skinny(const Problem& problem, const Device& device) {
     return "takes float16 and bfloat16, not " + text(info(problem.dtype).name);
   }
   if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
-  if (problem.has_c) return "adds no c";
-  if (problem.scaled) return "has no alpha other than 1";
+  const std::string why = refusal_of_epilogue(problem);
+  if (!why.empty()) return why;
   if (std::min(problem.m, problem.n) > kSkinnyExtent) {
     return "takes at most " + std::to_string(kSkinnyExtent) + " rows or columns";
   }

@@ -1,4 +1,5 @@
-// Products of matrices beside the threads, and what belongs to them.
+// Products of matrices: those of warpgroups, beside the threads, with what belongs to them, and
+// those of one warp.
 
 #include <algorithm>
 #include <cmath>

@@ -28,6 +28,8 @@ template <class T>
 inline constexpr CUtensorMapDataType kResultType =
     sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kFactorType<T>;
 
+static_assert(kTensorLineBytes == kLineBytes);
+
 // Matrices of `rows` rows of `length` neighbours, `pitch` apart, in boxes of 128 bytes by
 // `box_rows`.
 template <class T>
