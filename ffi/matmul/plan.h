@@ -1,0 +1,85 @@
+// What the sources of the plan share: facts about problems, and for each kernel on tensor cores why
+// it refuses a problem, how long it would take, and how it is launched.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "core/device.h"
+#include "matmul/matmul.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+// ---- Problems ----
+
+inline std::string text(std::string_view view) { return std::string(view); }
+
+inline std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
+
+inline bool is_16_bit_float(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
+inline bool asks_for_tf32(const Problem& problem) {
+  return problem.dtype == DType::kFloat32 && problem.precision == Precision::kTF32TF32F32;
+}
+
+// As with XLA: jax.lax.Precision.HIGH is what "tensorfloat32" means.
+inline bool may_use_tf32(const Problem& problem) {
+  return problem.dtype == DType::kFloat32 &&
+         (problem.precision == Precision::kDefault || problem.precision == Precision::kHigh ||
+          problem.precision == Precision::kTF32TF32F32);
+}
+
+// Products of elements.
+inline double work_of(const Problem& problem) {
+  return static_cast<double>(problem.batch) * static_cast<double>(problem.m) *
+         static_cast<double>(problem.n) * static_cast<double>(problem.k);
+}
+
+// Bytes of the copies of factors that tensor copies cannot read.
+inline std::int64_t copies_bytes(const Problem& problem) {
+  std::int64_t bytes = 0;
+  for (const StoredFactor& each : {stored_a(problem), stored_b(problem)}) {
+    if (needs_copy(each)) bytes += copy_bytes(each);
+  }
+  return bytes;
+}
+
+// ---- Estimates ----
+//
+// Of times in nanoseconds, measured on an H200 (docs/tuning.md).
+
+// What a launch takes before and after its products.
+inline constexpr double kLaunchTime = 2700;
+
+// ---- The kernels on tensor cores ----
+//
+// A refusal says why a kernel does not take a problem, and is empty if it does. Estimates and
+// configurations are of problems that it takes.
+
+// Coordinates of tensor copies and numbers of tiles are ints.
+inline constexpr std::int64_t kMostTensorExtent = 1 << 30;
+
+// Of c and alpha, which none of these kernels has.
+std::string refusal_of_epilogue(const Problem& problem);
+
+std::string refusal_of_tensor_core(const Problem& problem, const Device& device);
+double tensor_core_time(const Problem& problem, const Device& device);
+Config configure_tensor_core(const Problem& problem, const Device& device);
+
+std::string refusal_of_split_k(const Problem& problem, const Device& device);
+double split_k_time(const Problem& problem, const Device& device);
+Config configure_split_k(const Problem& problem, const Device& device);
+
+std::string refusal_of_skinny(const Problem& problem, const Device& device);
+// Whether skinny may be the plan's, by the problem alone.
+bool suits_skinny(const Problem& problem);
+// Whether to take skinny rather than the other kernels on tensor cores.
+bool prefers_skinny(const Problem& problem, const Device& device);
+Config configure_skinny(const Problem& problem, const Device& device);
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

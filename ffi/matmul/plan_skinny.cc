@@ -1,0 +1,124 @@
+// The plan of skinny.
+
+#include <algorithm>
+#include <string>
+
+#include "core/integer.h"
+#include "matmul/plan.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+namespace {
+
+// Below it most warps of skinny's blocks have nothing to multiply.
+constexpr std::int64_t kLeastSkinnyDepth = 256;
+
+// How long a multiprocessor takes for an element of the large factor, in nanoseconds: what it could
+// read by itself, and its share of what memory gives to all, 60 and 34 bytes a nanosecond.
+constexpr double kSkinnyReadTime = 2.0 / 60;
+constexpr double kMemoryReadTime = 2.0 / 34;
+
+// Blocks of many rows read the skinny factor less often, and longer runs of a large one whose rows
+// are contiguous; but each multiprocessor should have some, and every one something to do.
+int skinny_rows(const SkinnyFactors& factors, std::int64_t batch, const Device& device) {
+  const auto tiles = [&](int rows) { return batch * divide_up(factors.large.extent, rows); };
+  if (tiles(64) >= std::int64_t{3} * device.multiprocessors) return 64;
+  return 4 * tiles(32) >= std::int64_t{3} * device.multiprocessors ? 32 : 16;
+}
+
+// What skinny takes, of problems that it takes: reading is all there is to it. `least` is what any
+// kernel takes that reads the large factor from memory.
+struct SkinnyEstimate {
+  double time;
+  double least;
+};
+SkinnyEstimate estimate_skinny(const Problem& problem, const Device& device) {
+  const SkinnyFactors factors = skinny_factors(problem);
+  const int rows = skinny_rows(factors, problem.batch, device);
+  const auto depth = static_cast<double>(problem.k);
+  const std::int64_t blocks = problem.batch * divide_up(factors.large.extent, rows);
+  const double own = static_cast<double>(divide_up(blocks, device.multiprocessors) * rows) * depth *
+                     kSkinnyReadTime;
+  const std::int64_t all_rows = (factors.large.shared ? 1 : problem.batch) * factors.large.extent;
+  const double least =
+      static_cast<double>(all_rows) * depth * kMemoryReadTime / device.multiprocessors;
+  return {kLaunchTime + std::max(own, least), kLaunchTime + least};
+}
+
+}  // namespace
+
+// Why skinny does not take the problem; empty if it does.
+std::string refusal_of_skinny(const Problem& problem, const Device& device) {
+  if (!is_16_bit_float(problem.dtype)) {
+    return "takes float16 and bfloat16, not " + text(info(problem.dtype).name);
+  }
+  if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
+  const std::string why = refusal_of_epilogue(problem);
+  if (!why.empty()) return why;
+  if (std::min(problem.m, problem.n) > kSkinnyExtent) {
+    return "takes at most " + std::to_string(kSkinnyExtent) + " rows or columns";
+  }
+  const std::int64_t most = kMostTensorExtent;
+  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most) {
+    return "takes extents of at most 2^30";
+  }
+  // As many blocks as the least of them make.
+  const auto blocks = static_cast<double>(problem.batch) *
+                      static_cast<double>(divide_up(std::max(problem.m, problem.n), 16));
+  return blocks > static_cast<double>(most) ? "takes at most 2^30 tiles of 16 rows" : "";
+}
+
+Config configure_skinny(const Problem& problem, const Device& device) {
+  const SkinnyFactors factors = skinny_factors(problem);
+  // A thread reads 8 elements of the depth, or one for each 8 of a block's rows, if these are whole
+  // packs; 2 of the skinny factor's columns.
+  const auto fits = [&](std::int64_t length, int pack) {
+    return length % pack == 0 && problem.alignment >= std::int64_t{2} * pack;
+  };
+  SkinnyTile tile{skinny_rows(factors, problem.batch, device), kSkinnyExtent};
+  bool packs_large = false;
+  if (factors.large.deep) {
+    packs_large = fits(problem.k, 8);
+  } else {
+    while (tile.rows > 16 && !fits(factors.large.extent, tile.rows / 8)) tile.rows /= 2;
+    packs_large = fits(factors.large.extent, tile.rows / 8);
+  }
+  bool packs_skinny = false;
+  if (packs_large) {
+    packs_skinny = factors.skinny.deep ? fits(problem.k, 8) : fits(factors.skinny.extent, 2);
+    if (packs_skinny && factors.skinny.deep && factors.skinny.extent <= 8) tile.cols = 8;
+  } else {
+    tile = kSkinnyUnpackedTile;
+  }
+  Config config;
+  config.threads = kSkinnyThreads;
+  config.tile_rows = factors.large_is_a ? tile.rows : tile.cols;
+  config.tile_cols = factors.large_is_a ? tile.cols : tile.rows;
+  config.pack_a = factors.large_is_a ? packs_large : packs_skinny;
+  config.pack_b = factors.large_is_a ? packs_skinny : packs_large;
+  config.blocks = problem.batch * divide_up(factors.large.extent, tile.rows);
+  config.shared_bytes = skinny_shared_bytes(tile.rows, tile.cols);
+  return config;
+}
+
+bool suits_skinny(const Problem& problem) {
+  return is_16_bit_float(problem.dtype) && std::min(problem.m, problem.n) <= kSkinnyExtent &&
+         problem.k >= kLeastSkinnyDepth;
+}
+
+// For long enough depths, unless few rows leave most of the GPU idle while others divide the depth
+// among more blocks, or have fewer products to wait for. No other kernel is as fast where it has to
+// copy a factor.
+bool prefers_skinny(const Problem& problem, const Device& device) {
+  if (!suits_skinny(problem) || !refusal_of_skinny(problem, device).empty()) return false;
+  if (copies_bytes(problem) > 0 || !refusal_of_tensor_core(problem, device).empty()) return true;
+  const SkinnyEstimate skinny = estimate_skinny(problem, device);
+  double other = tensor_core_time(problem, device);
+  if (refusal_of_split_k(problem, device).empty()) {
+    other = std::min(other, split_k_time(problem, device));
+  }
+  return skinny.time <= std::max(other, skinny.least);
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,192 @@
+// The plan of tensor_core and split_k: the tiles by which a GPU is done first.
+
+#include <algorithm>
+#include <string>
+
+#include "core/integer.h"
+#include "matmul/plan.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+namespace {
+
+// As TensorCoreTile has it.
+constexpr int kSplitKSpeed = 86;
+// How many rows of tiles of tensor_core share columns of b in the L2 cache.
+constexpr std::int64_t kTensorCoreGroup = 8;
+// A matrix is at most what a stride of a tensor map spans.
+constexpr std::int64_t kMostTensorBytes = std::int64_t{1} << 39;
+
+std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
+  return problem.batch * divide_up(problem.m, tile.rows * tile.cluster_rows) *
+         divide_up(problem.n, tile.cols);
+}
+
+// Estimates: what a cluster's exchange of sums takes, and a multiprocessor for a step of 64 x 128
+// sums, 64 deep, at the speed of the largest tile.
+constexpr double kExchangeTime = 2500;
+constexpr double kStepTime = 126;
+
+std::int64_t depth_steps(const Problem& problem) {
+  const auto bytes = bytes_of(problem.dtype);
+  return divide_up(problem.k * bytes, kTensorLineBytes);
+}
+
+// How long `turns` tiles take that a multiprocessor multiplies one after the other.
+double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int speed) {
+  return static_cast<double>(turns * steps) * (rows * cols / (64.0 * 128.0)) * kStepTime * 100 /
+         speed;
+}
+
+struct TensorCoreChoice {
+  const TensorCoreTile* tile;
+  double time;
+};
+
+// The tile by which the multiprocessors are done first: each takes tile after tile.
+TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
+  const auto begins_lines = [](const StoredFactor& factor) {
+    return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
+  };
+  const bool aligned = begins_lines(stored_a(problem)) && begins_lines(stored_b(problem));
+  TensorCoreChoice best{};
+  for (const TensorCoreTile& tile : kTensorCoreTiles) {
+    if (tile.result_bytes != static_cast<int>(info(problem.result_dtype).bytes)) continue;
+    const std::int64_t turns =
+        divide_up(clusters_of(problem, tile), device.multiprocessors / tile.cluster_rows);
+    const double time = kLaunchTime + time_of(turns, depth_steps(problem), tile.rows, tile.cols,
+                                              aligned ? tile.speed : tile.unaligned_speed);
+    if (best.tile == nullptr || time < best.time) best = {&tile, time};
+  }
+  return best;
+}
+
+// What both kernels on tensor cores do with factors that tensor copies cannot take.
+void configure_copies(const Problem& problem, Config& config) {
+  config.copies_a = needs_copy(stored_a(problem));
+  config.copies_b = needs_copy(stored_b(problem));
+  config.workspace_bytes = copies_bytes(problem);
+}
+
+const SplitKTile& split_k_tile(const Problem& problem) {
+  return kSplitKTiles[problem.m <= kSplitKTiles[0].rows ? 0 : 1];
+}
+
+struct SplitKChoice {
+  int splits;
+  double time;
+};
+
+// Among how many blocks split_k divides the depth, to be done first. Clusters have to be placed on
+// neighbouring multiprocessors, so that some of these stay idle: of more blocks than three quarters
+// of what fits, some would wait until others are done, and two splits are all that is tried then.
+SplitKChoice best_splits(const Problem& problem, const Device& device) {
+  const SplitKTile& tile = split_k_tile(problem);
+  const std::int64_t tiles =
+      problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, kSplitKCols);
+  const std::int64_t most_blocks = std::int64_t{device.multiprocessors} * tile.resident * 3 / 4;
+  SplitKChoice best{};
+  for (int splits = 2; splits <= kMostSplits; splits *= 2) {
+    const std::int64_t blocks = splits * tiles;
+    if (splits > 2 && (blocks > most_blocks || splits > depth_steps(problem))) break;
+    const double time =
+        kLaunchTime + kExchangeTime +
+        time_of(divide_up(blocks, device.multiprocessors), divide_up(depth_steps(problem), splits),
+                tile.rows, kSplitKCols, kSplitKSpeed);
+    if (best.splits == 0 || time < best.time) best = {splits, time};
+  }
+  return best;
+}
+
+}  // namespace
+
+// Why no kernel on tensor cores takes what is done to the product; empty if they do.
+std::string refusal_of_epilogue(const Problem& problem) {
+  if (problem.has_c) return "adds no c";
+  return problem.scaled ? "has no alpha other than 1" : "";
+}
+
+// Why tensor_core does not take the problem; empty if it does.
+std::string refusal_of_tensor_core(const Problem& problem, const Device& device) {
+  if (!is_16_bit_float(problem.dtype) && problem.dtype != DType::kFloat32) {
+    return "takes float16, bfloat16 and float32, not " + text(info(problem.dtype).name);
+  }
+  if (problem.dtype == DType::kFloat32 && !may_use_tf32(problem)) {
+    return "multiplies float32 in TF32, which precision " +
+           text(kPrecisions[static_cast<int>(problem.precision)]) + " excludes";
+  }
+  if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
+  const std::string why = refusal_of_epilogue(problem);
+  if (!why.empty()) return why;
+  if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
+  const std::int64_t most = kMostTensorExtent;
+  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
+      std::max(problem.m, problem.n) * problem.k > kMostTensorBytes / bytes_of(problem.dtype) ||
+      problem.m * problem.n > kMostTensorBytes / bytes_of(problem.result_dtype)) {
+    return "takes extents of at most 2^30 and matrices of at most 512 GiB";
+  }
+  // As many tiles as the least of them make.
+  const double tiles = static_cast<double>(problem.batch) *
+                       static_cast<double>(divide_up(problem.m, 64) * divide_up(problem.n, 128));
+  if (tiles > static_cast<double>(most)) return "takes at most 2^30 tiles";
+  const std::int64_t needed = copies_bytes(problem);
+  if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {
+    return "needs " + std::to_string(needed) +
+           " bytes of workspace for copies of factors that tensor copies cannot read, and has " +
+           std::to_string(problem.workspace);
+  }
+  return "";
+}
+
+double tensor_core_time(const Problem& problem, const Device& device) {
+  return best_tile(problem, device).time;
+}
+
+Config configure_tensor_core(const Problem& problem, const Device& device) {
+  const TensorCoreTile& tile = *best_tile(problem, device).tile;
+  Config config;
+  config.threads = tile.threads();
+  config.tile_rows = tile.rows;
+  config.tile_cols = tile.cols;
+  config.blocks =
+      tile.cluster_rows * std::min<std::int64_t>(clusters_of(problem, tile),
+                                                 device.multiprocessors / tile.cluster_rows);
+  config.cluster_rows = tile.cluster_rows;
+  config.stages = tile.stages;
+  config.group = kTensorCoreGroup;
+  config.shared_bytes = tile.shared_bytes();
+  config.writes_elements = !fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
+  configure_copies(problem, config);
+  return config;
+}
+
+// Why split_k does not take the problem; empty if it does.
+std::string refusal_of_split_k(const Problem& problem, const Device& device) {
+  const std::string why = refusal_of_tensor_core(problem, device);
+  if (!why.empty()) return why;
+  if (depth_steps(problem) >= 2) return "";
+  const auto bytes = bytes_of(problem.dtype);
+  return "takes a depth of more than " + std::to_string(kTensorLineBytes / bytes);
+}
+
+double split_k_time(const Problem& problem, const Device& device) {
+  return best_splits(problem, device).time;
+}
+
+Config configure_split_k(const Problem& problem, const Device& device) {
+  const SplitKTile& tile = split_k_tile(problem);
+  Config config;
+  config.threads = tile.threads();
+  config.tile_rows = tile.rows;
+  config.tile_cols = kSplitKCols;
+  config.stages = tile.stages;
+  config.splits = best_splits(problem, device).splits;
+  config.blocks = config.splits * problem.batch * divide_up(problem.m, tile.rows) *
+                  divide_up(problem.n, kSplitKCols);
+  config.shared_bytes = tile.shared_bytes();
+  configure_copies(problem, config);
+  return config;
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE
