@@ -26,6 +26,10 @@ inline bool asks_for_tf32(const Problem& problem) {
   return problem.dtype == DType::kFloat32 && problem.precision == Precision::kTF32TF32F32;
 }
 
+inline bool asks_for_bf16_x6(const Problem& problem) {
+  return problem.dtype == DType::kFloat32 && problem.precision == Precision::kBF16BF16F32X6;
+}
+
 // As with XLA: jax.lax.Precision.HIGH is what "tensorfloat32" means.
 inline bool may_use_tf32(const Problem& problem) {
   return problem.dtype == DType::kFloat32 &&
@@ -80,6 +84,13 @@ bool suits_skinny(const Problem& problem);
 // Whether to take skinny rather than the other kernels on tensor cores.
 bool prefers_skinny(const Problem& problem, const Device& device);
 Config configure_skinny(const Problem& problem, const Device& device);
+
+std::string refusal_of_bf16_x6(const Problem& problem, const Device& device);
+// Whether bf16_x6 may be the plan's, by the problem alone.
+bool suits_bf16_x6(const Problem& problem);
+// Whether to take bf16_x6 rather than kernels that multiply float32.
+bool prefers_bf16_x6(const Problem& problem, const Device& device);
+Config configure_bf16_x6(const Problem& problem, const Device& device);
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE
