@@ -177,7 +177,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "skinny_kernel"},
     {"bf16_x6",
      "float32 at full accuracy on tensor cores: three bfloat16 parts of each element, six products "
-     "of parts, sums that leave the tensor cores every 64 of the depth.",
+     "of parts, sums that leave the tensor cores every 32 or 64 of the depth.",
      kBF16X6Source,
      "float32; precision up to the highest, or BF16_BF16_F32_X6; no c, alpha 1; compute capability "
      "9.0",

@@ -14,9 +14,9 @@ constexpr int kSliceDepth = kTensorLineBytes / 2;
 // How many rows of tiles share columns of b in the L2 cache.
 constexpr std::int64_t kBF16X6Group = 8;
 
-// Below so much of the depth its sums, which tensor cores cut off, are less exact than those of
-// FMAs, which are rounded.
-constexpr std::int64_t kLeastBF16X6Depth = 64;
+// Less than a slice of the depth leaves most of the products to zeros, and is of few terms, of
+// which FMAs have the smaller errors.
+constexpr std::int64_t kLeastBF16X6Depth = kSliceDepth;
 // Fewer rows or columns leave most of a tile empty.
 constexpr std::int64_t kLeastBF16X6Extent = 64;
 // Its launches alone take as long as FMAs for fewer products; and workspace is not to be reserved

@@ -17,7 +17,7 @@
 //
 //     part         2            1            0
 //     stage        0            1            2            3    ...
-//     products     2 0, 0 2     1 1, 1 0, 0 1      0 0
+//     products     2 0, 0 2     1 1, 1 0, 0 1   0 0, 0 0
 //     let go of       ^ 0                    ^ 1       ^ 2
 //
 // The two consumers take turns: while one adds its sums, the other's products keep the tensor cores
@@ -188,6 +188,23 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
 
 // ---- A consumer ----
 
+// Begins to add the products of two parts of a slice, from step kFirst of its depth to kLast, to
+// sums: as multiply_stage().
+template <class Config, int kFirst, int kLast>
+__device__ __forceinline__ void multiply_parts(float (&sums)[Config::kSums], std::uint64_t a,
+                                               std::uint64_t b, bool add) {
+  constexpr bool kDeepA = Config::kDeepA;
+  constexpr bool kDeepB = Config::kDeepB;
+  begin_products();
+#pragma unroll
+  for (int k = kFirst; k < kLast; ++k) {
+    multiply_add<typename Config::Factor, kDeepA, kDeepB>(
+        sums, a + k * kDepthStepBytes<kDeepA> / 16, b + k * kDepthStepBytes<kDeepB> / 16,
+        add || k > kFirst);
+  }
+  end_products();
+}
+
 template <class Config>
 __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
                                               const BF16X6Result& result, const TileOrder& order,
@@ -198,8 +215,11 @@ __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
   const int own_turn = kTurn + consumer;
   const int next_turn = kTurn + 1 - consumer;
 
+  constexpr int kSteps = kLineBytes / kProductBytes;
+
   float sums[Config::kSums];
-  float recent[1][Config::kSums];
+  float recent[Config::kSums];  // of a slice, but for
+  float second[Config::kSums];  // the largest products of its second half
   RingPlace<Config> ring;
   const std::uint64_t a_first =
       matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * kPanelBytes);
@@ -217,9 +237,10 @@ __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
       if (tells) arrive(&storage.empty[stage]);
     }
   };
+  const auto parts_a = [&](int stage) { return a_first + stage * (Config::kABytes / 16); };
+  const auto parts_b = [&](int stage) { return b_first + stage * (Config::kBBytes / 16); };
   const auto multiply = [&](int stage_a, int stage_b, bool add) {
-    multiply_stage<Config>(recent, a_first + stage_a * (Config::kABytes / 16),
-                           b_first + stage_b * (Config::kBBytes / 16), add);
+    multiply_parts<Config, 0, kSteps>(recent, parts_a(stage_a), parts_b(stage_b), add);
   };
 
   if (consumer == 1) pass(next_turn, kTurnThreads);
@@ -239,27 +260,30 @@ __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
       }
       meet(own_turn, kTurnThreads);
 
-      // -- Multiply: six groups, the small products first --
+      // -- Multiply: seven groups, the small products first --
       multiply(stage[2], stage[0], false);
       multiply(stage[0], stage[2], true);
       multiply(stage[1], stage[1], true);
       multiply(stage[1], stage[0], true);
       multiply(stage[0], stage[1], true);
-      multiply(stage[0], stage[0], true);
+      multiply_parts<Config, 0, kSteps / 2>(recent, parts_a(stage[0]), parts_b(stage[0]), true);
+      multiply_parts<Config, kSteps / 2, kSteps>(second, parts_a(stage[0]), parts_b(stage[0]),
+                                                 false);
       pass(next_turn, kTurnThreads);
 
       // -- Let go of each stage when the last group that reads it is done --
-      wait_for_products<4>();
+      wait_for_products<5>();
       release(stage[2]);
-      wait_for_products<1>();
+      wait_for_products<2>();
       release(stage[1]);
       wait_for_products<0>();
       release(stage[0]);
 
       // -- Add, rounding to nearest --
-      hold(recent[0]);
+      hold(recent);
+      hold(second);
 #pragma unroll
-      for (int i = 0; i < Config::kSums; ++i) sums[i] += recent[0][i];
+      for (int i = 0; i < Config::kSums; ++i) sums[i] += recent[i] + second[i];
     }
     const TilePosition at = locate<Config>(order, tile, rank);
     write_sums<Config>(sums, result, order, at, at.row + consumer * kProductRows);
