@@ -1163,7 +1163,7 @@ def test_plan_says_what_runs(implementation):
         "matmul",
         [(2048, 64), (64, 2048)],
         "float32",
-        precision="highest",
+        precision="F32_F32_F32",
         implementation=implementation,
     )
     assert (plan.implementation, plan.algorithm) == (implementation, "double_buffered")

@@ -154,33 +154,49 @@ template <class Config>
 __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
                                            const BF16X6Result& result, const TileOrder& order,
                                            const TilePosition& at, int first_row) {
+  constexpr int kPairs = Config::kCols / 8;
   const int thread = threadIdx.x % kWarpgroupThreads;
   const std::int64_t matrix = at.matrix;
-  const int row_in_tile = thread / 32 * 16 + thread % 32 / 4;
+  const int row = first_row + thread / 32 * 16 + thread % 32 / 4;
   const int first_col = at.col + thread % 4 * 2;
-  const std::int32_t* const exponents_a =
+
+  // -- All exponents first, so that their loads are under way together --
+  const std::int32_t* const of_rows =
       result.exponents_a + matrix * order.a_batch_stride * result.rows;
-  const std::int32_t* const exponents_b =
+  const std::int32_t* const of_cols =
       result.exponents_b + matrix * order.b_batch_stride * result.cols;
+  int row_exponent[2];
+  int col_exponent[2 * kPairs];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int row = first_row + row_in_tile + half * 8;
-    if (row >= result.rows) break;
-    const int exponent = exponents_a[row] - 2 * kScaledExponent;
-    float* const line = result.data + (matrix * result.rows + row) * result.cols;
+    const int r = row + half * 8;
+    row_exponent[half] = (r < result.rows ? of_rows[r] : 0) - 2 * kScaledExponent;
+  }
 #pragma unroll
-    for (int i = 0; i < Config::kCols / 8; ++i) {
+  for (int i = 0; i < 2 * kPairs; ++i) {
+    const int col = first_col + i / 2 * 8 + i % 2;
+    col_exponent[i] = col < result.cols ? of_cols[col] : 0;
+  }
+
+  // -- Scale back and store --
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + half * 8;
+    float* const line = result.data + (matrix * result.rows + r) * result.cols;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
       const int col = first_col + i * 8;
-      if (col >= result.cols) break;
-      const bool both = col + 1 < result.cols;
-      const float first = scale_by_power(sums[4 * i + 2 * half], exponent + exponents_b[col]);
-      const float second =
-          both ? scale_by_power(sums[4 * i + 2 * half + 1], exponent + exponents_b[col + 1]) : 0;
+      const int left = r < result.rows ? result.cols - col : 0;
+      const auto scaled = [&](int e) {
+        return scale_by_power(sums[4 * i + 2 * half + e],
+                              row_exponent[half] + col_exponent[2 * i + e]);
+      };
+      const float2 pair = make_float2(scaled(0), scaled(1));
       if (result.pairs) {
-        *reinterpret_cast<float2*>(line + col) = make_float2(first, second);
+        if (left > 0) *reinterpret_cast<float2*>(line + col) = pair;
       } else {
-        line[col] = first;
-        if (both) line[col + 1] = second;
+        if (left > 0) line[col] = pair.x;
+        if (left > 1) line[col + 1] = pair.y;
       }
     }
   }

@@ -230,32 +230,33 @@ __global__ void __launch_bounds__(kSplitRowsThreads)
 
 // ---- Rows of k: a block takes a strip of columns ----
 //
-// Eight threads read the 32 columns of one k, and so a line of memory:
+// Of 32 columns eight threads read one k, and so a line of memory; of 16, which are for few
+// columns, four threads half a line:
 //
 //     k 0    | t0   t1   t2   ..  t7   |
 //     k 1    | t8   t9  ...            |
 
 inline constexpr int kSplitColumnsThreads = 512;
-inline constexpr int kSplitStrip = 32;
 
+template <int kStrip>
 struct SplitColumnsStorage {
-  std::uint32_t largest[kSplitStrip];
-  std::uint32_t least_less_1[kSplitStrip];
+  std::uint32_t largest[kStrip];
+  std::uint32_t least_less_1[kStrip];
 };
 
-template <bool kPacked>
+template <int kStrip, bool kPacked>
 __global__ void __launch_bounds__(kSplitColumnsThreads)
     split_columns_kernel(const __grid_constant__ FactorSplit split) {
-  constexpr int kAcross = kSplitStrip / kPack;
+  constexpr int kAcross = kStrip / kPack;
   constexpr int kDown = kSplitColumnsThreads / kAcross;
-  auto& storage = shared<SplitColumnsStorage>();
+  auto& storage = shared<SplitColumnsStorage<kStrip>>();
   const int first = threadIdx.x % kAcross * kPack;
   const int down = threadIdx.x / kAcross;
-  const std::int64_t strips = (split.length + kSplitStrip - 1) / kSplitStrip;
+  const std::int64_t strips = (split.length + kStrip - 1) / kStrip;
   const std::int64_t part_stride = split.matrices * split.rows * split.pitch;
   for (std::int64_t number = blockIdx.x; number < split.matrices * strips; number += gridDim.x) {
     const std::int64_t matrix = number / strips;
-    const std::int64_t col = (number - matrix * strips) * kSplitStrip + first;
+    const std::int64_t col = (number - matrix * strips) * kStrip + first;
     const std::int64_t left = split.length - col;
     const float* const from = split.from + matrix * split.rows * split.length + col;
     const std::int64_t rows = left > 0 ? split.rows : 0;
@@ -264,7 +265,7 @@ __global__ void __launch_bounds__(kSplitColumnsThreads)
     };
 
     // -- The scales --
-    if (threadIdx.x < kSplitStrip) {
+    if (threadIdx.x < kStrip) {
       storage.largest[threadIdx.x] = 0;
       storage.least_less_1[threadIdx.x] = 0xffffffff;
     }
@@ -321,10 +322,18 @@ inline void launch_split_bf16(const Queue& queue, const FactorSplit& split, bool
   dispatch_value<false, true>(packed, [&](auto is_packed) {
     constexpr bool kPacked = decltype(is_packed)::value;
     if (!deep) {
-      const std::int64_t strips = split.matrices * divide_up(split.length, kSplitStrip);
-      launch_kernel<split_columns_kernel<kPacked>>(
-          queue, {dim3(grid_extent(strips)), kSplitColumnsThreads, sizeof(SplitColumnsStorage)},
-          split);
+      const auto strips = [&](int width) {
+        return split.matrices * divide_up(split.length, width);
+      };
+      const int width = strips(32) < queue.device->multiprocessors ? 16 : 32;
+      dispatch_power_of_two<16, 32>(width, [&](auto strip) {
+        constexpr int kStrip = decltype(strip)::value;
+        launch_kernel<split_columns_kernel<kStrip, kPacked>>(
+            queue,
+            {dim3(grid_extent(strips(kStrip))), kSplitColumnsThreads,
+             sizeof(SplitColumnsStorage<kStrip>)},
+            split);
+      });
       return;
     }
     const std::int64_t rows = split.matrices * split.rows;
