@@ -285,12 +285,13 @@ __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
       multiply_parts<Config, 0, kSteps / 2>(recent, parts_a(stage[0]), parts_b(stage[0]), true);
       multiply_parts<Config, kSteps / 2, kSteps>(second, parts_a(stage[0]), parts_b(stage[0]),
                                                  false);
-      pass(next_turn, kTurnThreads);
 
-      // -- Let go of each stage when the last group that reads it is done --
+      // -- Let go of each stage when the last group that reads it is done, and of the turn while
+      // the tensor cores still have the last groups to do --
       wait_for_products<5>();
       release(stage[2]);
       wait_for_products<2>();
+      pass(next_turn, kTurnThreads);
       release(stage[1]);
       wait_for_products<0>();
       release(stage[0]);
