@@ -61,6 +61,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kSplitK:
     case Algorithm::kSkinny:
     case Algorithm::kBF16X6:
+    case Algorithm::kFmaPipelined:
     case Algorithm::kCublas:
       throw std::logic_error("not a kernel of this source");
   }
@@ -97,8 +98,10 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
     return;
   }
   if (plan.algorithm == Algorithm::kBF16X6) {
-    launch_bf16_x6(queue, plan.config, problem, buffers);
-    return;
+    return launch_bf16_x6(queue, plan.config, problem, buffers);
+  }
+  if (plan.algorithm == Algorithm::kFmaPipelined) {
+    return launch_fma_pipelined(queue, plan.config, problem, buffers);
   }
   dispatch<__half, __nv_bfloat16, float, double>(problem.dtype, [&](auto type) {
     using T = typename decltype(type)::type;

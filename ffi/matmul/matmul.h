@@ -129,6 +129,7 @@ enum class Algorithm {
   kSplitK,
   kSkinny,
   kBF16X6,
+  kFmaPipelined,
   kCublas,
 };
 
@@ -182,6 +183,14 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "float32; precision up to the highest, or BF16_BF16_F32_X6; no c, alpha 1; compute capability "
      "9.0",
      "split_rows_kernel split_columns_kernel bf16_x6_kernel double_buffered_kernel"},
+    {"fma_pipelined",
+     "float32 by FMAs alone: one thread copies by tensor maps, eight warps multiply 128 x 256 or "
+     "128 x "
+     "128 tiles.",
+     "jax_gpuops",
+     "float32; arrays aligned to 16 bytes, factors with rows of whole 16 bytes; compute capability "
+     "9.0",
+     "fma_pipelined_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only"},
 };
@@ -276,6 +285,10 @@ void launch_skinny(const Queue& queue, const Config& config, const Problem& prob
 // Of bf16_x6, which is compiled for compute capability 9.0 alone.
 void launch_bf16_x6(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
+
+// The same of fma_pipelined.
+void launch_fma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
+                          const Buffers& buffers);
 
 // Launches double_buffered for floats, to run where *flag is not 0 by then.
 void launch_where_flagged(const Queue& queue, const Config& config, const Problem& problem,
@@ -487,6 +500,28 @@ inline BF16X6Workspace bf16_x6_workspace(const Problem& problem) {
   at.bytes = at.parts_b + parts(b);
   return at;
 }
+
+// fma_pipelined
+
+inline constexpr int kFmaRows = 128;  // of a tile
+inline constexpr int kFmaThreads = 384;
+
+// The tiles that it has kernels for.
+struct FmaTile {
+  int cols;
+  int stages;
+  // Of a multiprocessor, for each of the depth, in nanoseconds: predictions of 90 % of its FMAs at
+  // 1.9 GHz, and of a tenth less for the small tile.
+  double time;
+
+  // As of tensor_core.
+  constexpr int shared_bytes() const {
+    const int bytes = stages * ((kFmaRows + cols) * kTensorLineBytes + 16);
+    return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
+  }
+};
+
+inline constexpr FmaTile kFmaTiles[] = {{256, 4, 150}, {128, 6, 83}};
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

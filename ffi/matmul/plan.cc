@@ -96,6 +96,9 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
     case Algorithm::kBF16X6:
       config = configure_bf16_x6(problem, device);
       break;
+    case Algorithm::kFmaPipelined:
+      config = configure_fma_pipelined(problem, device);
+      break;
     case Algorithm::kCublas:
       return config;
   }
@@ -150,6 +153,9 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   if (work_of(problem) < kLeastSharedWork) {
     return {Algorithm::kCoalesced, "the problem is too small for tiles to pay"};
   }
+  if (prefers_fma_pipelined(problem, device)) {
+    return {Algorithm::kFmaPipelined, "tensor copies can supply FMAs with the factors"};
+  }
   if (std::min(problem.m, problem.n) > kLeastTiledExtent && 2 * tiles >= device.multiprocessors) {
     return {Algorithm::kDoubleBuffered,
             std::to_string(tiles) + " tiles of 128 x 128 keep the GPU busy"};
@@ -194,6 +200,10 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   if (named == Algorithm::kBF16X6) {
     const std::string why = refusal_of_bf16_x6(problem, device);
     if (!why.empty()) throw std::invalid_argument("algorithm 'bf16_x6' " + why);
+  }
+  if (named == Algorithm::kFmaPipelined) {
+    const std::string why = refusal_of_fma_pipelined(problem, device);
+    if (!why.empty()) throw std::invalid_argument("algorithm 'fma_pipelined' " + why);
   }
   return {named, "named by the caller", configure(problem, named, device)};
 }

@@ -92,5 +92,15 @@ bool suits_bf16_x6(const Problem& problem);
 bool prefers_bf16_x6(const Problem& problem, const Device& device);
 Config configure_bf16_x6(const Problem& problem, const Device& device);
 
+// ---- The kernels of FMAs ----
+
+// What the fastest of those for float32 takes.
+double fma_time(const Problem& problem, const Device& device);
+
+std::string refusal_of_fma_pipelined(const Problem& problem, const Device& device);
+// Whether to take fma_pipelined rather than the other kernels of FMAs.
+bool prefers_fma_pipelined(const Problem& problem, const Device& device);
+Config configure_fma_pipelined(const Problem& problem, const Device& device);
+
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

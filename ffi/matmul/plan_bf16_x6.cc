@@ -31,32 +31,6 @@ constexpr double kTileEndTime = 1000;
 constexpr double kSplitTime = 10.0 / 4000;
 constexpr double kSplitLaunchTime = 2500;
 
-// Of the kernels that multiply floats by FMAs, measured on an H200 (docs/algorithms.md): what the
-// tiles take, for each of the depth, that are on all multiprocessors at a time; less if there is
-// but one on each.
-struct FmaKernel {
-  std::int64_t tile;
-  double two_tiles_time;
-  double one_tile_time;
-};
-constexpr FmaKernel kFmaKernels[] = {{kTile, 211, 128}, {kSharedTile, 86, 53}};
-
-double fma_time(const Problem& problem, const Device& device) {
-  double least = 0;
-  for (const FmaKernel& kernel : kFmaKernels) {
-    const std::int64_t tiles =
-        problem.batch * divide_up(problem.m, kernel.tile) * divide_up(problem.n, kernel.tile);
-    const double depth = static_cast<double>(problem.k);
-    const double time =
-        tiles <= device.multiprocessors
-            ? kernel.one_tile_time * depth
-            : static_cast<double>(divide_up(tiles, std::int64_t{2} * device.multiprocessors)) *
-                  kernel.two_tiles_time * depth;
-    if (least == 0 || time < least) least = time;
-  }
-  return kLaunchTime + least;
-}
-
 // Blocks of a cluster share columns of b; without a second row of tiles there is nobody to share
 // with.
 int cluster_rows_of(const Problem& problem) { return problem.m > kBF16X6Tile ? 2 : 1; }
