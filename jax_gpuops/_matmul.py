@@ -45,8 +45,8 @@ def matmul(
         float64. They add products of 16-bit floats in float32.
       b: an array of shape (..., k, n) or (k,).
       precision: as in JAX. On Hopper's tensor cores the kernels multiply float32 in TF32, as XLA
-        does, except at the highest precision. Of `jax.lax.DotAlgorithmPreset` they accept what they
-        implement.
+        does, and at the highest precision by parts, as exactly as in float32. Of
+        `jax.lax.DotAlgorithmPreset` they accept what they implement.
       preferred_element_type: the dtype of the result. The kernels support that of a and b, and
         float32 for 16-bit floats.
       out_sharding: as in JAX; the kernels do not support it.

@@ -168,7 +168,10 @@ def products(draw) -> Case:
     transpose_a, transpose_b = draw(st.booleans()), draw(st.booleans())
     share_a, share_b = draw(st.booleans()), draw(st.booleans())
     has_c = draw(st.booleans())
-    precision = draw(st.sampled_from(["default", "high", "highest", ("default", "high")]))
+    precisions: list[Any] = ["default", "high", "highest", ("default", "high")]
+    if dtype == "float32" and not helpers.refusal("matmul", "bf16_x6", [(8, 8), (8, 8)]):
+        precisions.append("BF16_BF16_F32_X6")
+    precision = draw(st.sampled_from(precisions))
     a_shape = (() if share_a else batch) + ((k, m) if transpose_a else (m, k))
     b_shape = (() if share_b else batch) + ((n, k) if transpose_b else (k, n))
     a, b = helpers.normal(a_shape, dtype), helpers.normal(b_shape, dtype, seed=1)

@@ -49,7 +49,8 @@ struct Gemm {
   Factor<T> b;
   Epilogue<T> epilogue;
   std::int64_t depth;
-  std::int64_t first_tile;  // the tile of block 0
+  std::int64_t first_tile;             // the tile of block 0
+  const std::int32_t* flag = nullptr;  // double_buffered runs where it is null or not 0 there
 };
 
 // The tile of a block: its first row and column, and its matrix in the batch.

@@ -60,12 +60,25 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kTensorCore:
     case Algorithm::kSplitK:
     case Algorithm::kSkinny:
+    case Algorithm::kBF16X6:
+    case Algorithm::kFmaPipelined:
     case Algorithm::kCublas:
       throw std::logic_error("not a kernel of this source");
   }
 }
 
 }  // namespace
+
+void launch_where_flagged(const Queue& queue, const Config& config, const Problem& problem,
+                          const Buffers& buffers, const std::int32_t* flag) {
+  Config own = config;
+  own.threads = kTileThreads;
+  own.tile_rows = kTile;
+  own.tile_cols = kTile;
+  Gemm<float> gemm = make_gemm<float>(own, problem, buffers);
+  gemm.flag = flag;
+  launch_double_buffered<float>({queue, own, problem.batch, gemm});
+}
 
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.algorithm == Algorithm::kCublas) return launch_cublas(queue, problem, buffers);
@@ -83,6 +96,12 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
       launch_skinny<typename decltype(type)::type>(queue, plan.config, problem, buffers);
     });
     return;
+  }
+  if (plan.algorithm == Algorithm::kBF16X6) {
+    return launch_bf16_x6(queue, plan.config, problem, buffers);
+  }
+  if (plan.algorithm == Algorithm::kFmaPipelined) {
+    return launch_fma_pipelined(queue, plan.config, problem, buffers);
   }
   dispatch<__half, __nv_bfloat16, float, double>(problem.dtype, [&](auto type) {
     using T = typename decltype(type)::type;

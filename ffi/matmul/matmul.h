@@ -128,11 +128,17 @@ enum class Algorithm {
   kTensorCore,
   kSplitK,
   kSkinny,
+  kBF16X6,
+  kFmaPipelined,
   kCublas,
 };
 
 inline constexpr std::string_view kGemmLadder =
     "CUDA general matrix multiplication: from entry to mastery, a ladder of sgemm kernels";
+inline constexpr std::string_view kBF16X6Source =
+    "jax_gpuops, after Henry, Tang, Heinecke, Leveraging the bfloat16 artificial intelligence "
+    "datatype for higher-precision computations, 2019, and Ootomo, Yokota, Recovering single "
+    "precision accuracy from tensor cores, 2022";
 inline constexpr std::string_view kSgemmNotes =
     "Notes on sgemm: naive, coalesced and shared-memory kernels, August 2024";
 
@@ -170,6 +176,21 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "jax_gpuops",
      "float16 and bfloat16; at most 16 rows or columns; no c, alpha 1; compute capability 8.0",
      "skinny_kernel"},
+    {"bf16_x6",
+     "float32 at full accuracy on tensor cores: three bfloat16 parts of each element, six products "
+     "of parts, sums that leave the tensor cores every 32 or 64 of the depth.",
+     kBF16X6Source,
+     "float32; precision up to the highest, or BF16_BF16_F32_X6; no c, alpha 1; compute capability "
+     "9.0",
+     "split_rows_kernel split_columns_kernel bf16_x6_kernel double_buffered_kernel"},
+    {"fma_pipelined",
+     "float32 by FMAs alone: one thread copies by tensor maps, eight warps multiply 128 x 256 or "
+     "128 x "
+     "128 tiles.",
+     "jax_gpuops",
+     "float32; arrays aligned to 16 bytes, factors with rows of whole 16 bytes; compute capability "
+     "9.0",
+     "fma_pipelined_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only"},
 };
@@ -260,6 +281,18 @@ void launch_split_k(const Queue& queue, const Config& config, const Problem& pro
 template <class T>
 void launch_skinny(const Queue& queue, const Config& config, const Problem& problem,
                    const Buffers& buffers);
+
+// Of bf16_x6, which is compiled for compute capability 9.0 alone.
+void launch_bf16_x6(const Queue& queue, const Config& config, const Problem& problem,
+                    const Buffers& buffers);
+
+// The same of fma_pipelined.
+void launch_fma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
+                          const Buffers& buffers);
+
+// Launches double_buffered for floats, to run where *flag is not 0 by then.
+void launch_where_flagged(const Queue& queue, const Config& config, const Problem& problem,
+                          const Buffers& buffers, const std::int32_t* flag);
 
 // Sizes on which both plans and kernels depend.
 
@@ -421,6 +454,75 @@ inline constexpr SkinnyTile kSkinnyUnpackedTile{32, 16};
 constexpr int skinny_shared_bytes(int rows, int cols) {
   return kSkinnyThreads / 32 * cols * (rows + 4) * 4;
 }
+
+// bf16_x6
+
+inline constexpr int kBF16Parts = 3;
+inline constexpr int kBF16X6Tile = kTile;  // rows and columns
+inline constexpr int kBF16X6Threads = 384;
+// A stage holds one part of a slice of both factors.
+inline constexpr int kBF16X6Stages = 7;
+// The ring and its barriers, from a multiple of 1024 on; as of tensor_core.
+inline constexpr int kBF16X6SharedBytes =
+    (kBF16X6Stages * 2 * (kBF16X6Tile * kTensorLineBytes + 8) + 1023) / 1024 * 1024 + 1024 - 128;
+
+// Of the parts of a factor, which lie as it is stored: how many elements lie from one row to the
+// next.
+inline std::int64_t pitch_of_parts(const StoredFactor& factor) {
+  constexpr int kPerLine = kTensorLineBytes / 2;
+  return divide_up(factor.length, kPerLine) * kPerLine;
+}
+
+// Its workspace: a report, the exponents of a's rows and b's columns, and the parts of both. Where
+// each begins, in bytes.
+struct BF16X6Workspace {
+  std::int64_t exponents_a;
+  std::int64_t exponents_b;
+  std::int64_t parts_a;
+  std::int64_t parts_b;
+  std::int64_t bytes;  // of it all
+};
+inline constexpr std::int64_t kBF16X6ReportBytes = kTensorLineBytes;
+inline BF16X6Workspace bf16_x6_workspace(const Problem& problem) {
+  const StoredFactor a = stored_a(problem);
+  const StoredFactor b = stored_b(problem);
+  const auto exponents = [](const StoredFactor& factor) {
+    const std::int64_t bytes = factor.batch * (factor.deep ? factor.rows : factor.length) * 4;
+    return divide_up(bytes, kTensorLineBytes) * kTensorLineBytes;
+  };
+  const auto parts = [](const StoredFactor& factor) {
+    return kBF16Parts * factor.batch * factor.rows * pitch_of_parts(factor) * 2;
+  };
+  BF16X6Workspace at{};
+  at.exponents_a = kBF16X6ReportBytes;
+  at.exponents_b = at.exponents_a + exponents(a);
+  at.parts_a = at.exponents_b + exponents(b);
+  at.parts_b = at.parts_a + parts(a);
+  at.bytes = at.parts_b + parts(b);
+  return at;
+}
+
+// fma_pipelined
+
+inline constexpr int kFmaRows = 128;  // of a tile
+inline constexpr int kFmaThreads = 384;
+
+// The tiles that it has kernels for.
+struct FmaTile {
+  int cols;
+  int stages;
+  // Of a multiprocessor, for each of the depth, in nanoseconds: predictions of 90 % of its FMAs at
+  // 1.9 GHz, and of a tenth less for the small tile.
+  double time;
+
+  // As of tensor_core.
+  constexpr int shared_bytes() const {
+    const int bytes = stages * ((kFmaRows + cols) * kTensorLineBytes + 16);
+    return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
+  }
+};
+
+inline constexpr FmaTile kFmaTiles[] = {{256, 4, 150}, {128, 6, 83}};
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -41,7 +41,7 @@ void check(const Problem& problem) {
   const Precision own = own_precision(problem.dtype);
   // What a user says of precision in general is a least, which the kernels exceed.
   if (problem.precision > Precision::kHighest && problem.precision != own &&
-      !asks_for_tf32(problem)) {
+      !asks_for_tf32(problem) && !asks_for_bf16_x6(problem)) {
     throw std::invalid_argument("matmul kernels multiply " + text(info(problem.dtype).name) +
                                 " by " + text(kPrecisions[static_cast<int>(own)]) + ", not by " +
                                 text(kPrecisions[static_cast<int>(problem.precision)]));
@@ -93,6 +93,12 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
       return configure_split_k(problem, device);
     case Algorithm::kSkinny:
       return configure_skinny(problem, device);
+    case Algorithm::kBF16X6:
+      config = configure_bf16_x6(problem, device);
+      break;
+    case Algorithm::kFmaPipelined:
+      config = configure_fma_pipelined(problem, device);
+      break;
     case Algorithm::kCublas:
       return config;
   }
@@ -115,6 +121,14 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
           why);
     }
   }
+  if (asks_for_bf16_x6(problem)) {
+    const std::string why = refusal_of_bf16_x6(problem, device);
+    if (why.empty()) return {Algorithm::kBF16X6, "the algorithm of BF16_BF16_F32_X6"};
+    throw std::invalid_argument(
+        "matmul kernels multiply float32 by BF16_BF16_F32_X6 on tensor cores alone, and "
+        "'bf16_x6' " +
+        why);
+  }
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);
   if (work_of(problem) >= kLeastTensorCoreWork && prefers_skinny(problem, device)) {
@@ -132,8 +146,15 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     }
     return {Algorithm::kTensorCore, "tensor cores take the problem"};
   }
+  if (prefers_bf16_x6(problem, device)) {
+    return {Algorithm::kBF16X6,
+            "six products of bfloat16 parts on tensor cores are faster than one of float32"};
+  }
   if (work_of(problem) < kLeastSharedWork) {
     return {Algorithm::kCoalesced, "the problem is too small for tiles to pay"};
+  }
+  if (prefers_fma_pipelined(problem, device)) {
+    return {Algorithm::kFmaPipelined, "tensor copies can supply FMAs with the factors"};
   }
   if (std::min(problem.m, problem.n) > kLeastTiledExtent && 2 * tiles >= device.multiprocessors) {
     return {Algorithm::kDoubleBuffered,
@@ -160,6 +181,10 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
     throw std::invalid_argument("algorithm '" + text(name_of(named)) +
                                 "' multiplies float32 by F32_F32_F32, not by TF32_TF32_F32");
   }
+  if (asks_for_bf16_x6(problem) && named != Algorithm::kBF16X6) {
+    throw std::invalid_argument("algorithm '" + text(name_of(named)) +
+                                "' does not multiply by BF16_BF16_F32_X6");
+  }
   if (named == Algorithm::kTensorCore) {
     const std::string why = refusal_of_tensor_core(problem, device);
     if (!why.empty()) throw std::invalid_argument("algorithm 'tensor_core' " + why);
@@ -172,10 +197,23 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
     const std::string why = refusal_of_skinny(problem, device);
     if (!why.empty()) throw std::invalid_argument("algorithm 'skinny' " + why);
   }
+  if (named == Algorithm::kBF16X6) {
+    const std::string why = refusal_of_bf16_x6(problem, device);
+    if (!why.empty()) throw std::invalid_argument("algorithm 'bf16_x6' " + why);
+  }
+  if (named == Algorithm::kFmaPipelined) {
+    const std::string why = refusal_of_fma_pipelined(problem, device);
+    if (!why.empty()) throw std::invalid_argument("algorithm 'fma_pipelined' " + why);
+  }
   return {named, "named by the caller", configure(problem, named, device)};
 }
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
+  const bool may_split = algorithm.empty() ? suits_bf16_x6(problem) || asks_for_bf16_x6(problem)
+                                           : algorithm == name_of(Algorithm::kBF16X6);
+  if (may_split && problem.dtype == DType::kFloat32 && problem.k > 0) {
+    return bf16_x6_workspace(problem).bytes;
+  }
   const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem) && !suits_skinny(problem)
                                           : algorithm == name_of(Algorithm::kTensorCore) ||
                                                 algorithm == name_of(Algorithm::kSplitK);

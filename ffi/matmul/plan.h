@@ -26,6 +26,10 @@ inline bool asks_for_tf32(const Problem& problem) {
   return problem.dtype == DType::kFloat32 && problem.precision == Precision::kTF32TF32F32;
 }
 
+inline bool asks_for_bf16_x6(const Problem& problem) {
+  return problem.dtype == DType::kFloat32 && problem.precision == Precision::kBF16BF16F32X6;
+}
+
 // As with XLA: jax.lax.Precision.HIGH is what "tensorfloat32" means.
 inline bool may_use_tf32(const Problem& problem) {
   return problem.dtype == DType::kFloat32 &&
@@ -80,6 +84,23 @@ bool suits_skinny(const Problem& problem);
 // Whether to take skinny rather than the other kernels on tensor cores.
 bool prefers_skinny(const Problem& problem, const Device& device);
 Config configure_skinny(const Problem& problem, const Device& device);
+
+std::string refusal_of_bf16_x6(const Problem& problem, const Device& device);
+// Whether bf16_x6 may be the plan's, by the problem alone.
+bool suits_bf16_x6(const Problem& problem);
+// Whether to take bf16_x6 rather than kernels that multiply float32.
+bool prefers_bf16_x6(const Problem& problem, const Device& device);
+Config configure_bf16_x6(const Problem& problem, const Device& device);
+
+// ---- The kernels of FMAs ----
+
+// What the fastest of those for float32 takes.
+double fma_time(const Problem& problem, const Device& device);
+
+std::string refusal_of_fma_pipelined(const Problem& problem, const Device& device);
+// Whether to take fma_pipelined rather than the other kernels of FMAs.
+bool prefers_fma_pipelined(const Problem& problem, const Device& device);
+Config configure_fma_pipelined(const Problem& problem, const Device& device);
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

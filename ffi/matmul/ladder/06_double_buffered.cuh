@@ -27,6 +27,7 @@ template <class T, Order kOrderA, Order kOrderB>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
     double_buffered_kernel(Gemm<T> gemm) {
   using A = Accumulator<T>;
+  if (gemm.flag != nullptr && *gemm.flag == 0) return;
   auto& storage = shared<DoubleBufferedStorage<A>>();
   const Tile tile = locate_tile<kTile, kTile>(gemm);
   TileLoader<T, kOrderA> a(gemm.a, tile.batch, tile.row);

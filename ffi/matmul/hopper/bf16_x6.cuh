@@ -1,0 +1,363 @@
+// bf16_x6: float32 products at full accuracy, by six products of bfloat16 parts on Hopper's tensor
+// cores.
+//
+// Factors come as three parts of eight bits each, x = x0 + x1 + x2 (split_bf16.cuh). Of the nine
+// products of parts six count in a float; those that are left out are at most 2^-23 of |x y|:
+//
+//     x y = x2 y0 + x0 y2 + x1 y1     2^-16
+//         + x1 y0 + x0 y1             2^-8
+//         + x0 y0                     1
+//
+// Tensor cores cut off what does not fit their sums, always toward zero, and over a long depth that
+// adds up to far more than a float's roundings. So they add only 64 of the depth, the small
+// products first, into sums of their own, which float additions then add to the real ones.
+//
+// Blocks, tiles, ring and roles are those of the persistent kernel, but that a stage holds one part
+// of a slice of both factors. A stage is let go of as soon as its part is not needed any more:
+//
+//     part         2            1            0
+//     stage        0            1            2            3    ...
+//     products     2 0, 0 2     1 1, 1 0, 0 1   0 0, 0 0
+//     let go of       ^ 0                    ^ 1       ^ 2
+//
+// The two consumers take turns: while one adds its sums, the other's products keep the tensor cores
+// busy.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda.h"
+#include "core/ptx/cluster.cuh"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/tensor_copy.cuh"
+#include "core/ptx/warpgroup.cuh"
+#include "core/ptx/wgmma.cuh"
+#include "core/shared.h"
+#include "matmul/hopper/persistent.cuh"
+#include "matmul/hopper/split_bf16.cuh"
+#include "matmul/hopper/stages.cuh"
+#include "matmul/matmul.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+template <bool kDeepA_, bool kDeepB_, int kClusterRows_>
+struct BF16X6 {
+  using Factor = __nv_bfloat16;
+  // Whether k is the contiguous dimension of a (stored m x k) and of b (stored n x k).
+  static constexpr bool kDeepA = kDeepA_;
+  static constexpr bool kDeepB = kDeepB_;
+  // The tile of a block.
+  static constexpr int kRows = kBF16X6Tile;
+  static constexpr int kCols = kBF16X6Tile;
+  static constexpr int kConsumers = 2;
+  static constexpr int kStages = kBF16X6Stages;
+  // Blocks of a cluster are neighbours along m, and copy halves of b for each other.
+  static constexpr int kClusterRows = kClusterRows_;
+  static constexpr int kClusterCols = 1;
+
+  static constexpr int kWaves = 1;
+  static constexpr int kSums = kCols / 2;
+  static constexpr int kBlocks = kClusterRows;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
+  static constexpr int kABytes = kRows * kLineBytes;
+  static constexpr int kBBytes = kCols * kLineBytes;
+  static constexpr int kStageBytes = kABytes + kBBytes;
+  static constexpr int kEmptyArrivals = kConsumers * 4 * kClusterRows;
+
+  // As of the persistent kernel.
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  static_assert(kRows == kConsumers * kProductRows, "a consumer has one wgmma's rows");
+  static_assert(kStages > kBF16Parts, "the next slice is copied while this one is multiplied");
+  static_assert(kClusterRows == 1 || kClusterRows == 2);
+};
+
+// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
+template <class Config>
+struct alignas(kAtomBytes) BF16X6Storage {
+  unsigned char a[Config::kStages][Config::kABytes];
+  unsigned char b[Config::kStages][Config::kBBytes];
+  Mbarrier full[Config::kStages];
+  Mbarrier empty[Config::kStages];
+};
+
+// What the launches of a product tell each other. All 0 at first.
+struct BF16X6Report {
+  std::int32_t span_a;  // of any row, if above kFreeSpan
+  std::int32_t span_b;
+  std::int32_t refused;  // 1: this kernel has left the product to the next one
+};
+static_assert(sizeof(BF16X6Report) <= kBF16X6ReportBytes);
+
+// Whether scaled factors have no more than what parts and sums can hold.
+__device__ __forceinline__ bool fits(const BF16X6Report& report) {
+  const int a = report.span_a > kFreeSpan ? report.span_a : kFreeSpan;
+  const int b = report.span_b > kFreeSpan ? report.span_b : kFreeSpan;
+  return a <= kMostSpan && b <= kMostSpan && a + b <= kMostSpans;
+}
+
+// The result, and what scales it back.
+struct BF16X6Result {
+  float* data;
+  int rows;
+  int cols;
+  bool pairs;  // of neighbours begin at multiples of 8 bytes
+  const std::int32_t* exponents_a;
+  const std::int32_t* exponents_b;
+};
+
+// ---- The producer ----
+
+template <class Config>
+__device__ __forceinline__ void produce_parts(BF16X6Storage<Config>& storage, const TensorMap& a,
+                                              const TensorMap& b, const TileOrder& order, int rank,
+                                              int matrices_a, int matrices_b) {
+  constexpr auto kAll = static_cast<std::uint16_t>((1u << Config::kBlocks) - 1);
+  RingPlace<Config> ring;
+  for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
+       tile += gridDim.x / Config::kBlocks) {
+    const TilePosition at = locate<Config>(order, tile, rank);
+    for (int step = 0; step < order.steps; ++step) {
+      const int k = step * kStageDepth<typename Config::Factor>;
+      // In the order in which they are let go of.
+      for (int part = kBF16Parts - 1; part >= 0; --part) {
+        wait(&storage.empty[ring.stage], ring.phase ^ 1);
+        Mbarrier* const full = &storage.full[ring.stage];
+        // Bytes from the other block may come first; the phase cannot end before this arrival.
+        announce(full, Config::kStageBytes);
+        copy_slice<Config::kDeepA, Config::kRows, 1>(
+            storage.a[ring.stage], a, at.row, k,
+            part * matrices_a + at.matrix * order.a_batch_stride, full, 0, kAll);
+        copy_slice<Config::kDeepB, Config::kCols, Config::kClusterRows>(
+            storage.b[ring.stage], b, at.col, k,
+            part * matrices_b + at.matrix * order.b_batch_stride, full, rank, kAll);
+        ring.advance();
+      }
+    }
+  }
+  // No block may end while the other still arrives at its barriers, or copies to it.
+  if constexpr (Config::kBlocks > 1) {
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      wait(&storage.empty[ring.stage], ring.phase ^ 1);
+      ring.advance();
+    }
+  }
+}
+
+// ---- Results ----
+
+// Writes a consumer's sums, from row `first_row` of the result on. See multiply_add() for which of
+// them a thread holds: the four lanes of a row write 32 bytes at a time.
+template <class Config>
+__device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
+                                           const BF16X6Result& result, const TileOrder& order,
+                                           const TilePosition& at, int first_row) {
+  constexpr int kPairs = Config::kCols / 8;
+  const int thread = threadIdx.x % kWarpgroupThreads;
+  const std::int64_t matrix = at.matrix;
+  const int row = first_row + thread / 32 * 16 + thread % 32 / 4;
+  const int first_col = at.col + thread % 4 * 2;
+
+  // -- All exponents first, so that their loads are under way together --
+  const std::int32_t* const of_rows =
+      result.exponents_a + matrix * order.a_batch_stride * result.rows;
+  const std::int32_t* const of_cols =
+      result.exponents_b + matrix * order.b_batch_stride * result.cols;
+  int row_exponent[2];
+  int col_exponent[2 * kPairs];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + half * 8;
+    row_exponent[half] = (r < result.rows ? of_rows[r] : 0) - 2 * kScaledExponent;
+  }
+#pragma unroll
+  for (int i = 0; i < 2 * kPairs; ++i) {
+    const int col = first_col + i / 2 * 8 + i % 2;
+    col_exponent[i] = col < result.cols ? of_cols[col] : 0;
+  }
+
+  // -- Scale back and store --
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int r = row + half * 8;
+    float* const line = result.data + (matrix * result.rows + r) * result.cols;
+#pragma unroll
+    for (int i = 0; i < kPairs; ++i) {
+      const int col = first_col + i * 8;
+      const int left = r < result.rows ? result.cols - col : 0;
+      const auto scaled = [&](int e) {
+        return scale_by_power(sums[4 * i + 2 * half + e],
+                              row_exponent[half] + col_exponent[2 * i + e]);
+      };
+      const float2 pair = make_float2(scaled(0), scaled(1));
+      if (result.pairs) {
+        if (left > 0) *reinterpret_cast<float2*>(line + col) = pair;
+      } else {
+        if (left > 0) line[col] = pair.x;
+        if (left > 1) line[col + 1] = pair.y;
+      }
+    }
+  }
+}
+
+// ---- A consumer ----
+
+// Begins to add the products of two parts of a slice, from step kFirst of its depth to kLast, to
+// sums: as multiply_stage().
+template <class Config, int kFirst, int kLast>
+__device__ __forceinline__ void multiply_parts(float (&sums)[Config::kSums], std::uint64_t a,
+                                               std::uint64_t b, bool add) {
+  constexpr bool kDeepA = Config::kDeepA;
+  constexpr bool kDeepB = Config::kDeepB;
+  begin_products();
+#pragma unroll
+  for (int k = kFirst; k < kLast; ++k) {
+    multiply_add<typename Config::Factor, kDeepA, kDeepB>(
+        sums, a + k * kDepthStepBytes<kDeepA> / 16, b + k * kDepthStepBytes<kDeepB> / 16,
+        add || k > kFirst);
+  }
+  end_products();
+}
+
+template <class Config>
+__device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
+                                              const BF16X6Result& result, const TileOrder& order,
+                                              int rank, int consumer) {
+  // Barriers at which a consumer waits for its turn.
+  constexpr int kTurn = 1;
+  constexpr int kTurnThreads = 2 * kWarpgroupThreads;
+  const int own_turn = kTurn + consumer;
+  const int next_turn = kTurn + 1 - consumer;
+
+  constexpr int kSteps = kLineBytes / kProductBytes;
+
+  float sums[Config::kSums];
+  float recent[Config::kSums];  // of a slice, but for
+  float second[Config::kSums];  // the largest products of its second half
+  RingPlace<Config> ring;
+  const std::uint64_t a_first =
+      matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * kPanelBytes);
+  const std::uint64_t b_first = matrix_descriptor<Config::kDeepB>(storage.b[0]);
+
+  // Lane i tells block i: both blocks fill the stages of each.
+  const int lane = threadIdx.x % 32;
+  const bool tells = lane < Config::kBlocks;
+  const unsigned empty =
+      Config::kBlocks > 1 ? shared_address_in_block(storage.empty, tells ? lane : rank) : 0;
+  const auto release = [&](int stage) {
+    if constexpr (Config::kBlocks > 1) {
+      if (tells) arrive_at(empty + stage * static_cast<int>(sizeof(Mbarrier)));
+    } else {
+      if (tells) arrive(&storage.empty[stage]);
+    }
+  };
+  const auto parts_a = [&](int stage) { return a_first + stage * (Config::kABytes / 16); };
+  const auto parts_b = [&](int stage) { return b_first + stage * (Config::kBBytes / 16); };
+  const auto multiply = [&](int stage_a, int stage_b, bool add) {
+    multiply_parts<Config, 0, kSteps>(recent, parts_a(stage_a), parts_b(stage_b), add);
+  };
+
+  if (consumer == 1) pass(next_turn, kTurnThreads);
+  for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
+       tile += gridDim.x / Config::kBlocks) {
+#pragma unroll
+    for (int i = 0; i < Config::kSums; ++i) sums[i] = 0;
+#pragma unroll 1
+    for (int step = 0; step < order.steps; ++step) {
+      // -- Wait for the parts of a slice, and for the turn --
+      int stage[kBF16Parts];
+#pragma unroll
+      for (int part = kBF16Parts - 1; part >= 0; --part) {
+        stage[part] = ring.stage;
+        wait(&storage.full[ring.stage], ring.phase);
+        ring.advance();
+      }
+      meet(own_turn, kTurnThreads);
+
+      // -- Multiply: seven groups, the small products first --
+      multiply(stage[2], stage[0], false);
+      multiply(stage[0], stage[2], true);
+      multiply(stage[1], stage[1], true);
+      multiply(stage[1], stage[0], true);
+      multiply(stage[0], stage[1], true);
+      multiply_parts<Config, 0, kSteps / 2>(recent, parts_a(stage[0]), parts_b(stage[0]), true);
+      multiply_parts<Config, kSteps / 2, kSteps>(second, parts_a(stage[0]), parts_b(stage[0]),
+                                                 false);
+
+      // -- Let go of each stage when the last group that reads it is done, and of the turn while
+      // the tensor cores still have the last groups to do --
+      wait_for_products<5>();
+      release(stage[2]);
+      wait_for_products<2>();
+      pass(next_turn, kTurnThreads);
+      release(stage[1]);
+      wait_for_products<0>();
+      release(stage[0]);
+
+      // -- Add, rounding to nearest --
+      hold(recent);
+      hold(second);
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) sums[i] += recent[i] + second[i];
+    }
+    const TilePosition at = locate<Config>(order, tile, rank);
+    write_sums<Config>(sums, result, order, at, at.row + consumer * kProductRows);
+  }
+  // The last turn that the second consumer has passed on.
+  if (consumer == 0) meet(own_turn, kTurnThreads);
+}
+
+// ---- The kernel ----
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    bf16_x6_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                   const __grid_constant__ BF16X6Result result, const TileOrder order,
+                   const int matrices_a, const int matrices_b, BF16X6Report* const report) {
+#if JAX_GPUOPS_HAS_WGMMA
+  if (!fits(*report)) {
+    if (blockIdx.x == 0 && threadIdx.x == 0) report->refused = 1;
+    return;
+  }
+  unsigned char* const memory = shared_array<unsigned char>();
+  const unsigned past_atom = shared_address(memory) % kAtomBytes;
+  auto& storage =
+      *reinterpret_cast<BF16X6Storage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+  // From a shuffle the compiler learns that a warp's threads have it in common.
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
+  const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;
+
+  // -- Set up --
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(a);
+    prefetch_tensor_map(b);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      initialise(&storage.full[stage]);
+      initialise(&storage.empty[stage], Config::kEmptyArrivals);
+    }
+  }
+  __syncthreads();
+  if constexpr (Config::kBlocks > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
+
+  // -- Roles: warpgroup 0 produces, by one thread; the others consume --
+  if (warpgroup == 0) {
+    give_up_registers<Config::kProducerRegisters>();
+    if (threadIdx.x == 0) {
+      produce_parts(storage, a, b, order, rank, matrices_a, matrices_b);
+    }
+  } else {
+    take_registers<Config::kConsumerRegisters>();
+    consume_parts(storage, result, order, rank, warpgroup - 1);
+  }
+#else
+  __trap();
+#endif
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

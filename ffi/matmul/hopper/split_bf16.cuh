@@ -1,0 +1,357 @@
+// Splits factors of floats into bfloat16 parts, for tensor cores that multiply these.
+//
+// A float has 24 bits and a bfloat16 eight, so three of them hold a float exactly: the nearest one,
+// the nearest to what that leaves over, and the rest.
+//
+//     x       1.01101001 10100101 1110001 ...
+//     part 0  1.0110101                           x rounded
+//     part 1         - .0000101 1                 x - part 0, rounded
+//     part 2                    .0 10111100 ...   x - part 0 - part 1
+//
+// Bfloat16 has the exponents of float, so that without more the parts of small floats would vanish
+// and the products of large ones overflow. So each row of a and column of b is scaled first, by the
+// power of two that brings its largest magnitude to 2^kScaledExponent; the product is scaled back.
+// What no scale can bring into range is reported: inf, NaN, and rows that span too many powers of
+// two.
+//
+//     from    | x ....  |      parts   0: | x0 .... |..|   1: | x1 .... |..|   2: | x2 .... |..|
+//             | y ....  |                 | y0 .... |..|      | y1 .... |..|      | y2 .... |..|
+//
+// Parts lie as the factor does, in rows that begin at whole lines. Each row or column is read
+// twice, for its largest magnitude and to be split, the second time mostly from a cache.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "core/collectives.h"
+#include "core/dispatch.h"
+#include "core/integer.h"
+#include "core/launch.h"
+#include "core/ptx/math.cuh"
+#include "core/ptx/memory.cuh"
+#include "core/shared.h"
+#include "core/vector.h"
+#include "matmul/matmul.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+// ---- Powers of two ----
+
+// The largest magnitude of a scaled row is in [2^46, 2^47). With a depth of 2^30 at most, sums of
+// products stay below 2^124.
+inline constexpr int kScaledExponent = 46;
+// How many powers of two the elements of a row may span, other than 0: all bits of its least
+// element then lie at 2^(46 - 149 - 23) = 2^-126 or above, where bfloat16 is normal. Floats as far
+// apart as 1 and the least of all span so many.
+inline constexpr int kMostSpan = 149;
+// How many those of a row of a and those of a column of b may span together: their least product is
+// 2^(92 - 186) then, and the 32 bits below it, more than those of the parts' products, lie at
+// 2^-126 or above, where a sum of floats loses nothing but what it rounds.
+inline constexpr int kMostSpans = 186;
+// Spans that fit whatever the other factor's are need not be reported: most data has no others.
+inline constexpr int kFreeSpan = kMostSpans - kMostSpan;
+inline constexpr int kInfiniteSpan = 1 << 20;
+
+// 2^exponent, for exponents of normal floats.
+__device__ __forceinline__ float normal_power(int exponent) {
+  return __builtin_bit_cast(float, (exponent + 127) << 23);
+}
+
+// value * 2^exponent, rounded once.
+__device__ __forceinline__ float scale_by_power(float value, int exponent) {
+  // One product where the power is a float. Below, the first product is exact unless the result is
+  // 0; above, it overflows only where the result does.
+  const int last = exponent < -126 ? -126 : exponent > 127 ? exponent - 127 : 0;
+  return value * normal_power(std::max(exponent - last, -126)) * normal_power(last);
+}
+
+// The exponent of the power of two below a positive, finite float of these bits.
+__device__ __forceinline__ int exponent_of(std::uint32_t bits) {
+  if (bits >= 1u << 23) return static_cast<int>(bits >> 23) - 127;
+  const float normal = __builtin_bit_cast(float, bits) * 0x1p24f;
+  return static_cast<int>(__builtin_bit_cast(std::uint32_t, normal) >> 23) - 127 - 24;
+}
+
+// The largest of some magnitudes, and the smallest but 0, as the bits of floats.
+struct Magnitudes {
+  std::uint32_t largest = 0;
+  std::uint32_t least_less_1 = 0xffffffff;  // 0, less 1, is the largest number
+
+  __device__ __forceinline__ void add(float value) {
+    const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value) & 0x7fffffffu;
+    largest = std::max(largest, bits);
+    least_less_1 = std::min(least_less_1, bits - 1);
+  }
+  __device__ __forceinline__ void add(const Magnitudes& other) {
+    largest = std::max(largest, other.largest);
+    least_less_1 = std::min(least_less_1, other.least_less_1);
+  }
+  // Of the threads of a warp whose numbers differ in the bits of `distance`, too.
+  __device__ __forceinline__ void add_lanes(int distance) {
+    add(Magnitudes{shuffle_xor(largest, distance), shuffle_xor(least_less_1, distance)});
+  }
+
+  __device__ __forceinline__ bool finite() const { return largest < 0x7f800000u; }
+  // By which the results are scaled back.
+  __device__ __forceinline__ int exponent() const {
+    return largest == 0 || !finite() ? 0 : exponent_of(largest);
+  }
+  __device__ __forceinline__ int span() const {
+    if (!finite()) return kInfiniteSpan;
+    return largest == 0 ? 0 : exponent_of(largest) - exponent_of(least_less_1 + 1);
+  }
+};
+
+// ---- Parts ----
+
+struct FactorSplit {
+  const float* from;
+  __nv_bfloat16* parts;
+  std::int32_t* exponents;  // of each row of a or column of b
+  std::int32_t* span;       // of any of them, if above kFreeSpan
+  std::int64_t matrices;
+  std::int64_t rows;
+  std::int64_t length;
+  std::int64_t pitch;  // of a row of the parts
+};
+
+// Neighbours, of which `count` exist; the others are 0.
+template <bool kPacked>
+__device__ __forceinline__ Pack<float, kPack> load_floats(const float* from, std::int64_t count) {
+  if constexpr (kPacked) {
+    return *reinterpret_cast<const Pack<float, kPack>*>(from);
+  } else {
+    Pack<float, kPack> values{};
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      if (i < count) values.element[i] = from[i];
+    }
+    return values;
+  }
+}
+
+// Stores the parts of neighbours that have been scaled, at `to` of each part.
+__device__ __forceinline__ void store_parts(const float (&scaled)[kPack], __nv_bfloat16* to,
+                                            std::int64_t part_stride) {
+  float rest[kPack];
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) rest[i] = scaled[i];
+#pragma unroll
+  for (int part = 0; part < kBF16Parts; ++part) {
+    std::uint32_t words[kPack / 2];
+#pragma unroll
+    for (int i = 0; i < kPack; i += 2) {
+      const std::uint32_t word = round_to_pair<__nv_bfloat16>(rest[i], rest[i + 1]);
+      words[i / 2] = word;
+      rest[i] -= __builtin_bit_cast(float, word << 16);
+      rest[i + 1] -= __builtin_bit_cast(float, word & 0xffff0000u);
+    }
+    store_words(words, to + part * part_stride);
+  }
+}
+
+// What a thread has under way when it waits for memory.
+inline constexpr int kSplitAhead = 4;
+
+// Calls use(i, load(i)) for i = first, first + step ... below `count`, several loads ahead.
+template <class Load, class Use>
+__device__ __forceinline__ void stream(std::int64_t first, std::int64_t step, std::int64_t count,
+                                       const Load& load, const Use& use) {
+  for (std::int64_t begin = first; begin < count; begin += kSplitAhead * step) {
+    Pack<float, kPack> packs[kSplitAhead];
+#pragma unroll
+    for (int i = 0; i < kSplitAhead; ++i) {
+      if (begin + i * step < count) packs[i] = load(begin + i * step);
+    }
+#pragma unroll
+    for (int i = 0; i < kSplitAhead; ++i) {
+      if (begin + i * step < count) use(begin + i * step, packs[i]);
+    }
+  }
+}
+
+// ---- Rows that are contiguous along k: kGroup threads take one ----
+
+inline constexpr int kSplitRowsThreads = 256;
+
+struct SplitRowsStorage {
+  std::uint32_t scratch[kMaxWarpsPerBlock];
+};
+
+template <int kGroup, bool kPacked>
+__global__ void __launch_bounds__(kSplitRowsThreads)
+    split_rows_kernel(const __grid_constant__ FactorSplit split) {
+  constexpr int kRows = kSplitRowsThreads / kGroup;
+  auto& storage = shared<SplitRowsStorage>();
+  const int lane = threadIdx.x % kGroup;
+  const std::int64_t rows = split.matrices * split.rows;
+  const std::int64_t part_stride = rows * split.pitch;
+  const std::int64_t packs = (split.length + kPack - 1) / kPack;
+  for (std::int64_t row = blockIdx.x * std::int64_t{kRows} + threadIdx.x / kGroup; row < rows;
+       row += gridDim.x * std::int64_t{kRows}) {
+    const float* const from = split.from + row * split.length;
+    const auto load = [&](std::int64_t pack) {
+      return load_floats<kPacked>(from + pack * kPack, split.length - pack * kPack);
+    };
+
+    // -- The scale --
+    Magnitudes seen;
+    stream(lane, kGroup, packs, load, [&](std::int64_t, const Pack<float, kPack>& values) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) seen.add(values.element[i]);
+    });
+    if constexpr (kGroup == kWarpSize) {
+#pragma unroll
+      for (int distance = kWarpSize / 2; distance > 0; distance /= 2) seen.add_lanes(distance);
+    } else {
+      seen.largest = block_reduce(seen.largest, 0u, Maximum{}, storage.scratch);
+      seen.least_less_1 = block_reduce(seen.least_less_1, 0xffffffffu, Minimum{}, storage.scratch);
+    }
+    const int exponent = seen.exponent();
+    if (lane == 0) {
+      split.exponents[row] = exponent;
+      if (seen.span() > kFreeSpan) atomicMax(split.span, seen.span());
+    }
+
+    // -- The parts --
+    __nv_bfloat16* const to = split.parts + row * split.pitch;
+    stream(lane, kGroup, packs, load, [&](std::int64_t pack, const Pack<float, kPack>& values) {
+      float scaled[kPack];
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        scaled[i] = scale_by_power(values.element[i], kScaledExponent - exponent);
+      }
+      store_parts(scaled, to + pack * kPack, part_stride);
+    });
+  }
+}
+
+// ---- Rows of k: a block takes a strip of columns ----
+//
+// Of 32 columns eight threads read one k, and so a line of memory; of 16, which are for few
+// columns, four threads half a line:
+//
+//     k 0    | t0   t1   t2   ..  t7   |
+//     k 1    | t8   t9  ...            |
+
+inline constexpr int kSplitColumnsThreads = 512;
+
+template <int kStrip>
+struct SplitColumnsStorage {
+  std::uint32_t largest[kStrip];
+  std::uint32_t least_less_1[kStrip];
+};
+
+template <int kStrip, bool kPacked>
+__global__ void __launch_bounds__(kSplitColumnsThreads)
+    split_columns_kernel(const __grid_constant__ FactorSplit split) {
+  constexpr int kAcross = kStrip / kPack;
+  constexpr int kDown = kSplitColumnsThreads / kAcross;
+  auto& storage = shared<SplitColumnsStorage<kStrip>>();
+  const int first = threadIdx.x % kAcross * kPack;
+  const int down = threadIdx.x / kAcross;
+  const std::int64_t strips = (split.length + kStrip - 1) / kStrip;
+  const std::int64_t part_stride = split.matrices * split.rows * split.pitch;
+  for (std::int64_t number = blockIdx.x; number < split.matrices * strips; number += gridDim.x) {
+    const std::int64_t matrix = number / strips;
+    const std::int64_t col = (number - matrix * strips) * kStrip + first;
+    const std::int64_t left = split.length - col;
+    const float* const from = split.from + matrix * split.rows * split.length + col;
+    const std::int64_t rows = left > 0 ? split.rows : 0;
+    const auto load = [&](std::int64_t row) {
+      return load_floats<kPacked>(from + row * split.length, left);
+    };
+
+    // -- The scales --
+    if (threadIdx.x < kStrip) {
+      storage.largest[threadIdx.x] = 0;
+      storage.least_less_1[threadIdx.x] = 0xffffffff;
+    }
+    __syncthreads();
+    Magnitudes seen[kPack];
+    stream(down, kDown, rows, load, [&](std::int64_t, const Pack<float, kPack>& values) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) seen[i].add(values.element[i]);
+    });
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+#pragma unroll
+      for (int distance = kWarpSize / 2; distance >= kAcross; distance /= 2) {
+        seen[i].add_lanes(distance);
+      }
+      if (threadIdx.x % kWarpSize < kAcross) {
+        atomicMax(&storage.largest[first + i], seen[i].largest);
+        atomicMin(&storage.least_less_1[first + i], seen[i].least_less_1);
+      }
+    }
+    __syncthreads();
+    int exponent[kPack];
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      const Magnitudes all{storage.largest[first + i], storage.least_less_1[first + i]};
+      exponent[i] = all.exponent();
+      if (down == 0 && i < left) {
+        split.exponents[matrix * split.length + col + i] = exponent[i];
+        if (all.span() > kFreeSpan) atomicMax(split.span, all.span());
+      }
+    }
+
+    // -- The parts --
+    __nv_bfloat16* const to = split.parts + matrix * split.rows * split.pitch + col;
+    stream(down, kDown, rows, load, [&](std::int64_t row, const Pack<float, kPack>& values) {
+      float scaled[kPack];
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        scaled[i] = scale_by_power(values.element[i], kScaledExponent - exponent[i]);
+      }
+      store_parts(scaled, to + row * split.pitch, part_stride);
+    });
+    __syncthreads();  // the next strip's scales are gathered where this one's are read
+  }
+}
+
+// ---- Launch ----
+
+// Rows of more elements are a block's, not a warp's.
+inline constexpr std::int64_t kLongestSplitOfWarp = 1024;
+
+inline void launch_split_bf16(const Queue& queue, const FactorSplit& split, bool deep,
+                              bool packed) {
+  dispatch_value<false, true>(packed, [&](auto is_packed) {
+    constexpr bool kPacked = decltype(is_packed)::value;
+    if (!deep) {
+      const auto strips = [&](int width) {
+        return split.matrices * divide_up(split.length, width);
+      };
+      const int width = strips(32) < queue.device->multiprocessors ? 16 : 32;
+      dispatch_power_of_two<16, 32>(width, [&](auto strip) {
+        constexpr int kStrip = decltype(strip)::value;
+        launch_kernel<split_columns_kernel<kStrip, kPacked>>(
+            queue,
+            {dim3(grid_extent(strips(kStrip))), kSplitColumnsThreads,
+             sizeof(SplitColumnsStorage<kStrip>)},
+            split);
+      });
+      return;
+    }
+    const std::int64_t rows = split.matrices * split.rows;
+    const auto launch_groups = [&](auto group) {
+      constexpr int kGroup = decltype(group)::value;
+      launch_kernel<split_rows_kernel<kGroup, kPacked>>(
+          queue,
+          {dim3(grid_extent(divide_up(rows, kSplitRowsThreads / kGroup))), kSplitRowsThreads,
+           sizeof(SplitRowsStorage)},
+          split);
+    };
+    if (split.length <= kLongestSplitOfWarp) {
+      launch_groups(Constant<kWarpSize>{});
+    } else {
+      launch_groups(Constant<kSplitRowsThreads>{});
+    }
+  });
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,121 @@
+// The plan of float32 products by FMAs: how long the kernels would take, and the tiles of
+// fma_pipelined.
+
+#include <algorithm>
+#include <string>
+
+#include "core/integer.h"
+#include "matmul/plan.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+namespace {
+
+// How many rows of tiles share columns of b in the L2 cache.
+constexpr std::int64_t kFmaGroup = 8;
+// Fewer rows or columns leave most of a tile empty.
+constexpr std::int64_t kLeastFmaExtent = 64;
+// A prediction: what the end of a tile takes, when a multiprocessor does not multiply.
+constexpr double kFmaTileEndTime = 2000;
+
+// Of double_buffered and shared, measured on an H200 (docs/algorithms.md), in nanoseconds: what the
+// tiles take, for each of the depth, that are on all multiprocessors at a time; less if there is
+// but one on each.
+struct BlockKernel {
+  std::int64_t tile;
+  double two_tiles_time;
+  double one_tile_time;
+};
+constexpr BlockKernel kBlockKernels[] = {{kTile, 211, 128}, {kSharedTile, 86, 53}};
+
+double block_kernels_time(const Problem& problem, const Device& device) {
+  double least = 0;
+  for (const BlockKernel& kernel : kBlockKernels) {
+    const std::int64_t tiles =
+        problem.batch * divide_up(problem.m, kernel.tile) * divide_up(problem.n, kernel.tile);
+    const double of_depth =
+        tiles <= device.multiprocessors
+            ? kernel.one_tile_time
+            : static_cast<double>(divide_up(tiles, std::int64_t{2} * device.multiprocessors)) *
+                  kernel.two_tiles_time;
+    const double time = of_depth * static_cast<double>(problem.k);
+    if (least == 0 || time < least) least = time;
+  }
+  return kLaunchTime + least;
+}
+
+std::int64_t tiles_of(const Problem& problem, const FmaTile& tile) {
+  return problem.batch * divide_up(problem.m, kFmaRows) * divide_up(problem.n, tile.cols);
+}
+
+struct FmaChoice {
+  const FmaTile* tile;
+  double time;
+};
+
+// The tile by which the multiprocessors are done first: each takes tile after tile.
+FmaChoice best_fma_tile(const Problem& problem, const Device& device) {
+  FmaChoice best{};
+  for (const FmaTile& tile : kFmaTiles) {
+    const auto turns =
+        static_cast<double>(divide_up(tiles_of(problem, tile), device.multiprocessors));
+    const double time =
+        kLaunchTime + turns * (tile.time * static_cast<double>(problem.k) + kFmaTileEndTime);
+    if (best.tile == nullptr || time < best.time) best = {&tile, time};
+  }
+  return best;
+}
+
+}  // namespace
+
+// Why fma_pipelined does not take the problem; empty if it does.
+std::string refusal_of_fma_pipelined(const Problem& problem, const Device& device) {
+  if (problem.dtype != DType::kFloat32) {
+    return "takes float32, not " + text(info(problem.dtype).name);
+  }
+  if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
+  if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
+  if (problem.k < 1) return "takes a depth of at least 1";
+  for (const StoredFactor& factor : {stored_a(problem), stored_b(problem)}) {
+    if (!fits_tensor_copies(factor.length * factor.element_bytes)) {
+      return "takes factors whose rows, as stored, are whole 16 bytes";
+    }
+  }
+  const std::int64_t most = kMostTensorExtent;
+  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
+      std::max(problem.m, problem.n) > (std::int64_t{1} << 37) / problem.k) {
+    return "takes extents of at most 2^30 and factors of at most 512 GiB";
+  }
+  const double tiles = static_cast<double>(problem.batch) *
+                       static_cast<double>(divide_up(problem.m, kFmaRows)) *
+                       static_cast<double>(divide_up(problem.n, kFmaTiles[1].cols));
+  return tiles > static_cast<double>(most) ? "takes at most 2^30 tiles" : "";
+}
+
+double fma_time(const Problem& problem, const Device& device) {
+  const double time = block_kernels_time(problem, device);
+  if (!refusal_of_fma_pipelined(problem, device).empty()) return time;
+  return std::min(time, best_fma_tile(problem, device).time);
+}
+
+bool prefers_fma_pipelined(const Problem& problem, const Device& device) {
+  return std::min(problem.m, problem.n) > kLeastFmaExtent &&
+         refusal_of_fma_pipelined(problem, device).empty() &&
+         best_fma_tile(problem, device).time < block_kernels_time(problem, device);
+}
+
+Config configure_fma_pipelined(const Problem& problem, const Device& device) {
+  const FmaTile& tile = *best_fma_tile(problem, device).tile;
+  Config config;
+  config.threads = kFmaThreads;
+  config.tile_rows = kFmaRows;
+  config.tile_cols = tile.cols;
+  config.blocks = std::min<std::int64_t>(tiles_of(problem, tile), device.multiprocessors);
+  config.stages = tile.stages;
+  config.group = kFmaGroup;
+  config.shared_bytes = tile.shared_bytes();
+  return config;
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,449 @@
+"""float32 products by bfloat16 parts on tensor cores: as exact as a chain of float32 FMAs."""
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import jax_gpuops
+
+LEAST = 2.0**-149
+"""The least float32: what a result may be off by without regard to its factors is half of it."""
+
+
+@pytest.fixture
+def bf16_x6(implementation):
+    """The options of a product by bf16_x6, which not every GPU can run."""
+    if why := helpers.refusal("matmul", "bf16_x6", [(8, 8), (8, 8)]):
+        pytest.skip(why)
+    return {"implementation": implementation, "algorithm": "bf16_x6"}
+
+
+def fma_chain(a, b):
+    """a @ b as SGEMM adds: one product after the other, each sum rounded to float32."""
+    sums = np.zeros((a.shape[0], b.shape[1]), np.float32)
+    a, b = helpers.exact(a), helpers.exact(b)
+    with np.errstate(over="ignore"):
+        for k in range(a.shape[1]):
+            sums = (helpers.exact(sums) + a[:, k : k + 1] * b[k : k + 1]).astype(np.float32)
+    return sums
+
+
+def error(y, a, b):
+    """The largest |y - a b| in units of 2^-24 |a| |b|, over the finite components of y.
+
+    Where float32 has no number as small as the result, half of its least number is free.
+    """
+    y, a, b = map(helpers.exact, (y, a, b))
+    magnitude = np.abs(a) @ np.abs(b)
+    counted = np.isfinite(y) & (magnitude > 0)
+    excess = np.abs(y - a @ b)[counted] - LEAST / 2
+    return float(np.max(excess / magnitude[counted], initial=0)) * 2**24
+
+
+def assert_exact(y, a, b):
+    """Checks that errors are no larger than those of a chain of FMAs on the same data.
+
+    Of one or two terms a chain's are one or two units, and these may be four: the products of parts
+    that are left out are up to two, and as much is cut off the tensor cores' sum.
+    Infinite are the results that float32 has no numbers for, and no others; a chain may leave
+    float32 before.
+    """
+    y = np.asarray(y)
+    assert y.dtype == np.float32
+    with np.errstate(over="ignore"):
+        rounded = (helpers.exact(a) @ helpers.exact(b)).astype(np.float32)
+    np.testing.assert_array_equal(np.isinf(y), np.isinf(rounded))
+    magnitude = np.abs(helpers.exact(a)) @ np.abs(helpers.exact(b))
+    np.testing.assert_array_equal(y[magnitude == 0], 0)
+    assert error(y, a, b) <= max(error(fma_chain(a, b), a, b), 4)
+
+
+def floats(kind, m, n, k):
+    """Factors whose sums are hard: of one sign, of all sizes, or of terms of all sizes."""
+    random = np.random.default_rng(k)
+    a, b = random.standard_normal((m, k)), random.standard_normal((k, n))
+    if kind == "uniform":
+        a, b = random.random((m, k)), random.random((k, n))
+    elif kind == "rows and columns of all sizes":
+        a *= 10.0 ** random.uniform(-30, 30, (m, 1))
+        b *= 10.0 ** random.uniform(-30, 30, (1, n))
+    elif kind == "terms of all sizes":
+        scale = 10.0 ** random.uniform(-10, 10, k)
+        a, b = a * scale, b / scale[:, None]
+    elif kind == "elements of all sizes":
+        a *= 10.0 ** random.uniform(-25, 0, (m, k))
+        b *= 10.0 ** random.uniform(-15, 0, (k, n))
+    elif kind == "denormals":
+        a, b = a * 1e-41, b * 1e30
+    elif kind == "denormal results":
+        a, b = a * 1e-25, b * 1e-18
+    elif kind == "a large term":
+        a, b = np.abs(a), np.abs(b)
+        a[:, 0] *= 1e5
+    elif kind == "last bits":
+        # Parts at their largest: what is left out of the products adds up.
+        a, b = 1 + 2.0**-8 - 2.0**-17 + 0 * a, 1 + 2.0**-8 - 2.0**-17 + 0 * b
+    return a.astype(np.float32), b.astype(np.float32)
+
+
+KINDS = [
+    "normal",
+    "uniform",
+    "rows and columns of all sizes",
+    "terms of all sizes",
+    "elements of all sizes",
+    "denormals",
+    "denormal results",
+    "a large term",
+    "last bits",
+]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("depth", [1, 2, 7, 64, 65, 128, 200, 1000, 4100])
+@pytest.mark.parametrize("kind", KINDS)
+def test_errors_are_those_of_float32(kind, depth, bf16_x6):
+    m, n = (40, 24) if depth > 1000 else (72, 56)
+    a, b = floats(kind, m, n, depth)
+    assert_exact(jax_gpuops.matmul(a, b, **bf16_x6), a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("depth", [256, 1000, 4100])
+@pytest.mark.parametrize("kind", ["normal", "uniform"])
+def test_long_sums_are_more_exact_than_a_chain(kind, depth, bf16_x6):
+    a, b = floats(kind, 40, 24, depth)
+    y = np.asarray(jax_gpuops.matmul(a, b, **bf16_x6))
+    assert error(y, a, b) <= error(fma_chain(a, b), a, b)
+
+
+# Shapes and layouts
+
+
+def swap(x):
+    return np.ascontiguousarray(np.swapaxes(x, -1, -2))
+
+
+def stored(x, transpose):
+    return swap(x) if transpose else x
+
+
+def recorded_gemm(a, b, transpose_a, transpose_b, **how):
+    """a @ b with the factors stored transposed or not, and the execution of the handler."""
+    with helpers.recorded(how["implementation"]) as executions:
+        y = jax_gpuops.gemm(
+            stored(a, transpose_a),
+            stored(b, transpose_b),
+            transpose_a=transpose_a,
+            transpose_b=transpose_b,
+            **how,
+        )
+        y = np.asarray(y)
+    (execution,) = executions
+    return y, execution
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1, 1),
+        (3, 5, 7),
+        (128, 128, 64),
+        (129, 132, 68),
+        (131, 129, 65),
+        (260, 136, 200),
+        (257, 259, 67),
+        (64, 300, 130),
+        (1, 200, 300),
+        (200, 1, 300),
+    ],
+    ids=str,
+)
+def test_every_layout(sizes, transpose_b, transpose_a, bf16_x6):
+    """Rows, columns and a depth that no tile, strip or pack divides, and such as they do."""
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
+    y, execution = recorded_gemm(a, b, transpose_a, transpose_b, **bf16_x6)
+    assert_exact(y, a, b)
+    config, problem = execution["config"], execution["problem"]  # a row is also a column
+    assert config["cluster_rows"] == (2 if m > 128 else 1)
+    assert config["pack_a"] == ((m if problem["transpose_a"] else k) % 4 == 0)
+    assert config["pack_b"] == ((k if problem["transpose_b"] else n) % 4 == 0)
+    assert config["pack_result"] == (n % 4 == 0)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("share", ["", "a", "b"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("sizes", [(136, 132, 72), (131, 67, 69)], ids=str)
+def test_batches(sizes, transpose_b, transpose_a, share, bf16_x6):
+    """Each row and column of each matrix has a scale of its own."""
+    m, n, k = sizes
+    random = np.random.default_rng(0)
+    a, b = helpers.normal((3, m, k), "float32"), helpers.normal((3, k, n), "float32", seed=1)
+    a *= 10 ** random.uniform(-9, 9, (3, m, 1)).astype(np.float32)
+    b *= 10 ** random.uniform(-9, 9, (3, 1, n)).astype(np.float32)
+    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
+    y, _ = recorded_gemm(a, b, transpose_a, transpose_b, **bf16_x6)
+    for i in range(3):
+        assert_exact(y[i], a if share == "a" else a[i], b if share == "b" else b[i])
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("deep", [True, False])
+def test_rows_long_enough_for_a_block(deep, bf16_x6):
+    """Rows of more than 1024 elements are scaled by a block, shorter ones by a warp."""
+    a, b = helpers.normal((9, 1028), "float32"), helpers.normal((1028, 5), "float32", seed=1)
+    a[:, -1], b[-1] = 1e6, -1e6
+    y, execution = recorded_gemm(a, b, not deep, deep, **bf16_x6)
+    assert_exact(y, a, b)
+    splits = {name.split("::")[-1].split("<")[0] for name in execution["kernels"]}
+    assert ("split_rows_kernel" in splits) == deep
+    assert ("split_columns_kernel" in splits) == (not deep)
+
+
+@pytest.mark.kernel
+def test_no_depth_is_zero(bf16_x6):
+    y = jax_gpuops.matmul(jnp.ones((8, 0)), jnp.ones((0, 16)), **bf16_x6)
+    np.testing.assert_array_equal(y, np.zeros((8, 16)))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("offset", [4, 8])
+def test_factors_at_any_address(offset, bf16_x6):
+    if bf16_x6["implementation"] != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    a, b = helpers.normal((132, 72), "float32"), helpers.normal((72, 136), "float32", seed=1)
+    with helpers.buffers_at(offset):
+        y = np.asarray(jax_gpuops.matmul(a, b, **bf16_x6))
+    assert_exact(y, a, b)
+
+
+# What cannot be split
+
+
+def assert_like_sgemm(y, a, b):
+    """Compares infinities and NaN with those of a chain of FMAs, and the rest with its errors."""
+    y = np.asarray(y)
+    with np.errstate(invalid="ignore", over="ignore"):
+        expected = fma_chain(a, b)
+    for which in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(which(y), which(expected))
+    finite = np.isfinite(expected)
+    with np.errstate(invalid="ignore", over="ignore"):
+        magnitude = (np.abs(helpers.exact(a)) @ np.abs(helpers.exact(b)))[finite]
+    difference = np.abs(helpers.exact(y)[finite] - helpers.exact(expected)[finite])
+    assert np.all(difference <= (a.shape[1] + 3) * 2.0**-23 * magnitude + LEAST)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("factor", ["a", "b", "both"])
+def test_special_values_are_those_of_sgemm(factor, transpose_b, transpose_a, bf16_x6):
+    a, b = helpers.normal((133, 70), "float32"), helpers.normal((70, 37), "float32", seed=1)
+    if factor != "b":
+        a[3, 69], a[7, 0], a[8, 5], a[132, 69] = np.inf, np.nan, -np.inf, -np.inf
+        b[69, 36] = 0  # 0 * inf is NaN
+    if factor != "a":
+        b[2, 36], b[69, 4], b[69, 5] = -np.inf, np.nan, np.inf
+    y, _ = recorded_gemm(a, b, transpose_a, transpose_b, **bf16_x6)
+    assert_like_sgemm(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("position", [(0, 0), (129, 64), (64, 128)])
+def test_one_special_value_anywhere_is_seen(position, value, bf16_x6):
+    a, b = helpers.normal((130, 129), "float32"), helpers.normal((129, 5), "float32", seed=1)
+    a[position] = value
+    assert_like_sgemm(jax_gpuops.matmul(a, b, **bf16_x6), a, b)
+    assert_like_sgemm(jax_gpuops.matmul(swap(b), swap(a), **bf16_x6), swap(b), swap(a))
+
+
+@pytest.mark.kernel
+def test_a_row_may_span_what_no_scale_brings_into_range(bf16_x6):
+    """The products are 2^-22, of factors that lie 2^276 apart within their row or column."""
+    large, least = np.float32(2.0**127), np.float32(LEAST)
+    a, b = np.ones((5, 2), "float32"), np.ones((2, 3), "float32")
+    a[2], b[:, 1] = [large, least], [least, large]
+    y = np.asarray(jax_gpuops.matmul(a, b, **bf16_x6))
+    assert y[2, 1] == 2.0**-21
+    assert_exact(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("zeros", [False, True])
+def test_weights_that_underflow_beside_large_ones(zeros, bf16_x6):
+    """As softmax gives them: from 1 to the least float32 in a row, where zeros may hide the 1."""
+    a = np.exp2(-np.arange(150)).astype("float32") * np.ones((6, 1), "float32")
+    b = helpers.normal((150, 7), "float32")
+    if zeros:
+        b[:70] = 0
+    assert_exact(jax_gpuops.matmul(a, b, **bf16_x6), a, b)
+
+
+@pytest.mark.kernel
+def test_results_beyond_float32_are_infinite(bf16_x6):
+    a, b = np.full((3, 70), 2e19, "float32"), np.full((70, 4), 3e19, "float32")
+    b[:, 1], b[:, 2], a[2] = -b[:, 1], 1e-19, 0
+    y = np.asarray(jax_gpuops.matmul(a, b, **bf16_x6))
+    np.testing.assert_array_equal(y[:2, 0], np.inf)
+    np.testing.assert_array_equal(y[:2, 1], -np.inf)
+    np.testing.assert_array_equal(y[2], 0)
+    np.testing.assert_allclose(y[:2, 2], 140, rtol=1e-6)
+
+
+@pytest.mark.kernel
+def test_the_largest_float32_cancels(bf16_x6):
+    """Sums may leave float32 and come back: scaled, they do not overflow."""
+    most = np.finfo(np.float32).max
+    a = np.array([[most, most, most, -most, -most, -most, 1]], "float32")
+    y = jax_gpuops.matmul(a, np.ones((7, 2), "float32"), **bf16_x6)
+    np.testing.assert_array_equal(np.abs(y) <= 8, True)
+
+
+# Order, plan, derivatives
+
+
+@pytest.mark.parametrize("sizes", [(40, 24, 200), (264, 136, 72)], ids=str)
+def test_any_order_of_threads(sizes, bf16_x6):
+    if bf16_x6["implementation"] != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    m, n, k = sizes
+    a, b = helpers.normal((2, m, k), "float32"), helpers.normal((2, k, n), "float32", seed=1)
+    helpers.under_each_schedule(
+        lambda: jax_gpuops.matmul(a, b, **bf16_x6),
+        [(1, {}), (2, {}), (3, {"warp": 4}), (4, {"warp": 8}), (5, {"block": 1})],
+    )
+
+
+@pytest.mark.kernel
+def test_repeats_are_bit_identical(bf16_x6):
+    a, b = helpers.normal((200, 500), "float32"), helpers.normal((500, 136), "float32", seed=1)
+    runs = [np.asarray(jax_gpuops.matmul(a, b, **bf16_x6)).view(np.int32) for _ in range(3)]
+    np.testing.assert_array_equal(runs[0], runs[1])
+    np.testing.assert_array_equal(runs[0], runs[2])
+
+
+@pytest.mark.kernel
+def test_one_execution_leaves_nothing_to_the_next(bf16_x6):
+    """What is reported of one factor, in workspace that XLA uses again, says nothing of another."""
+    b = jnp.asarray(helpers.normal((72, 40), "float32", seed=1))
+    function = jax.jit(lambda a: jax_gpuops.matmul(a, b, **bf16_x6))
+    a = helpers.normal((40, 72), "float32")
+    special = a.copy()
+    special[3, 5] = np.nan
+    for each in (a, special, a):
+        assert_like_sgemm(function(jnp.asarray(each)), each, np.asarray(b))
+
+
+def plan(implementation, sizes, precision, dtype="float32", **how):
+    m, n, k = sizes
+    how |= {"implementation": implementation, "precision": precision}
+    return jax_gpuops.plan("matmul", [(m, k), (k, n)], dtype, **how)
+
+
+def test_the_plan_takes_it_for_the_highest_precision(bf16_x6):
+    implementation = bf16_x6["implementation"]
+    for sizes in ((512, 512, 512), (1024, 1024, 1024), (4096, 4096, 1024), (129, 4096, 2048)):
+        for precision in ("highest", "float32"):
+            assert plan(implementation, sizes, precision).algorithm == "bf16_x6", sizes
+        assert plan(implementation, sizes, "F32_F32_F32").algorithm != "bf16_x6"
+        assert plan(implementation, sizes, None).algorithm == "tensor_core"
+
+
+def test_the_plan_does_not_take_it_where_fmas_are_done_first_or_more_exact(bf16_x6):
+    implementation = bf16_x6["implementation"]
+    for sizes in ((4096, 4096, 63), (64, 4096, 4096), (4096, 8, 4096), (128, 128, 128)):
+        assert plan(implementation, sizes, "highest").algorithm != "bf16_x6"
+
+
+def test_the_preset_of_its_name_takes_it_for_any_size(bf16_x6):
+    implementation = bf16_x6["implementation"]
+    for sizes in ((1, 1, 1), (4096, 8, 63), (512, 512, 512)):
+        assert plan(implementation, sizes, "BF16_BF16_F32_X6").algorithm == "bf16_x6"
+
+
+@pytest.mark.kernel
+def test_a_product_by_its_preset(bf16_x6):
+    a, b = floats("uniform", 20, 30, 100)
+    y = jax_gpuops.matmul(
+        a, b, precision="BF16_BF16_F32_X6", implementation=bf16_x6["implementation"]
+    )
+    assert_exact(y, a, b)
+
+
+@pytest.mark.parametrize(
+    ("call", "why"),
+    [
+        (lambda x, **how: jax_gpuops.gemm(x, x, x, beta=1, **how), "adds no c"),
+        (lambda x, **how: jax_gpuops.gemm(x, x, alpha=2, **how), "has no alpha other than 1"),
+        (
+            lambda x, **how: jax_gpuops.matmul(x, x, precision="F32_F32_F32", **how),
+            "multiplies float32 by BF16_BF16_F32_X6, not by F32_F32_F32",
+        ),
+        (
+            lambda x, **how: jax_gpuops.matmul(x.astype("bfloat16"), x.astype("bfloat16"), **how),
+            "takes float32, not bfloat16",
+        ),
+    ],
+)
+def test_what_it_refuses(call, why, bf16_x6):
+    with pytest.raises(ValueError, match=f"algorithm 'bf16_x6' {why}"):
+        call(jnp.ones((16, 16)), **bf16_x6)
+
+
+@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k", "double_buffered"])
+def test_other_algorithms_refuse_its_preset(algorithm, bf16_x6):
+    how = {"implementation": bf16_x6["implementation"], "algorithm": algorithm}
+    with pytest.raises(ValueError, match=f"'{algorithm}' does not multiply by BF16_BF16_F32_X6"):
+        jax_gpuops.matmul(*[jnp.ones((8, 8))] * 2, precision="BF16_BF16_F32_X6", **how)
+
+
+@pytest.mark.kernel
+def test_derivatives_of_any_order(bf16_x6):
+    a, b = helpers.normal((3, 4), "float32"), helpers.normal((4, 2), "float32", seed=1)
+    check_grads(
+        lambda a, b: jax_gpuops.matmul(a, b, **bf16_x6),
+        (a, b),
+        order=2,
+        modes=["fwd", "rev"],
+        atol=1e-2,
+        rtol=1e-2,
+        eps=1e-2,
+    )
+
+
+@pytest.mark.kernel
+def test_gradients(bf16_x6):
+    """The factors of a gradient are stored in other orders than those of the product."""
+    a, b = helpers.normal((72, 40), "float32"), helpers.normal((40, 136), "float32", seed=1)
+    g = helpers.normal((72, 136), "float32", seed=2)
+    _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **bf16_x6), a, b)
+    a_bar, b_bar = pull(jnp.asarray(g))
+    assert_exact(a_bar, g, swap(b))
+    assert_exact(b_bar, swap(a), g)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("axes", [(0, None), (None, 0), (0, 0)])
+def test_vmap(axes, bf16_x6):
+    a, b = helpers.normal((3, 20, 70), "float32"), helpers.normal((3, 70, 12), "float32", seed=1)
+    a, b = a if axes[0] == 0 else a[0], b if axes[1] == 0 else b[0]
+    y = jax.jit(jax.vmap(lambda a, b: jax_gpuops.matmul(a, b, **bf16_x6), axes))(a, b)
+    for i in range(3):
+        assert_exact(y[i], a if axes[0] is None else a[i], b if axes[1] is None else b[i])
+
+
+def test_jit_has_the_custom_call(bf16_x6):
+    x = jnp.ones((16, 16))
+    calls = helpers.custom_calls(lambda x: jax_gpuops.matmul(x, x, **bf16_x6), x)
+    assert any(call.startswith("jax_gpuops_gemm_v2") for call in calls)
