@@ -156,6 +156,9 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   if (named == Algorithm::kCublas && device.simulated) {
     throw std::invalid_argument("algorithm 'cublas' is CUDA only: the host has no cuBLAS");
   }
+  if (named == Algorithm::kCublas && has_epilogue(problem)) {
+    throw std::invalid_argument("algorithm 'cublas' has no bias and no activation");
+  }
   if (asks_for_tf32(problem) && named != Algorithm::kTensorCore && named != Algorithm::kSplitK) {
     throw std::invalid_argument("algorithm '" + text(name_of(named)) +
                                 "' multiplies float32 by F32_F32_F32, not by TF32_TF32_F32");
