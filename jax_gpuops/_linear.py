@@ -68,11 +68,7 @@ def linear(
     arrays = {"x": x, "w": w} | ({} if b is None else {"b": b})
     arrays = {name: _arguments.as_array(name, each) for name, each in arrays.items()}
     _check_arrays("linear", arrays)
-    if activation is not None and activation not in ACTIVATIONS:
-        raise ValueError(
-            f"activation must be None or one of {', '.join(map(repr, ACTIVATIONS))}, got "
-            f"{activation!r}; other functions apply to the result of linear without one"
-        )
+    check_activation(activation)
     return _jitted_linear(
         *arrays.values(),
         activation=activation,
@@ -81,6 +77,15 @@ def linear(
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
+
+
+def check_activation(activation: str | None) -> None:
+    """Raises ValueError if it is not the name of an activation, or None."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation must be None or one of {', '.join(map(repr, ACTIVATIONS))}, got "
+            f"{activation!r}; apply another function to the result without an activation"
+        )
 
 
 def _check_arrays(op: str, arrays: dict[str, Any]) -> None:
@@ -259,15 +264,20 @@ def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
     sums_dot = _tangent_of_sums(x, w, x_dot, w_dot, *b_dot, **how)
     if activation in (None, "relu"):
         y = _linear_p.bind(x, w, *b, activation=activation, **how)
-        return y, sums_dot if activation is None else jnp.where(y > 0, sums_dot, 0)
+        return y, sums_dot if activation is None else _relu_tangent(y, sums_dot)
     sums = _linear_p.bind(x, w, *b, activation=None, **how)
-    # Of a checkpointed function reverse mode keeps the argument alone: the sums, in 16 bits where
-    # the result has these, rather than what the derivative makes of them in float32.
-    function = jax.checkpoint(
-        functools.partial(_activate, activation=activation, dtype=preferred_element_type),
-        prevent_cse=False,
-    )
-    return jax.jvp(function, (sums,), (sums_dot,))
+    function = functools.partial(_activate, activation=activation, dtype=preferred_element_type)
+    return jax.jvp(_keeping_arguments(function), (sums,), (sums_dot,))
+
+
+# Of a checkpointed function reverse mode keeps the arguments alone: the sums or the result, in 16
+# bits where the result has these, rather than what the derivative makes of them.
+_keeping_arguments = functools.partial(jax.checkpoint, prevent_cse=False)
+
+
+@_keeping_arguments
+def _relu_tangent(y: jax.Array, t: jax.Array) -> jax.Array:
+    return jnp.where(y > 0, t, 0)
 
 
 def _tangent_of_sums(x, w, x_dot, w_dot, *b_dot, preferred_element_type, **params) -> jax.Array:
