@@ -210,13 +210,6 @@ def mask(*shape):
         (
             "linear",
             [struct(4, 5), NO_BYTES],
-            [(4, 8), (8, 5), (5,), (5,)],
-            GEMM,
-            "4 operands|number of arguments",
-        ),
-        (
-            "linear",
-            [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5), (5,)],
             {**GEMM, "algorithm": "cublas"},
             "'cublas', and no other, has a target of its own",

@@ -21,7 +21,7 @@ LADDER = [
     if a.name not in ("tensor_core", "split_k", "skinny", "cublas")
 ]
 SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
-"""The smallest normal numbers: what is less may become 0."""
+"""The smallest normal numbers. A factor of an argument that is less may become 0."""
 
 every_activation = pytest.mark.parametrize("activation", NAMES, ids=str)
 
@@ -50,7 +50,7 @@ def assert_linear(actual, x, w, b, activation, ulps=8):
     )
     if actual.dtype.itemsize == 2:
         bound = bound + np.asarray(helpers.spacing(middle, actual.dtype), np.float64)
-    bound = bound + SMALLEST[actual.dtype.name]
+    bound = bound + SMALLEST[actual.dtype.name] * (1 + np.abs(sums))
     difference = np.abs(actual.astype(np.float64) - middle)
     assert np.all(difference <= bound), (difference / bound).max()
 
@@ -222,7 +222,9 @@ def test_activations_are_exact_in_their_tails(algorithm, dtype, activation, impl
     bound = np.abs(exact) * (0.51 * eps + (8 + 2 * exponent) * accumulated)
     if dtype in ("float16", "bfloat16"):
         bound = bound + np.abs(exact) * 2.0**-13
-    bound = bound + max(SMALLEST[dtype] * eps, 2.0**-126 if dtype != "float64" else 0)
+    bound = bound + SMALLEST[dtype] * eps
+    if dtype != "float64":
+        bound = bound + np.abs(value) * 2.0**-126
     assert np.all(np.abs(y.astype(np.float64) - exact) <= bound)
 
 
@@ -233,7 +235,7 @@ def test_activations_are_exact_in_their_tails(algorithm, dtype, activation, impl
 def test_special_values_as_in_jax(algorithm, dtype, activation, implementation):
     if why := helpers.refusal("linear", algorithm, [(8, 8), (8, 8)], dtype):
         pytest.skip(why)
-    values = jnp.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 1e30, -1e30], dtype)[:, None]
+    values = jnp.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 2.0**100, -(2.0**100)], dtype)[:, None]
     one = jnp.ones((1, 8), dtype)
     how = {"implementation": implementation, "algorithm": algorithm}
     y = jax_gpuops.linear(values, one, activation=activation, **how)
@@ -307,7 +309,7 @@ def test_strict_promotion(implementation):
     x, w, b = map(jnp.asarray, operands(4, 5, 6, "bfloat16"))
     with jax.numpy_dtype_promotion("strict"):
         jax_gpuops.linear(x, w, b, activation="gelu", implementation=implementation)
-        with pytest.raises(jax.errors.TypePromotionError):
+        with pytest.raises(ValueError, match="promotion"):
             jax_gpuops.linear(x, w.astype("float32"), implementation=implementation)
 
 

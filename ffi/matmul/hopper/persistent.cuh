@@ -199,19 +199,21 @@ template <class Config>
 __device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config::kSums],
                                             const Finish& finish, const TilePosition& at) {
   using Result = typename Config::Result;
-  // Sums 4 i to 4 i + 3 are those of two columns, in two rows.
-  const int first_col = at.col + threadIdx.x % 4 * 2;
   if (finish.bias != nullptr) {
+    // Sums 4 i to 4 i + 3 are those of two columns, in two rows.
+    const int first_col = at.col + threadIdx.x % 4 * 2;
+    const int left = static_cast<int>(finish.cols) - first_col;
+    const Result* const bias =
+        static_cast<const Result*>(finish.bias) + at.matrix * finish.bias_stride + first_col;
 #pragma unroll
     for (int i = 0; i < Config::kSums / 4; ++i) {
-      float bias[2];
+      float added[2];
 #pragma unroll
-      for (int j = 0; j < 2; ++j)
-        bias[j] = bias_of<Result>(finish, at.matrix, first_col + 8 * i + j);
+      for (int j = 0; j < 2; ++j) added[j] = 8 * i + j < left ? widen(bias[8 * i + j]) : 0.0f;
 #pragma unroll
       for (int wave = 0; wave < Config::kWaves; ++wave) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) sums[wave][4 * i + j] += bias[j % 2];
+        for (int j = 0; j < 4; ++j) sums[wave][4 * i + j] += added[j % 2];
       }
     }
   }
