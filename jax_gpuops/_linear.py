@@ -115,7 +115,7 @@ def _linear(
     def xla():
         y = jnp.matmul(x, w, precision=precision, preferred_element_type=result_dtype)
         for each in bias:
-            y = y + each
+            y = y + lax.expand_dims(each, range(y.ndim - 1))
         return y if activation is None else ACTIVATIONS[activation](y)
 
     def kernel():
