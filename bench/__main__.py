@@ -330,6 +330,13 @@ def _pattern(text: str) -> re.Pattern[str]:
         raise argparse.ArgumentTypeError(f"{text!r} is not a regular expression: {error}") from None
 
 
+def _activation(text: str) -> str:
+    if text not in ops.ACTIVATIONS:
+        known = ", ".join(each for each in ops.ACTIVATIONS if each is not None)
+        raise argparse.ArgumentTypeError(f"{text!r} is none of {known}")
+    return text
+
+
 def _axes(text: str) -> Any:
     """Reads "1", "0,2" or "none"."""
     if text.lower() == "none":
@@ -345,6 +352,7 @@ _OPTION_TYPES: dict[str, Callable[[str], Any]] = {
     "where": bool,
     "axes": _axes,
     "precision": str,
+    "activation": _activation,
     "alpha": float,
     "beta": float,
 }
@@ -355,6 +363,7 @@ _OPTION_HELP = {
     "where": "leave out what a mask says, of the last two dims",
     "axes": "the permutation, such as 0,2,1,3",
     "precision": "default, high or highest; highest for float32 unless given",
+    "activation": "relu, gelu, gelu_exact or silu; none unless given",
     "alpha": "factor of the product",
     "beta": "factor of C",
 }

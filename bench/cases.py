@@ -137,6 +137,9 @@ def _gpu() -> Iterator[Problem]:
     yield ops.make("matmul", (64, 512, 64, 512), "bfloat16")
     yield ops.make("dot_general", (128, 1024, 128, 1024), "bfloat16")
     yield ops.make("gemm", (4096, 4096, 4096), "float32")
+    for activation in (None, "relu", "gelu", "gelu_exact", "silu"):
+        yield ops.make("linear", (8192, 4096, 16384), "bfloat16", activation=activation)
+    yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
 
 
 _TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
@@ -185,3 +188,5 @@ def _host() -> Iterator[Problem]:
     yield ops.make("matmul", (67, 45, 70), "float64")
     yield ops.make("dot_general", (3, 33, 17, 29), "float32")
     yield ops.make("gemm", (67, 45, 70), "float32")
+    yield ops.make("linear", (67, 45, 70), "float32", activation="gelu")
+    yield ops.make("linear", (67, 72, 70), "bfloat16", activation="silu")

@@ -146,6 +146,21 @@ def three_matrices(problem: Problem) -> list[Operand]:
     return [*two_matrices(problem), Operand((m, n), problem.dtype)]
 
 
+def dense_layer(problem: Problem) -> list[Operand]:
+    """The op takes x (M, K), weights (K, N) that keep the size of rows of x, and a bias (N,)."""
+    m, k, n = problem.shape
+    draw = functools.partial(_weights, depth=k)
+    return [
+        Operand((m, k), problem.dtype),
+        Operand((k, n), problem.dtype, draw),
+        Operand((n,), problem.dtype),
+    ]
+
+
+def _weights(key: jax.Array, shape: Shape, dtype: np.dtype, *, depth: int) -> jax.Array:
+    return (jax.random.normal(key, shape, jnp.float32) / math.sqrt(depth)).astype(dtype)
+
+
 # What is timed, where it is not just a call of the op's function with the operands. A function in
 # two parts, as `prepare` and `apply` of `Op`, has its first part run before the clock starts.
 
@@ -279,6 +294,22 @@ def _gemm(a, b, c, *, alpha, beta):
     return alpha * jnp.matmul(a, b, precision="highest") + beta * c
 
 
+def _linear(x, w, b, *, activation=None, precision=None):
+    """A dense layer as a user writes it: XLA has a library add the bias, and some activations."""
+    y = jnp.matmul(x, w, precision=precision) + b
+    return ACTIVATIONS[activation](y)
+
+
+ACTIVATIONS: dict[str | None, Callable[[jax.Array], jax.Array]] = {
+    None: lambda y: y,
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+}
+"""The activations of `jax_gpuops.linear`, in plain JAX."""
+
+
 def _contract_last_with_first(problem: Problem) -> dict[str, Any]:
     batch = tuple(range(len(problem.shape) - 3))
     last = len(batch) + 1
@@ -362,6 +393,11 @@ OPS: dict[str, Op] = {
         options={"alpha": 1.5, "beta": 0.5},
         operands=three_matrices,
     ),
+    "linear": _matmul(
+        upstream=_linear,
+        options={"activation": None, "precision": None},
+        operands=dense_layer,
+    ),
 }
 
 
@@ -399,6 +435,8 @@ def make(
     defaults = OPS[op].options
     if unknown := options.keys() - defaults.keys():
         raise ValueError(f"{op} has no option {', '.join(sorted(unknown))}")
+    if OPS[op].operands is dense_layer and len(shape) != 3:
+        raise ValueError(f"{op} takes the shape MxKxN, got {shape}")
     if OPS[op].limit == "matmul" and len(shape) < 3:
         raise ValueError(f"{op} takes the shape MxKxN (batch dims before it), got {shape}")
     if (options.get("causal") or options.get("where")) and len(shape) < 2:

@@ -67,7 +67,7 @@ def matmul(
     return _jitted_matmul(
         _arguments.as_array("a", a),
         _arguments.as_array("b", b),
-        precision=_hashable(precision),
+        precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
         implementation=resolve("matmul", implementation, algorithm),
@@ -111,8 +111,8 @@ def dot_general(
     return _jitted_dot_general(
         _arguments.as_array("lhs", lhs),
         _arguments.as_array("rhs", rhs),
-        dimension_numbers=jax.tree.map(int, _hashable(dimension_numbers)),
-        precision=_hashable(precision),
+        dimension_numbers=jax.tree.map(int, hashable(dimension_numbers)),
+        precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
         implementation=resolve("matmul", implementation, algorithm),
@@ -189,10 +189,10 @@ def gemm(
 # Arguments
 
 
-def _hashable(value: Any) -> Any:
+def hashable(value: Any) -> Any:
     """Sequences as tuples, other values as they are."""
     if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
-        return tuple(map(_hashable, value))
+        return tuple(map(hashable, value))
     return value
 
 
@@ -213,7 +213,7 @@ def _canonical(precision: Any) -> Any:
     return precision
 
 
-def _check_sharding(*operands, out_sharding=None) -> None:
+def check_sharding(*operands, out_sharding=None) -> None:
     """Raises NoKernelError if operands or result have a sharding of their own, in their type."""
     if out_sharding is not None or any(map(_primitive.has_explicit_sharding, operands)):
         raise NoKernelError(
@@ -222,19 +222,30 @@ def _check_sharding(*operands, out_sharding=None) -> None:
         )
 
 
-def _bind(
+def bind_product(
+    p,
     a,
     b,
-    *c,
-    dimension_numbers,
+    *others,
     precision,
     preferred_element_type,
-    alpha=1.0,
-    beta=0.0,
     implementation,
     algorithm,
+    **params,
 ) -> jax.Array:
-    """Binds the primitive, or raises NoKernelError if no kernel takes its operands."""
+    """Binds a primitive of a product, or raises NoKernelError if no kernel takes its operands.
+
+    Args:
+      p: that of gemm or of linear.
+      a: the left factor.
+      b: the right factor.
+      *others: further operands, of dtype `preferred_element_type`.
+      precision: as the caller gave it.
+      preferred_element_type: the dtype of the result.
+      implementation: as resolved.
+      algorithm: as the caller gave it.
+      **params: the other parameters of the primitive.
+    """
     precision = _canonical(precision)
     if a.dtype != b.dtype or a.dtype.name not in _DTYPES:
         raise NoKernelError(
@@ -250,31 +261,23 @@ def _bind(
         )
     if isinstance(precision, lax.DotAlgorithm):
         raise NoKernelError(f"matmul kernels take no algorithm without a name: {precision}")
-    params = {
-        "dimension_numbers": dimension_numbers,
-        "precision": precision,
-        "preferred_element_type": preferred_element_type,
-        "alpha": alpha,
-        "beta": beta,
-    }
+    params |= {"precision": precision, "preferred_element_type": preferred_element_type}
     if algorithm is None:
-        _primitive.check_plan(_gemm_p, a, b, *c, implementation=implementation, **params)
+        _primitive.check_plan(p, a, b, *others, implementation=implementation, **params)
     if implementation is None and algorithm is None:
         # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
-        known = {
-            "dtype": a.dtype.name,
-            "result_dtype": preferred_element_type.name,
-            "precision": _precision_name(precision),
-        }
+        known = _primitive.KERNELS[p].problem(a, b, *others, **params)
+        named = ("dtype", "result_dtype", "precision", "has_bias", "epilogue")
+        known = {key: known[key] for key in named}
         if not _measurements.may_hold("matmul", known):
             raise NoKernelError(
                 "no measurement says that a kernel is level with XLA", second_best="a kernel"
             )
     return _primitive.bind(
-        _gemm_p,
+        p,
         a,
         b,
-        *c,
+        *others,
         implementation=implementation,
         algorithm=algorithm,
         **params,
@@ -306,12 +309,15 @@ def _dot_general(
         )
 
     def kernel():
-        _check_sharding(lhs, rhs, out_sharding=out_sharding)
+        check_sharding(lhs, rhs, out_sharding=out_sharding)
         result = jax.eval_shape(xla)  # raises as JAX does
-        return _bind(
+        return bind_product(
+            gemm_p,
             lhs,
             rhs,
             dimension_numbers=dimension_numbers,
+            alpha=1.0,
+            beta=0.0,
             precision=precision,
             preferred_element_type=result.dtype,
             implementation=implementation,
@@ -332,7 +338,7 @@ def _matmul(a, b, *, precision, preferred_element_type, out_sharding, implementa
         )
 
     def kernel():
-        _check_sharding(a, b, out_sharding=out_sharding)
+        check_sharding(a, b, out_sharding=out_sharding)
         result = jax.eval_shape(xla)  # raises as JAX does
         if preferred_element_type is not None and a.dtype != b.dtype:
             raise NoKernelError(
@@ -342,9 +348,12 @@ def _matmul(a, b, *, precision, preferred_element_type, out_sharding, implementa
             )
         dtype = jnp.result_type(a, b)
         product = _Broadcast.of(a.shape, b.shape)
-        y = _bind(
+        y = bind_product(
+            gemm_p,
             *product.squeeze(a.astype(dtype), b.astype(dtype)),
             dimension_numbers=product.dimension_numbers,
+            alpha=1.0,
+            beta=0.0,
             precision=precision,
             preferred_element_type=result.dtype,
             implementation=implementation,
@@ -383,8 +392,10 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
         return _product(a, b, *addends, **params)
 
     def kernel():
-        _check_sharding(a, b, *addends)
-        return _bind(a, b, *addends, implementation=implementation, algorithm=algorithm, **params)
+        check_sharding(a, b, *addends)
+        return bind_product(
+            gemm_p, a, b, *addends, implementation=implementation, algorithm=algorithm, **params
+        )
 
     def without_product():
         return beta * addends[0] if addends else jnp.zeros(y.shape, result_dtype)
@@ -630,7 +641,7 @@ def _outer_dims(
     return before if is_split and large == sorted(large) and not between else ()
 
 
-def _precision_name(precision: Any) -> str:
+def precision_name(precision: Any) -> str:
     """A canonical precision as the problem has it: "HIGHEST", "BF16_BF16_F32".
 
     Of a pair it is the higher one, by which XLA too multiplies both operands.
@@ -642,13 +653,16 @@ def _precision_name(precision: Any) -> str:
     return precision.name
 
 
-def _problem(a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta):
+def problem_of_product(
+    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha=1.0, beta=0.0
+) -> dict[str, Any]:
+    """The problem of a product without bias and activation, as the module's plan takes it."""
     del beta
     form = _Canonical.of(a.shape, b.shape, dimension_numbers)
     return {
         "dtype": a.dtype.name,
         "result_dtype": preferred_element_type.name,
-        "precision": _precision_name(precision),
+        "precision": precision_name(precision),
         **form.sizes,
         "transpose_a": int(form.a.transpose),
         "transpose_b": int(form.b.transpose),
@@ -656,14 +670,12 @@ def _problem(a, b, *c, dimension_numbers, precision, preferred_element_type, alp
         "share_b": int(len(form.b.shape) == 2),
         "has_c": int(bool(c)),
         "scaled": int(alpha != 1),
-        "epilogue": _EPILOGUE,
+        "has_bias": 0,
+        "share_bias": 0,
+        "epilogue": "none",
         "alignment": _primitive.ALIGNMENT,
         "workspace": _primitive.WORKSPACE_AS_ASKED,
     }
-
-
-_EPILOGUE = "none"
-"""What is done to alpha * a @ b + beta * c before it is rounded."""
 
 
 def _call(
@@ -678,7 +690,7 @@ def _call(
     beta,
 ) -> jax.Array:
     """The custom call and the moves around it. cuBLAS is a target of its own: see handler.cc."""
-    problem = _problem(
+    problem = problem_of_product(
         a,
         b,
         *c,
@@ -709,9 +721,13 @@ def _call(
     return form.to_result(y)
 
 
-_gemm_p = _primitive.primitive(
+gemm_p = _primitive.primitive(
     _primitive.Kernel(
-        name="gpuops_gemm", op="matmul", reference=_product, problem=_problem, call=_call
+        name="gpuops_gemm",
+        op="matmul",
+        reference=_product,
+        problem=problem_of_product,
+        call=_call,
     )
 )
 
@@ -719,21 +735,21 @@ _gemm_p = _primitive.primitive(
 # Derivatives and batching: those of dot_general, which is linear in each operand.
 
 
-def _bind_derivative(a, b, **params):
+def bind_derivative(a, b, **params):
     """Binds a product by the algorithm that was named for another one, if that takes it."""
     if params["algorithm"] is not None:
-        _primitive.check_named(_gemm_p, a, b, **params)
-    return _gemm_p.bind(a, b, **params)
+        _primitive.check_named(gemm_p, a, b, **params)
+    return gemm_p.bind(a, b, **params)
 
 
 def _jvp(primals, tangents, *, alpha, beta, **params):
-    y = _gemm_p.bind(*primals, alpha=alpha, beta=beta, **params)
+    y = gemm_p.bind(*primals, alpha=alpha, beta=beta, **params)
     (a, b, *_), (a_dot, b_dot, *c_dot) = primals, tangents
     terms = []
     if type(a_dot) is not ad.Zero:
-        terms.append(_bind_derivative(a_dot, b, alpha=alpha, beta=0.0, **params))
+        terms.append(bind_derivative(a_dot, b, alpha=alpha, beta=0.0, **params))
     if type(b_dot) is not ad.Zero:
-        terms.append(_bind_derivative(a, b_dot, alpha=alpha, beta=0.0, **params))
+        terms.append(bind_derivative(a, b_dot, alpha=alpha, beta=0.0, **params))
     terms += [beta * t for t in c_dot if type(t) is not ad.Zero]
     return y, functools.reduce(jnp.add, terms)
 
@@ -783,7 +799,7 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
     batch_dims = tuple(range(len(batch[mine])))
     first_theirs = len(batch_dims) + (len(my_free) if is_lhs else 0)
     their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
-    y = _bind_derivative(
+    y = bind_derivative(
         cotangent,
         other.astype(cotangent.dtype),  # which is that of a and b, or wider
         dimension_numbers=((their_dims, their_free), (batch_dims, batch[theirs])),
@@ -807,7 +823,7 @@ def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, *
     is_a, is_b = a_axis is not None, b_axis is not None
     if not (is_a or is_b):  # only c is mapped: multiply once, add to each
         wide = _primitive.accumulator(a.dtype)
-        y = _gemm_p.bind(
+        y = gemm_p.bind(
             a,
             b,
             dimension_numbers=dimension_numbers,
@@ -839,7 +855,7 @@ def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, *
             if c_axis[0] is None
             else jnp.moveaxis(c[0], c_axis[0], out)
         ]
-    y = _gemm_p.bind(
+    y = gemm_p.bind(
         a,
         b,
         *c,
@@ -851,6 +867,6 @@ def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, *
     return y, out
 
 
-ad.primitive_jvps[_gemm_p] = _jvp
-ad.primitive_transposes[_gemm_p] = _transpose
-batching.primitive_batchers[_gemm_p] = _batch
+ad.primitive_jvps[gemm_p] = _jvp
+ad.primitive_transposes[gemm_p] = _transpose
+batching.primitive_batchers[gemm_p] = _batch

@@ -40,7 +40,8 @@ KEYS = {
     },
     "matmul": {
         *("dtype", "result_dtype", "precision", "batch", "m", "n", "k", "has_c", "scaled"),
-        *("transpose_a", "transpose_b", "share_a", "share_b", "epilogue"),
+        *("transpose_a", "transpose_b", "share_a", "share_b"),
+        *("has_bias", "share_bias", "epilogue"),
     },
 }
 """What a class may name, by op family: what a plan takes, and what `traits` adds."""
@@ -82,8 +83,9 @@ def table() -> dict[str, list[Class]]:
     A class names what a problem must match: a value, or an inclusive range of a size, [low, high]
     or [low, high, step]; for a list, such as a shape, one of these for each element. Problems with
     a mask ("masked" is 1), or a causal one ("queries" is not 0), or whose operand is multiplied by
-    a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), are only in classes
-    that name these. Under "ratio" stands the least speed relative to XLA that was measured in the
+    a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), or products with a
+    bias ("has_bias" is 1) or an activation ("epilogue" is not "none"), are only in classes that
+    name these. Under "ratio" stands the least speed relative to XLA that was measured in the
     class, under "between" the least one between neighbours that XLA fuses.
 
     Raises:
@@ -234,13 +236,21 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
 def may_hold(op: str, known: dict[str, Any]) -> bool:
     """True if a class, on whichever kind of GPU, may contain a problem of which this is known."""
     return any(
-        entry["op"] == op and all(_matches(entry[k], v) for k, v in known.items() if k in entry)
+        entry["op"] == op
+        and all(_matches(entry.get(k, _UNLESS_NAMED.get(k, v)), v) for k, v in known.items())
         for entries in table().values()
         for entry in entries
     )
 
 
-_UNLESS_NAMED = {"masked": 0, "queries": 0, "scaled": 0, "copied": 0}
+_UNLESS_NAMED = {
+    "masked": 0,
+    "queries": 0,
+    "scaled": 0,
+    "copied": 0,
+    "has_bias": 0,
+    "epilogue": "none",
+}
 
 
 def contains(entry: Class, problem: dict[str, Any]) -> bool:

@@ -1,13 +1,14 @@
 """Flax layers on our operations. Flax is optional: this module can be imported without it.
 
-Linear layers accept `dot_general=jax_gpuops.dot_general`; attention layers accept `attention_fn` of
-this module. Flax does not pass `implementation=` on: set it with `jax_gpuops.use`.
+`Linear` and `Dense` are those of `flax.nnx` and `flax.linen` with an activation. Other linear
+layers accept `dot_general=jax_gpuops.dot_general`; attention layers accept `attention_fn` of this
+module. Flax does not pass `implementation=` on: set it with `jax_gpuops.use`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,19 @@ import jax.numpy as jnp
 from jax_gpuops import _arguments, _primitive
 from jax_gpuops._matmul import dot_general
 from jax_gpuops._softmax import softmax
+
+if TYPE_CHECKING:
+    from jax_gpuops._flax_layers import Dense as Dense
+    from jax_gpuops._flax_layers import Linear as Linear
+
+
+def __getattr__(name: str) -> Any:
+    """Defines the layers when they are first asked for, since they need Flax."""
+    if name not in ("Dense", "Linear"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from jax_gpuops import _flax_layers
+
+    return getattr(_flax_layers, name)
 
 
 def attention_fn(

@@ -6,6 +6,7 @@ import jax
 import ml_dtypes
 import numpy as np
 import pytest
+from scipy import special
 
 import jax_gpuops
 from jax_gpuops import _library, _primitive
@@ -42,6 +43,19 @@ def with_offset(offset: float, shape, dtype: str) -> np.ndarray:
 def exact(x: np.ndarray) -> np.ndarray:
     """The same values in the precision that references are computed in."""
     return np.asarray(x).astype(np.longdouble)
+
+
+def activated(activation: str | None, x) -> np.ndarray:
+    """The activation of `linear` in float64, by formulas that do not cancel."""
+    x = np.asarray(x, np.float64)
+    with np.errstate(over="ignore", invalid="ignore"):
+        if activation == "relu":
+            return np.maximum(x, 0)
+        if activation == "gelu":
+            return x * special.expit(2 * np.sqrt(2 / np.pi) * (x + 0.044715 * x**3))
+        if activation == "gelu_exact":
+            return x * special.ndtr(x)
+        return x * special.expit(x) if activation == "silu" else x
 
 
 def spacing(values: np.ndarray, dtype) -> np.ndarray:

@@ -55,6 +55,11 @@ CALLS = {
         "300, 300",
         "jnp.matmul(x, x, precision='highest')",
     ),
+    "linear": (
+        "ops.linear(x, x, x[0], activation='relu', precision='highest', implementation='cuda')",
+        "300, 300",
+        "jax.nn.relu(jnp.matmul(x, x, precision='highest') + x[0])",
+    ),
 }
 
 

@@ -110,6 +110,81 @@ def test_the_layers_run_our_kernels(implementation):
     assert any(call.startswith("jax_gpuops_softmax_v1") for call in attention_calls)
 
 
+STOCK_ACTIVATIONS = {
+    None: lambda x: x,
+    "relu": nnx.relu,
+    "gelu": nnx.gelu,
+    "gelu_exact": lambda x: nnx.gelu(x, approximate=False),
+    "silu": nnx.silu,
+}
+
+
+@pytest.mark.parametrize("activation", STOCK_ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("use_bias", [True, False])
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_nnx_layer_with_an_activation(dtype, use_bias, activation, implementation):
+    class Stock(nnx.Linear):
+        def __call__(self, x):
+            return STOCK_ACTIVATIONS[activation](super().__call__(x))
+
+    x = jnp.asarray(helpers.normal((4, 3, 6), "float32"))
+    how = {"dtype": dtype, "use_bias": use_bias}
+
+    def make(rngs):
+        return jax_gpuops.flax.Linear(6, 5, activation=activation, rngs=rngs, **how)
+
+    with jax_gpuops.use(implementation):
+        ours = nnx_results(make, x)
+        calls = helpers.custom_calls(make(nnx.Rngs(0)), x)
+    assert any(call.startswith("jax_gpuops_") for call in calls)
+    stock = nnx_results(lambda rngs: Stock(6, 5, rngs=rngs, **how), x)
+    assert_same(ours, stock, 1e-4 if dtype is None else 3e-2)
+
+
+@pytest.mark.parametrize("activation", STOCK_ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("use_bias", [True, False])
+def test_linen_layer_with_an_activation(use_bias, activation, implementation):
+    """In the place of the stock layer: parameters have the same names."""
+
+    class Model(linen.Module):
+        layer: type
+
+        @linen.compact
+        def __call__(self, x):
+            if self.layer is linen.Dense:
+                return STOCK_ACTIVATIONS[activation](self.layer(5, use_bias=use_bias)(x))
+            return self.layer(5, use_bias=use_bias, activation=activation)(x)
+
+    x = jnp.asarray(helpers.normal((4, 3, 6), "float32"))
+    with jax_gpuops.use(implementation):
+        ours = linen_results(Model(jax_gpuops.flax.Dense), x)
+    assert_same(ours, linen_results(Model(linen.Dense), x))
+
+
+def test_layers_refuse_what_they_do_not_know():
+    with pytest.raises(ValueError, match="activation must be None or one of"):
+        jax_gpuops.flax.Linear(6, 5, activation="tanh", rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="no dot_general"):
+        jax_gpuops.flax.Linear(6, 5, dot_general=jax.lax.dot_general, rngs=nnx.Rngs(0))
+    x = jnp.ones((4, 6))
+    with pytest.raises(ValueError, match="activation must be None or one of"):
+        jax_gpuops.flax.Dense(5, activation="tanh").init(jax.random.key(0), x)
+    with pytest.raises(TypeError, match="no dot_general"):
+        jax_gpuops.flax.Dense(5, dot_general=jax.lax.dot_general).init(jax.random.key(0), x)
+    with pytest.raises(AttributeError, match="has no attribute 'Conv'"):
+        _ = jax_gpuops.flax.Conv
+
+
+def test_a_layer_with_an_out_sharding_runs_in_xla():
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        layer = jax_gpuops.flax.Linear(6, 4, activation="silu", rngs=nnx.Rngs(0))
+        x = jnp.asarray(helpers.normal((2, 6), "float32"))
+        y = layer(x, out_sharding=jax.P(None, "d"))
+        assert jax.typeof(y).sharding.spec[1] == "d"
+        assert_same(y, nnx.silu(nnx.Linear(6, 4, rngs=nnx.Rngs(0))(x)))
+
+
 MASKS = {
     "none": {},
     "causal": {"is_causal": True},

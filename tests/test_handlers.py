@@ -178,8 +178,8 @@ def mask(*shape):
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5)],
-            {**GEMM, "epilogue": "gelu"},
-            "'gelu' is none of the values",
+            {**GEMM, "epilogue": "tanh"},
+            "'tanh' is none of the values",
         ),
         (
             "gemm_v2",
@@ -192,6 +192,25 @@ def mask(*shape):
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5)],
+            {**GEMM, "algorithm": "cublas"},
+            "'cublas', and no other, has a target of its own",
+        ),
+        ("linear", [struct(4, 5), NO_BYTES], [(4, 8), (7, 5)], GEMM, "same depth k"),
+        ("linear", [struct(5, 4), NO_BYTES], [(4, 8), (8, 5), (5,)], GEMM, "shape of the product"),
+        ("linear", [struct(4, 5), struct(4)], [(4, 8), (8, 5), (5,)], GEMM, "must be of bytes"),
+        *(
+            ("linear", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), bias], GEMM, "the bias must have")
+            for bias in [(4,), (), (1, 5), (4, 5), struct(5, dtype="float16")]
+        ),
+        *(
+            ("linear", [struct(3, 4, 5), NO_BYTES], [x, w, bias], GEMM, "the bias must have")
+            for x, w in [((3, 4, 8), (8, 5)), ((4, 8), (3, 8, 5))]
+            for bias in [(4,), (2, 5), (3, 4), (3, 4, 5)]
+        ),
+        (
+            "linear",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5), (5,)],
             {**GEMM, "algorithm": "cublas"},
             "'cublas', and no other, has a target of its own",
         ),

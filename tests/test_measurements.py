@@ -89,12 +89,26 @@ def test_classes_may_name_what_problems_have():
         problem = kernel.problem
         keys = problem.keys() | _measurements.traits(problem).keys()
         assert keys - {"op"} <= _measurements.KEYS[problem["op"]]
-    (gemm,) = (kernel for kernel in _primitive.KERNELS.values() if kernel.op == "matmul")
+    kernels = {kernel.name: kernel for kernel in _primitive.KERNELS.values()}
     a = jax.ShapeDtypeStruct((4, 4), "float32")
     options = {"dimension_numbers": (((1,), (0,)), ((), ())), "precision": None}
     options |= {"preferred_element_type": jnp.dtype("float32"), "alpha": 1.0, "beta": 0.0}
-    keys = gemm.problem(a, a, **options).keys()
+    keys = kernels["gpuops_gemm"].problem(a, a, **options).keys()
     assert keys - _primitive.OF_EXECUTION <= _measurements.KEYS["matmul"]
+    options = {"precision": None, "preferred_element_type": jnp.dtype("float32")}
+    layer = kernels["gpuops_linear"].problem(a, a, activation="relu", **options)
+    assert layer.keys() == keys
+
+
+def test_a_class_is_of_layers_only_if_it_says_so():
+    """A measured product says nothing of one with a bias or an activation."""
+    product = {"op": "matmul", "dtype": "bfloat16", "m": [1, 9], "ratio": 1.1}
+    layer = product | {"has_bias": 1, "epilogue": "gelu"}
+    problem = {"op": "matmul", "dtype": "bfloat16", "m": 4, "has_bias": 0, "epilogue": "none"}
+    for has_bias, epilogue in [(0, "none"), (1, "none"), (0, "gelu"), (1, "gelu")]:
+        each = problem | {"has_bias": has_bias, "epilogue": epilogue}
+        assert _measurements.contains(product, each) == ((has_bias, epilogue) == (0, "none"))
+        assert _measurements.contains(layer, each) == ((has_bias, epilogue) == (1, "gelu"))
 
 
 @pytest.mark.parametrize(

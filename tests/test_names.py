@@ -56,6 +56,7 @@ KERNELS_OF_GRADIENTS = {
     "softmax": {"softmax", "softmax_tangent"},
     "log_softmax": {"log_softmax", "log_softmax_cotangent"},
     "logsumexp": {"logsumexp_with_residuals", "logsumexp_cotangent"},
+    "linear": {"linear", "gemm"},
     "softmax_cross_entropy_with_integer_labels": {"cross_entropy", "cross_entropy_cotangent"},
 }
 

@@ -4,6 +4,7 @@
 """
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -209,6 +210,47 @@ def products(draw) -> Case:
     return Case(call, operands, check)
 
 
+@st.composite
+def layers(draw) -> Case:
+    """Products with a bias or an activation, of one matrix or of batches."""
+    dtype = draw(st.sampled_from(helpers.FLOATS))
+    m, n, k = draw(sizes(140)), draw(sizes(140)), draw(sizes(140))
+    wide = "float64" if dtype == "float64" else "float32"
+    result = draw(st.sampled_from([dtype, wide]))
+    # Which operands a batch of 3 has its own of: as the batching rule of linear has them.
+    own = draw(st.sampled_from([(0, 0, 0), (1, 0, 1), (0, 1, 0), (0, 1, 1), (1, 1, 0), (1, 1, 1)]))
+    shapes = ((m, k), (k, n), (n,))[: draw(st.sampled_from([2, 3]))]
+    types = (dtype, dtype, result)
+    operands = tuple(
+        helpers.normal(((3, *shape) if is_own else shape), each, seed)
+        for seed, (shape, is_own, each) in enumerate(zip(shapes, own, types, strict=False))
+    )
+    own = own[: len(shapes)]
+    activation = draw(st.sampled_from([None, "relu", "gelu", "gelu_exact", "silu"]))
+
+    def call(*operands, **how):
+        how |= {"activation": activation, "preferred_element_type": result}
+        layer = functools.partial(jax_gpuops.linear, **how)
+        axes = tuple(0 if each else None for each in own)
+        return jax.vmap(layer, axes)(*operands) if any(own) else layer(*operands)
+
+    x, w, *b = map(helpers.exact, operands)
+    bias = (b[0] if not own[2] else b[0][:, None]) if b else 0
+    exact = x @ w + bias
+    magnitude = np.abs(x) @ np.abs(w) + np.abs(bias) + 1
+
+    def check(y):
+        assert y.dtype == helpers.np_dtype(result)
+        rounding = (k + 4) * float(jnp.finfo(wide).eps)
+        if dtype == "float32":  # the kernels on tensor cores round factors to TF32
+            rounding = 2.0**-10
+        epsilon = float(jnp.finfo(result).eps) + 2 * rounding  # derivatives are less than 2
+        expected = helpers.exact(helpers.activated(activation, exact))
+        assert np.all(np.abs(helpers.exact(y) - expected) <= epsilon * (magnitude + np.abs(exact)))
+
+    return Case(call, operands, check)
+
+
 # reduce
 
 FOLDS = ("sum", "prod", "max", "min")
@@ -277,7 +319,7 @@ def reductions(draw) -> Case:
 FAMILIES = {
     "transpose": transposes(),
     "softmax": softmaxes(),
-    "matmul": products(),
+    "matmul": st.one_of(products(), layers()),
     "reduce": reductions(),
 }
 

@@ -131,6 +131,21 @@ def call_matmul(algorithm, dtype, implementation):
     return y, a.astype(np.float32) @ b.astype(np.float32)
 
 
+def call_linear(algorithm, dtype, implementation):
+    on_tensor_cores = algorithm in ("tensor_core", "split_k")
+    shapes = ((131, 72), (72, 131)) if on_tensor_cores else ((5, 131), (131, 67))
+    x, w = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
+    b = helpers.normal(w.shape[1:], dtype, seed=2)
+    if why := helpers.refusal("linear", algorithm, shapes, dtype, activation="relu"):
+        pytest.skip(why)
+    if on_tensor_cores and dtype == "float32":  # numbers that TF32 has
+        x, w = (each.astype("bfloat16").astype("float32") for each in (x, w))
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = ops.linear(x, w, b, activation="relu", **how)
+    x, w, b = (each.astype(np.float32) for each in (x, w, b))
+    return y, np.maximum(x @ w + b, 0)
+
+
 def names(family):
     return [a.name for a in ops.algorithms(family)]
 
@@ -146,6 +161,7 @@ CALLS = [
     (call_masked_reduce, ["multiple", "row", "column"]),
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),
+    (call_linear, [name for name in names("matmul") if name != "cublas"]),
 ]
 
 

@@ -67,6 +67,11 @@ def reference_gemm(a, b, c, *, alpha, beta):
     return alpha * jnp.matmul(a, b, precision="highest") + beta * c
 
 
+def reference_linear(x, w, b, *, activation, precision):
+    y = jnp.matmul(x, w, precision=precision) + b
+    return jax.nn.gelu(y) if activation == "gelu" else y
+
+
 OPS = [
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": -1}, closed=True),
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": 0}, closed=True),
@@ -108,6 +113,14 @@ OPS = [
         reference_gemm,
         ((4, 5), (5, 3), (4, 3)),
         {"alpha": 0.5, "beta": -2.0},
+        drop_in=False,
+    ),
+    Op(
+        "linear",
+        reference_linear,
+        ((4, 4), (4, 4), (4,)),
+        {"activation": "gelu", "precision": "highest"},
+        closed=True,
         drop_in=False,
     ),
 ]

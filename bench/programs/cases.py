@@ -76,6 +76,10 @@ def _gpu() -> Iterator[Problem]:
     yield p("classifier", "ResNet-50, head", (256, 7, 7, 2048), layers=(1000,))
     yield p("classifier", "LeNet-300-100", (8192, 784), "float32", layers=(300, 100, 10))
 
+    yield p("mlp", "OPT 6.7B", (8192, 4096, 16384), activation="relu")
+    yield p("mlp", "GPT-J 6B", (8192, 4096, 16384), activation="gelu")
+    yield p("mlp", "BERT large", (16384, 1024, 4096), activation="gelu_exact")
+
     yield p("layer_norm", "BERT large", (32, 512, 1024))
     yield p("layer_norm", "GPT-2 XL", (8, 1024, 1600), "float32")
     yield p("batch_norm", "ResNet-50, stage 1", (256, 56, 56, 64))
@@ -101,6 +105,7 @@ def _host() -> Iterator[Problem]:
     yield p("lm_head", (24, 16, 131))
     yield p("router", (40, 16, 8), top_k=2)
     yield p("classifier", (9, 3, 3, 16), "float32", layers=(12, 7))
+    yield p("mlp", (24, 16, 40), activation="gelu")
     yield p("layer_norm", (2, 9, 70), "float32")
     yield p("batch_norm", (3, 5, 5, 6))
     yield p("sampling", (6, 300), top_k=5, temperature=0.75)

@@ -1,8 +1,8 @@
 """The programs: each is one text, written as a user of JAX writes it, for plain JAX and for ours.
 
 A program takes its ops from a `Functions`, and everything else from JAX: elementwise operations,
-`top_k`, random numbers, and matrix products, which `bench matmul` measures. A new program is added
-to `PROGRAMS`, and nowhere else.
+`top_k`, random numbers, and matrix products other than dense layers, which `bench matmul` measures.
+A new program is added to `PROGRAMS`, and nowhere else.
 
 So that the same text gives the reference in float64, a program names no dtype to compute in:
 `_wide` is float32 for 16-bit floats.
@@ -39,6 +39,7 @@ class Functions:
     mean: Callable[..., jax.Array]
     argmax: Callable[..., jax.Array]
     transpose: Callable[..., jax.Array]
+    linear: Callable[..., jax.Array]
 
 
 def _masked(op: str) -> Callable[..., jax.Array]:
@@ -66,6 +67,7 @@ def plain() -> Functions:
         mean=jnp.mean,
         argmax=jnp.argmax,
         transpose=jnp.transpose,
+        linear=ops.OPS["linear"].upstream,
     )
 
 
@@ -79,6 +81,7 @@ def ours() -> Functions:
         mean=ops.ours("mean"),
         argmax=ops.ours("argmax"),
         transpose=ops.ours("transpose"),
+        linear=ops.ours("linear"),
     )
 
 
@@ -127,6 +130,12 @@ def _classifier(f: Functions, features, labels, *parameters, layers):
         if i < len(layers) - 1:
             x = jax.nn.relu(x)
     return f.mean(f.cross_entropy(x, labels))
+
+
+def _mlp(f: Functions, x, *parameters, activation):
+    hidden_weights, hidden_bias, weights, bias = parameters
+    hidden = f.linear(x, hidden_weights, hidden_bias, activation=activation)
+    return f.linear(hidden, weights, bias)
 
 
 def _normalized(f: Functions, x, axes):
@@ -244,6 +253,17 @@ def _classifier_operands(problem: Problem) -> dict[str, Operand]:
     return operands
 
 
+def _mlp_operands(problem: Problem) -> dict[str, Operand]:
+    tokens, width, hidden = problem.shape
+    return {
+        "x": Operand((tokens, width), problem.dtype),
+        "hidden weights": Operand((width, hidden), problem.dtype, _scaled),
+        "hidden bias": Operand((hidden,), problem.dtype),
+        "weights": Operand((hidden, width), problem.dtype, _scaled),
+        "bias": Operand((width,), problem.dtype),
+    }
+
+
 def _layer_norm_operands(problem: Problem) -> dict[str, Operand]:
     x, row = Operand(problem.shape, problem.dtype), Operand(problem.shape[-1:], problem.dtype)
     return {"x": x, "residual": x, "gain": row, "bias": row}
@@ -333,6 +353,14 @@ PROGRAMS: dict[str, Program] = {
         "batch (x height x width) x features",
         _classifier_operands,
         ("loss",),
+        has_products=True,
+    ),
+    "mlp": Program(
+        _mlp,
+        "two dense layers with an activation between them, the block of a transformer",
+        "tokens x width x hidden width",
+        _mlp_operands,
+        ("y",),
         has_products=True,
     ),
     "layer_norm": Program(

@@ -10,6 +10,7 @@
 #include "core/integer.h"
 #include "core/launch.h"
 #include "core/vector.h"
+#include "matmul/epilogue.cuh"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -31,7 +32,7 @@ struct Factor {
   bool packed;  // packs of kPack start at aligned addresses and never straddle an edge
 };
 
-// Sums become results: result = alpha sum + beta c, rounded once.
+// Sums become results: result = activation(alpha sum + beta c + bias), rounded once.
 template <class T>
 struct Epilogue {
   using A = Accumulator<T>;
@@ -39,8 +40,10 @@ struct Epilogue {
   const void* c;  // may be null, and is of the result's type
   A alpha;
   A beta;
-  bool wide;    // the result is of type A rather than T
-  bool packed;  // as in Factor
+  bool wide;      // the result is of type A rather than T
+  bool packed;    // as in Factor
+  bool finishes;  // with a bias or an activation
+  Finish finish;
 };
 
 template <class T>
@@ -97,6 +100,11 @@ __device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, st
     A value[kSize];
 #pragma unroll
     for (int i = 0; i < kSize; ++i) value[i] = epilogue.alpha * sum[i];
+    const auto finish = [&](int i) {
+      using Result = std::remove_reference_t<decltype(*result)>;
+      value[i] = activated(epilogue.finish.op,
+                           value[i] + bias_of<Result>(epilogue.finish, batch, col + i));
+    };
     if (epilogue.packed) {
       if (c != nullptr) {
         A added[kSize];
@@ -104,12 +112,17 @@ __device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, st
 #pragma unroll
         for (int i = 0; i < kSize; ++i) value[i] += epilogue.beta * added[i];
       }
+      if (epilogue.finishes) {
+#pragma unroll
+        for (int i = 0; i < kSize; ++i) finish(i);
+      }
       store<kSize>(value, result + offset);
     } else {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         if (i < left) {
           if (c != nullptr) value[i] += epilogue.beta * widen(c[offset + i]);
+          if (epilogue.finishes) finish(i);
           result[offset + i] = narrow<std::remove_reference_t<decltype(*result)>>(value[i]);
         }
       }

@@ -86,35 +86,52 @@ bool has_shape_of_product(const ffi::AnyBuffer& buffer, const Problem& problem) 
          (rank == 2 || dims[0] == problem.batch);
 }
 
+// True for (n), or (batch, n) where the product has a batch.
+bool has_shape_of_bias(const ffi::AnyBuffer& buffer, const Problem& problem) {
+  const auto dims = buffer.dimensions();
+  if (dims.size() == 1) return dims[0] == problem.n;
+  const bool has_batch = !problem.share_a || !problem.share_b;
+  return has_batch && dims.size() == 2 && dims[0] == problem.batch && dims[1] == problem.n;
+}
+
 using Addend = std::optional<ffi::AnyBuffer>;
 using Out = ffi::Result<ffi::AnyBuffer>;
 
 template <Backend kBackend>
 void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer& b, const Addend& c,
-              Out result, std::optional<Out> workspace, const Attributes& attributes) {
+              const Addend& bias, Out result, std::optional<Out> workspace,
+              const Attributes& attributes) {
   require((attributes.algorithm == name_of(Algorithm::kCublas)) == (kBackend == Backend::kCublas),
           "algorithm 'cublas', and no other, has a target of its own");
   Problem problem = to_problem(a, b, *result, attributes);
   require(has_shape_of_product(*result, problem), "the result must have the shape of the product");
   require(!c || (c->element_type() == result->element_type() && has_shape_of_product(*c, problem)),
           "c must have the shape and dtype of the result");
+  require(!bias ||
+              (bias->element_type() == result->element_type() && has_shape_of_bias(*bias, problem)),
+          "the bias must have the dtype of the result and an element for each of its columns");
   const auto dims = result->dimensions();
   if (product(dims, 0, dims.size()) == 0) return;
   const Operand a_data(a), b_data(b);
   std::optional<Operand> c_data;
   if (c) c_data.emplace(*c);
+  std::optional<Operand> bias_data;
+  if (bias) bias_data.emplace(*bias);
   const Result result_data(result);
   std::optional<WorkspaceBuffer> memory;
   if (workspace) memory.emplace(*workspace);
   const Buffers buffers{a_data.data(),
                         b_data.data(),
                         c ? c_data->data() : nullptr,
+                        bias ? bias_data->data() : nullptr,
                         result_data.data(),
                         memory ? memory->data() : nullptr,
                         attributes.alpha,
                         attributes.beta};
   problem.has_c = c.has_value();
   problem.scaled = attributes.alpha != 1;
+  problem.has_bias = bias.has_value();
+  problem.share_bias = bias && bias->dimensions().size() == 1;
   problem.workspace = workspace ? static_cast<std::int64_t>((*workspace)->size_bytes()) : 0;
   problem.alignment = common_alignment({buffers.a, buffers.b, buffers.c, buffers.result});
   plan_and_launch(queue, "matmul", problem, attributes.algorithm,
@@ -127,7 +144,14 @@ template <Backend kBackend>
 void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend c, Out result, Out workspace,
          Attributes attributes) {
   require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
-  multiply<kBackend>(queue, a, b, c, result, workspace, attributes);
+  multiply<kBackend>(queue, a, b, c, std::nullopt, result, workspace, attributes);
+}
+
+// A product with a bias in place of c.
+void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Out result,
+                Out workspace, Attributes attributes) {
+  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  multiply<Backend::kOurs>(queue, a, b, std::nullopt, bias, result, workspace, attributes);
 }
 
 // The first version had a target of its own for a sum with c.
@@ -144,13 +168,15 @@ Attributes of_this_version(const AttributesV1& v1) {
 
 template <Backend kBackend>
 void run_v1(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Out result, AttributesV1 attributes) {
-  multiply<kBackend>(queue, a, b, std::nullopt, result, std::nullopt, of_this_version(attributes));
+  multiply<kBackend>(queue, a, b, std::nullopt, std::nullopt, result, std::nullopt,
+                     of_this_version(attributes));
 }
 
 template <Backend kBackend>
 void run_add_v1(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Out result,
                 AttributesV1 attributes) {
-  multiply<kBackend>(queue, a, b, c, result, std::nullopt, of_this_version(attributes));
+  multiply<kBackend>(queue, a, b, c, std::nullopt, result, std::nullopt,
+                     of_this_version(attributes));
 }
 
 // cuBLAS allocates memory and streams of its own, so its targets stay out of CUDA graphs.
@@ -161,6 +187,7 @@ const RegisterOp kRegistration(Op{
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
     {make_target<&run<Backend::kOurs>>("jax_gpuops_gemm_v2"),
      make_target<&run<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v2"),
+     make_target<&run_linear>("jax_gpuops_linear_v1"),
      make_target<&run_v1<Backend::kOurs>>("jax_gpuops_gemm_v1"),
      make_target<&run_add_v1<Backend::kOurs>>("jax_gpuops_gemm_add_v1"),
      make_target<&run_v1<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v1"),

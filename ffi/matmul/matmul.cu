@@ -38,7 +38,7 @@ Gemm<T> make_gemm(const Config& config, const Problem& problem, const Buffers& b
                          config.pack_b),
           Epilogue<T>{buffers.result, buffers.c, static_cast<A>(buffers.alpha),
                       static_cast<A>(buffers.beta), problem.result_dtype != problem.dtype,
-                      config.pack_result},
+                      config.pack_result, has_epilogue(problem), finish_of(problem, buffers)},
           problem.k, /*first_tile=*/0};
 }
 

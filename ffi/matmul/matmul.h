@@ -60,18 +60,20 @@ inline constexpr std::string_view kPrecisions[] = {
 };
 constexpr auto& names_of(Precision) { return kPrecisions; }
 
-// What is done to alpha op(a) op(b) + beta c before it is rounded.
-enum class EpilogueOp { kNone };
+// What is done to alpha op(a) op(b) + beta c + bias before it is rounded: the function of jax.nn of
+// that name, or with kGeluExact jax.nn.gelu(approximate=False).
+enum class EpilogueOp { kNone, kRelu, kGelu, kGeluExact, kSilu };
 
-inline constexpr std::string_view kEpilogueOps[] = {"none"};
+inline constexpr std::string_view kEpilogueOps[] = {"none", "relu", "gelu", "gelu_exact", "silu"};
 constexpr auto& names_of(EpilogueOp) { return kEpilogueOps; }
 
-// result[i] = alpha op(a[i]) op(b[i]) + beta c[i] for each i in the batch, all row-major:
-// op(a) is m x k and stored k x m if `transpose_a`; op(b) is k x n and stored n x k if
-// `transpose_b`; c and the result are m x n. A shared factor is one matrix for the whole batch.
+// result[i] = epilogue(alpha op(a[i]) op(b[i]) + beta c[i] + bias[i]) for each i in the batch, all
+// row-major: op(a) is m x k and stored k x m if `transpose_a`; op(b) is k x n and stored n x k if
+// `transpose_b`; c and the result are m x n; a bias is n numbers, which are added to each row. A
+// shared factor or bias is one for the whole batch.
 struct Problem {
   DType dtype;         // of a and b
-  DType result_dtype;  // of c and the result: that of a and b, or their accumulator's
+  DType result_dtype;  // of c, bias and the result: that of a and b, or their accumulator's
   Precision precision;
   std::int64_t batch;
   std::int64_t m;
@@ -83,6 +85,8 @@ struct Problem {
   bool share_b;
   bool has_c;
   bool scaled;  // alpha is not 1
+  bool has_bias;
+  bool share_bias;  // false without one
   EpilogueOp epilogue;
   std::int64_t alignment;  // of all arrays, in bytes
   std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says
@@ -102,16 +106,24 @@ struct Problem {
     visit("share_b", self.share_b);
     visit("has_c", self.has_c);
     visit("scaled", self.scaled);
+    visit("has_bias", self.has_bias);
+    visit("share_bias", self.share_bias);
     visit("epilogue", self.epilogue);
     visit("alignment", self.alignment);
     visit("workspace", self.workspace);
   }
 };
 
+// Whether more is done to sums than to round them.
+inline bool has_epilogue(const Problem& problem) {
+  return problem.has_bias || problem.epilogue != EpilogueOp::kNone;
+}
+
 struct Buffers {
   const void* a;
   const void* b;
-  const void* c;  // null if the problem has none; beta is ignored then
+  const void* c;     // null if the problem has none; beta is ignored then
+  const void* bias;  // null if the problem has none
   void* result;
   void* workspace;
   double alpha;
@@ -163,7 +175,9 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "multiply by wgmma.",
      "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
      "float16, bfloat16, and float32 by TF32 where the precision allows it; arrays aligned to 16 "
-     "bytes; no c, alpha 1; compute capability 9.0",
+     "bytes; no c, alpha 1; with bias or activation no transposed 16-bit factors and k > 0; "
+     "compute "
+     "capability 9.0",
      "align_rows_kernel transpose_rows_kernel persistent_kernel"},
     {"split_k",
      "Tensor cores for few tiles: the blocks of a cluster divide the depth of a tile, and exchange "
@@ -192,7 +206,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "9.0",
      "fma_pipelined_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
-     "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only"},
+     "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only; no bias, no activation"},
 };
 
 inline std::string_view name_of(Algorithm algorithm) {

@@ -110,6 +110,36 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
   return config;
 }
 
+// Why the algorithm does not take the problem; empty if it does.
+std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device& device) {
+  std::string why;
+  switch (algorithm) {
+    case Algorithm::kTensorCore:
+      return refusal_of_tensor_core(problem, device);
+    case Algorithm::kSplitK:
+      return refusal_of_split_k(problem, device);
+    case Algorithm::kSkinny:
+      return refusal_of_skinny(problem, device);
+    case Algorithm::kBF16X6:
+      return refusal_of_bf16_x6(problem, device);
+    case Algorithm::kFmaPipelined:
+      why = refusal_of_fma_pipelined(problem, device);
+      break;
+    case Algorithm::kCublas:
+      if (device.simulated) why = "is CUDA only: the host has no cuBLAS";
+      if (has_epilogue(problem)) why = "has no bias and no activation";
+      break;
+    default:
+      break;
+  }
+  if (!why.empty()) return why;
+  if (asks_for_tf32(problem) || asks_for_bf16_x6(problem)) {
+    return "multiplies float32 by F32_F32_F32, not by " +
+           text(kPrecisions[static_cast<int>(problem.precision)]);
+  }
+  return "";
+}
+
 // The best of our kernels, and why.
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
   if (asks_for_tf32(problem)) {
@@ -174,36 +204,9 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
     return {chosen, std::move(reason), configure(problem, chosen, device)};
   }
   const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
-  if (named == Algorithm::kCublas && device.simulated) {
-    throw std::invalid_argument("algorithm 'cublas' is CUDA only: the host has no cuBLAS");
-  }
-  if (asks_for_tf32(problem) && named != Algorithm::kTensorCore && named != Algorithm::kSplitK) {
-    throw std::invalid_argument("algorithm '" + text(name_of(named)) +
-                                "' multiplies float32 by F32_F32_F32, not by TF32_TF32_F32");
-  }
-  if (asks_for_bf16_x6(problem) && named != Algorithm::kBF16X6) {
-    throw std::invalid_argument("algorithm '" + text(name_of(named)) +
-                                "' does not multiply by BF16_BF16_F32_X6");
-  }
-  if (named == Algorithm::kTensorCore) {
-    const std::string why = refusal_of_tensor_core(problem, device);
-    if (!why.empty()) throw std::invalid_argument("algorithm 'tensor_core' " + why);
-  }
-  if (named == Algorithm::kSplitK) {
-    const std::string why = refusal_of_split_k(problem, device);
-    if (!why.empty()) throw std::invalid_argument("algorithm 'split_k' " + why);
-  }
-  if (named == Algorithm::kSkinny) {
-    const std::string why = refusal_of_skinny(problem, device);
-    if (!why.empty()) throw std::invalid_argument("algorithm 'skinny' " + why);
-  }
-  if (named == Algorithm::kBF16X6) {
-    const std::string why = refusal_of_bf16_x6(problem, device);
-    if (!why.empty()) throw std::invalid_argument("algorithm 'bf16_x6' " + why);
-  }
-  if (named == Algorithm::kFmaPipelined) {
-    const std::string why = refusal_of_fma_pipelined(problem, device);
-    if (!why.empty()) throw std::invalid_argument("algorithm 'fma_pipelined' " + why);
+  const std::string why = refusal_of(named, problem, device);
+  if (!why.empty()) {
+    throw std::invalid_argument("algorithm '" + text(name_of(named)) + "' " + why);
   }
   return {named, "named by the caller", configure(problem, named, device)};
 }

@@ -118,6 +118,13 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
   const std::string why = refusal_of_epilogue(problem);
   if (!why.empty()) return why;
+  if (has_epilogue(problem)) {
+    if (problem.k == 0) return "adds a bias to products of a depth of at least 1";
+    const bool transposed = problem.transpose_a || problem.transpose_b;
+    if (transposed && is_16_bit_float(problem.dtype)) {
+      return "has a bias and an activation for factors that are not transposed";
+    }
+  }
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||

@@ -23,7 +23,8 @@ SkinnyProduct<T> make_product(const Problem& problem, const Buffers& buffers, in
   return {make_operand<T>(large_is_a ? buffers.a : buffers.b, factors.large, problem.k),
           make_operand<T>(large_is_a ? buffers.b : buffers.a, factors.skinny, problem.k),
           {buffers.result, problem.m * problem.n, large_is_a ? problem.n : 1,
-           large_is_a ? 1 : problem.n, problem.result_dtype == DType::kFloat32},
+           large_is_a ? 1 : problem.n, problem.result_dtype == DType::kFloat32, large_is_a,
+           has_epilogue(problem), finish_of(problem, buffers)},
           static_cast<int>(problem.k),
           static_cast<unsigned>(divide_up(factors.large.extent, rows))};
 }

@@ -36,6 +36,7 @@
 #include "core/ptx/mma.cuh"
 #include "core/shared.h"
 #include "core/vector.h"
+#include "matmul/epilogue.cuh"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -103,6 +104,9 @@ struct SkinnyResult {
   std::int64_t row_stride;
   std::int64_t col_stride;
   bool is_float;  // or of the factors' type
+  bool large_is_a;
+  bool finishes;  // with a bias or an activation
+  Finish finish;
 };
 
 template <class T>
@@ -378,6 +382,15 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     float sum = storage.sums[0][col][row];
 #pragma unroll
     for (int w = 1; w < Config::kWarps; ++w) sum += storage.sums[w][col][row];
+    if (result.finishes) {
+      using T = typename Config::Factor;
+      const int at_col = result.large_is_a ? col : first_row + row;
+      sum += result.is_float ? bias_of<float>(result.finish, matrix, at_col)
+                             : bias_of<T>(result.finish, matrix, at_col);
+      dispatch_activation(result.finish.op, [&](auto op) {
+        sum = activated<decltype(op)::value, /*kFast=*/false>(sum);
+      });
+    }
     const std::int64_t at = matrix * result.batch_stride + (first_row + row) * result.row_stride +
                             col * result.col_stride;
     if (result.is_float) {

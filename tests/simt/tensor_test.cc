@@ -731,7 +731,7 @@ void check_matmul(const Shape& shape, unsigned clusters) {
   const std::string error =
       error_of({std::min(clusters, order.tiles) * Config::kBlocks, Config::kThreads,
                 matmul::kSharedBytes<matmul::PersistentStorage<Config>>, Config::kBlocks},
-               [&] { matmul::persistent_kernel<Config>(a_map, b_map, result_map, {}, order); });
+               [&] { matmul::persistent_kernel<Config>(a_map, b_map, result_map, {}, order, {}); });
   CHECK(error.empty());
   if (!error.empty()) std::printf("%s\n", error.c_str());
 

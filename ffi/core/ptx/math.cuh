@@ -37,6 +37,19 @@ __device__ inline double reciprocal(double x) {
   return fma(fma(-x, result, 1.0), result, result);
 }
 
+// 1 / x, within an ulp for x from 2^-126 to 2^126; 0 if x is infinite, infinite if x is 0. The GPU
+// flushes subnormal arguments and results to 0.
+__device__ inline float fast_reciprocal(float x) {
+#ifdef JAX_GPUOPS_INTERPRET
+  return 1.0f / x;
+#else
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(x));
+  return result;
+#endif
+}
+__device__ inline double fast_reciprocal(double x) { return 1.0 / x; }
+
 // Two floats, rounded to nearest even, as 16-bit floats in one word, the first in the low half.
 template <class T>
 __device__ __forceinline__ std::uint32_t round_to_pair(float low, float high) {

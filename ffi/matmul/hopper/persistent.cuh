@@ -30,6 +30,7 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
+#include "matmul/epilogue.cuh"
 #include "matmul/hopper/stages.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -37,7 +38,7 @@ namespace matmul {
 
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kClusterCols_, int kPending_,
-          int kLead_, bool kLateStores_>
+          int kLead_, bool kLateStores_, bool kFinishes_ = false>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
@@ -59,6 +60,8 @@ struct Persistent {
   static constexpr int kLead = kLead_;
   // Whether results are written while the next tile is multiplied, and not before.
   static constexpr bool kLateStores = kLateStores_;
+  // Whether sums get a bias or an activation.
+  static constexpr bool kFinishes = kFinishes_;
 
   static constexpr int kWaves = kRows / kConsumers / kProductRows;
   static constexpr int kSums = kCols / 2;
@@ -190,6 +193,42 @@ struct PlainResult {
   int cols;
 };
 
+// Adds the bias to a consumer's sums of a tile, and applies the activation: a loop over all of them
+// for each function, since sums in registers have constant indices.
+template <class Config>
+__device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config::kSums],
+                                            const Finish& finish, const TilePosition& at) {
+  using Result = typename Config::Result;
+  if (finish.bias != nullptr) {
+    // Sums 4 i to 4 i + 3 are those of two columns, in two rows.
+    const int first_col = at.col + threadIdx.x % 4 * 2;
+    const int left = static_cast<int>(finish.cols) - first_col;
+    const Result* const bias =
+        static_cast<const Result*>(finish.bias) + at.matrix * finish.bias_stride + first_col;
+#pragma unroll
+    for (int i = 0; i < Config::kSums / 4; ++i) {
+      float added[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) added[j] = 8 * i + j < left ? widen(bias[8 * i + j]) : 0.0f;
+#pragma unroll
+      for (int wave = 0; wave < Config::kWaves; ++wave) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) sums[wave][4 * i + j] += added[j % 2];
+      }
+    }
+  }
+  dispatch_activation(finish.op, [&](auto op) {
+#pragma unroll
+    for (int wave = 0; wave < Config::kWaves; ++wave) {
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) {
+        constexpr bool kFast = sizeof(Result) == 2;
+        sums[wave][i] = activated<decltype(op)::value, kFast>(sums[wave][i]);
+      }
+    }
+  });
+}
+
 // How a consumer writes its rows of a tile: panel by panel through two buffers in shared memory, of
 // which the copy engine reads one while the threads fill the other.
 template <class Config>
@@ -298,7 +337,8 @@ class ResultWriter {
 template <class Config>
 __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, const TensorMap& result,
                                         const PlainResult<typename Config::Result>& plain,
-                                        const TileOrder& order, int rank, int consumer) {
+                                        const Finish& finish, const TileOrder& order, int rank,
+                                        int consumer) {
   using Result = typename Config::Result;
   constexpr int kLeadBarrier = 1 + Config::kConsumers;
 
@@ -386,6 +426,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 
     // -- Write, or round and leave it for later --
     const TilePosition at = locate<Config>(order, tile, rank);
+    if constexpr (Config::kFinishes) finish_sums<Config>(sums, finish, at);
     if constexpr (Config::kLateStores) {
 #pragma unroll
       for (int wave = 0; wave < Config::kWaves; ++wave) {
@@ -429,7 +470,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     persistent_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                       const __grid_constant__ TensorMap result,
                       const __grid_constant__ PlainResult<typename Config::Result> plain,
-                      const TileOrder order) {
+                      const TileOrder order, const __grid_constant__ Finish finish) {
 #if JAX_GPUOPS_HAS_WGMMA
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
@@ -461,7 +502,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x == 0) produce(storage, a, b, order, rank);
   } else {
     if constexpr (Config::kConsumers > 1) take_registers<Config::kConsumerRegisters>();
-    consume(storage, result, plain, order, rank, warpgroup - 1);
+    consume(storage, result, plain, finish, order, rank, warpgroup - 1);
   }
 #else
   __trap();

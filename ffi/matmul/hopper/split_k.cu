@@ -24,8 +24,13 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
   if (!queue.preparing) {
     a = map_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
     b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols);
-    result = {buffers.result, static_cast<int>(problem.m), static_cast<int>(problem.n),
-              problem.result_dtype == DType::kFloat32, problem.n % 4 == 0};
+    result = {buffers.result,
+              static_cast<int>(problem.m),
+              static_cast<int>(problem.n),
+              problem.result_dtype == DType::kFloat32,
+              problem.n % 4 == 0,
+              has_epilogue(problem),
+              finish_of(problem, buffers)};
     order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows));
     order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kCols));
     order.steps = static_cast<int>(divide_up(problem.k, kStageDepth<T>));

@@ -18,6 +18,7 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/shared.h"
 #include "core/vector.h"
+#include "matmul/epilogue.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/matmul.h"
 
@@ -76,6 +77,8 @@ struct SplitKResult {
   int cols;
   bool is_float;  // or of the factors' type
   bool packed;    // four columns begin at a multiple of their bytes
+  bool finishes;  // with a bias or an activation
+  Finish finish;
 };
 
 // Neighbouring clusters share columns of b in the L2 cache.
@@ -204,6 +207,20 @@ __device__ __forceinline__ void finish(const SplitKStorage<Config>& storage,
       const float4 part = *reinterpret_cast<const float4*>(
           storage.received + place<Config>(block, row, splits_log2) + col);
       sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+    }
+    if (result.finishes) {
+      const auto finish = [&](float& x, int i) {
+        const std::int64_t at_col = std::int64_t{at.col} + col + i;
+        x += result.is_float ? bias_of<float>(result.finish, at.matrix, at_col)
+                             : bias_of<typename Config::Factor>(result.finish, at.matrix, at_col);
+        dispatch_activation(result.finish.op, [&](auto op) {
+          x = activated<decltype(op)::value, /*kFast=*/false>(x);
+        });
+      };
+      finish(sum.x, 0);
+      finish(sum.y, 1);
+      finish(sum.z, 2);
+      finish(sum.w, 3);
     }
     const std::int64_t to =
         (std::int64_t{at.matrix} * result.rows + at.row + row) * result.cols + at.col + col;

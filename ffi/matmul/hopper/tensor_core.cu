@@ -40,10 +40,11 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
     order.a_batch_stride = problem.share_a ? 0 : 1;
     order.b_batch_stride = problem.share_b ? 0 : 1;
   }
-  launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order);
+  launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order,
+                                           finish_of(problem, buffers));
 }
 
-template <class T, bool kDeepA, bool kDeepB>
+template <class T, bool kDeepA, bool kDeepB, bool kFinishes>
 void launch_layout(const Queue& queue, const Config& config, const Problem& problem,
                    const Buffers& buffers) {
   const int result_bytes = static_cast<int>(info(problem.result_dtype).bytes);
@@ -57,7 +58,7 @@ void launch_layout(const Queue& queue, const Config& config, const Problem& prob
       using Result = std::conditional_t<kTile.result_bytes == 4, float, T>;
       using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
                                 kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, kTile.pending,
-                                /*kLead=*/0, kTile.late_stores>;
+                                /*kLead=*/0, kTile.late_stores, kFinishes>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
       launch_persistent<Kernel>(queue, config, problem, buffers);
@@ -74,9 +75,12 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
     const std::int64_t elements = problem.batch * problem.m * problem.n;
     return clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
   }
+  if (has_epilogue(problem)) {  // factors are as linear has them, or floats, which are deep
+    return launch_layout<T, true, sizeof(T) == 4, true>(queue, config, problem, buffers);
+  }
   dispatch_layouts<T>(problem, [&](auto deep_a, auto deep_b) {
-    launch_layout<T, decltype(deep_a)::value, decltype(deep_b)::value>(queue, config, problem,
-                                                                       buffers);
+    launch_layout<T, decltype(deep_a)::value, decltype(deep_b)::value, false>(queue, config,
+                                                                              problem, buffers);
   });
 }
 

@@ -1,0 +1,84 @@
+"""Dense layers of Flax on `linear`. Unlike `jax_gpuops.flax`, this module needs Flax."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen, nnx
+
+from jax_gpuops._linear import ACTIVATIONS, check_activation, linear
+
+
+class Linear(nnx.Linear):
+    """`flax.nnx.Linear` with an activation: `activation(x @ kernel + bias)` by `jax_gpuops.linear`.
+
+    >>> layer = jax_gpuops.flax.Linear(512, 2048, activation="gelu", rngs=nnx.Rngs(0))
+
+    Its parameters are those of `flax.nnx.Linear`. With an `out_sharding` XLA computes it.
+
+    Args:
+      in_features: as in Flax.
+      out_features: as in Flax.
+      activation: as for `jax_gpuops.linear`.
+      **kwargs: the other arguments of `flax.nnx.Linear`, but `dot_general`.
+
+    Raises:
+      TypeError: if `dot_general` is given, which would take the place of the kernel.
+      ValueError: if the activation is unknown.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, *, activation: str | None = None, **kwargs: Any
+    ):
+        if "dot_general" in kwargs:
+            raise TypeError("this layer has no dot_general: the product is a part of its kernel")
+        check_activation(activation)
+        super().__init__(in_features, out_features, **kwargs)
+        self.activation = activation
+
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Applies the layer along the last dimension of the input."""
+        if out_sharding is not None:
+            y = super().__call__(inputs, out_sharding)
+            return y if self.activation is None else ACTIVATIONS[self.activation](y)
+        bias = None if self.bias is None else jnp.asarray(self.bias)
+        operands: Any = (inputs, jnp.asarray(self.kernel), bias)
+        inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
+        return linear(
+            inputs,
+            kernel,
+            bias,
+            activation=self.activation,
+            precision=self.precision,
+            preferred_element_type=self.preferred_element_type,
+        )
+
+
+class Dense(linen.Dense):
+    """`flax.linen.Dense` with an activation: `activation(x @ kernel + bias)` by `linear`.
+
+    >>> layer = jax_gpuops.flax.Dense(2048, activation="gelu")
+
+    Its parameters, and the name that it gets in a compact module, are those of `flax.linen.Dense`.
+
+    Attributes:
+      activation: as for `jax_gpuops.linear`. The others are those of `flax.linen.Dense`, of which
+        `dot_general` and `dot_general_cls` must be None: the product is a part of the kernel.
+    """
+
+    activation: str | None = None
+
+    @linen.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Applies the layer along the last dimension of the input."""
+        if self.dot_general is not None or self.dot_general_cls is not None:
+            raise TypeError("this layer has no dot_general: the product is a part of its kernel")
+        shape = (jnp.shape(inputs)[-1], self.features)
+        kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
+        operands: Any = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
+        return linear(*operands, activation=self.activation, precision=self.precision)

@@ -1,0 +1,344 @@
+"""linear: a matrix product with a bias and an activation."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad, batching
+
+from jax_gpuops import _arguments, _matmul, _primitive
+from jax_gpuops._implementation import dispatch, resolve
+from jax_gpuops._matmul import DimensionNumbers
+
+ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": jax.nn.gelu,
+    "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
+    "silu": jax.nn.silu,
+}
+"""The activations, by the names that the kernels know them by."""
+
+
+def linear(
+    x: jax.typing.ArrayLike,
+    w: jax.typing.ArrayLike,
+    b: jax.typing.ArrayLike | None = None,
+    *,
+    activation: str | None = None,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """A dense layer: `activation(x @ w + b)`, by one kernel on Hopper's tensor cores.
+
+    The kernels add the bias to sums of float32, apply the activation to these, and round once.
+    XLA runs the formula in the dtype of the result, as it stands there.
+
+    For derivatives of "gelu", "gelu_exact" and "silu" the kernel keeps `x @ w + b` in the dtype of
+    the result, and XLA applies the activation to that. "relu" needs no more than its result.
+
+    Args:
+      x: an array of shape (..., k); dtypes as for `matmul`.
+      w: an array of shape (k, n).
+      b: None, or an array of shape (n,). It is cast to the dtype of the result.
+      activation: None, "relu", "gelu", "gelu_exact" or "silu": the functions of `jax.nn`, where
+        "gelu" is `jax.nn.gelu`, which is its approximation by tanh, and "gelu_exact"
+        `jax.nn.gelu(approximate=False)`.
+      precision: as for `matmul`.
+      preferred_element_type: the dtype of the result; None for that to which x, w and b promote.
+        The kernels support that of x and w, and float32 for 16-bit floats.
+      implementation: as for `matmul`.
+      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
+
+    Returns:
+      An array of shape (..., n).
+
+    Raises:
+      TypeError: as `matmul` does; also if the arrays are not of a floating-point or complex dtype.
+      ValueError: as `matmul` does; also if shapes do not match, or the activation is unknown.
+    """
+    arrays = {"x": x, "w": w} | ({} if b is None else {"b": b})
+    arrays = {name: _arguments.as_array(name, each) for name, each in arrays.items()}
+    _check_arrays("linear", arrays)
+    check_activation(activation)
+    return _jitted_linear(
+        *arrays.values(),
+        activation=activation,
+        precision=_matmul.hashable(precision),
+        preferred_element_type=preferred_element_type,
+        implementation=resolve("matmul", implementation, algorithm),
+        algorithm=algorithm,
+    )
+
+
+def check_activation(activation: str | None) -> None:
+    """Raises ValueError if it is not the name of an activation, or None."""
+    if activation is not None and activation not in ACTIVATIONS:
+        raise ValueError(
+            f"activation must be None or one of {', '.join(map(repr, ACTIVATIONS))}, got "
+            f"{activation!r}; apply another function to the result without an activation"
+        )
+
+
+def _check_arrays(op: str, arrays: dict[str, Any]) -> None:
+    """Raises an error if arrays are not x, w and perhaps b of a dense layer."""
+    for name, each in arrays.items():
+        if not jnp.issubdtype(jnp.result_type(each), jnp.inexact):
+            raise TypeError(
+                f"{op} takes floating-point and complex arrays, but {name} is of dtype "
+                f"{jnp.result_type(each)}"
+            )
+    x, w, *b = map(jnp.shape, arrays.values())
+    if len(x) < 1 or len(w) != 2 or x[-1] != w[0]:
+        raise ValueError(f"{op} takes x of shape (..., k) and w of shape (k, n), got {x} and {w}")
+    if b and b[0] != w[1:]:
+        raise ValueError(f"b must have an element for each column of w, {w}, but has shape {b[0]}")
+
+
+def _linear(
+    x, w, *b, activation, precision, preferred_element_type, implementation, algorithm
+) -> jax.Array:
+    operands = [x, w, *b]
+    dtype = jnp.result_type(x, w)
+    result_dtype = jnp.dtype(preferred_element_type or jnp.result_type(*operands))
+    x, w = x.astype(dtype), w.astype(dtype)
+    bias = [each.astype(result_dtype) for each in b]
+
+    def xla():
+        y = jnp.matmul(x, w, precision=precision, preferred_element_type=result_dtype)
+        for each in bias:
+            y = y + lax.expand_dims(each, range(y.ndim - 1))
+        return y if activation is None else ACTIVATIONS[activation](y)
+
+    def kernel():
+        _matmul.check_sharding(x, w, *bias)
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        if bias or activation is not None:
+            p, params = _linear_p, {"activation": activation}
+        else:
+            p, params = _matmul.gemm_p, _gemm_params(rows, w)
+        y = _matmul.bind_product(
+            p,
+            rows,
+            w,
+            *bias,
+            **params,
+            precision=precision,
+            preferred_element_type=result_dtype,
+            implementation=implementation,
+            algorithm=algorithm,
+        )
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    return dispatch("linear", operands, implementation, algorithm, kernel, xla)
+
+
+_jitted_linear = _primitive.jit(
+    "linear",
+    _linear,
+    *("activation", "precision", "preferred_element_type", "implementation", "algorithm"),
+    inline=True,
+)
+
+
+# The primitive: activation(x @ w + b). x is (m, k), w is (k, n) and b is (n,); each of them may be
+# a batch of these, with one more leading dim, if x or w is.
+
+
+def _dimension_numbers(x, w) -> DimensionNumbers:
+    batch = ((0,), (0,)) if x.ndim == w.ndim == 3 else ((), ())
+    return ((x.ndim - 1,), (w.ndim - 2,)), batch
+
+
+def _gemm_params(x, w) -> dict[str, Any]:
+    """Those of the product by itself, as a call of the primitive of gemm."""
+    return {"dimension_numbers": _dimension_numbers(x, w), "alpha": 1.0, "beta": 0.0}
+
+
+def _in_place(y: jax.Array, x, w) -> jax.Array:
+    """Of a product by `_dimension_numbers`, the batch that w alone has as the leading dim."""
+    return jnp.swapaxes(y, 0, 1) if (x.ndim, w.ndim) == (2, 3) else y
+
+
+def _with_bias(y: jax.Array, *b: jax.Array) -> jax.Array:
+    """Adds b to each row, in the dtype of y."""
+    for each in b:
+        y = y + jnp.expand_dims(each.astype(y.dtype), -2)
+    return y
+
+
+def _activate(y: jax.Array, activation: str | None, dtype: Any) -> jax.Array:
+    """Applies an activation in the accumulator's dtype, and rounds to `dtype`."""
+    if activation is not None:
+        y = ACTIVATIONS[activation](y.astype(_primitive.accumulator(dtype)))
+    return y.astype(dtype)
+
+
+def _reference(x, w, *b, activation, precision, preferred_element_type) -> jax.Array:
+    """The primitive in JAX's operations."""
+    wide = _primitive.accumulator(preferred_element_type)
+    y = lax.dot_general(x, w, _dimension_numbers(x, w), precision, wide)
+    return _activate(_with_bias(_in_place(y, x, w), *b), activation, preferred_element_type)
+
+
+def _sums_shape(x, w) -> tuple[int, ...]:
+    batch = x.shape[:1] if x.ndim == 3 else w.shape[:1] if w.ndim == 3 else ()
+    return (*batch, x.shape[-2], w.shape[-1])
+
+
+def _problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str, Any]:
+    *batch, m, n = _sums_shape(x, w)
+    return {
+        "dtype": x.dtype.name,
+        "result_dtype": preferred_element_type.name,
+        "precision": _matmul.precision_name(precision),
+        "batch": batch[0] if batch else 1,
+        "m": m,
+        "n": n,
+        "k": x.shape[-1],
+        "transpose_a": 0,
+        "transpose_b": 0,
+        "share_a": int(x.ndim == 2),
+        "share_b": int(w.ndim == 2),
+        "has_c": 0,
+        "scaled": 0,
+        "has_bias": int(bool(b)),
+        "share_bias": int(bool(b) and b[0].ndim == 1),
+        "epilogue": activation or "none",
+        "alignment": _primitive.ALIGNMENT,
+        "workspace": _primitive.WORKSPACE_AS_ASKED,
+    }
+
+
+def _call(
+    launch: _primitive.Launch, x, w, *b, activation, precision, preferred_element_type
+) -> jax.Array:
+    problem = _problem(
+        x,
+        w,
+        *b,
+        activation=activation,
+        precision=precision,
+        preferred_element_type=preferred_element_type,
+    )
+    has_constant_shape = all(isinstance(problem[key], int) for key in ("batch", "m", "n", "k"))
+    workspace = launch.workspace_bytes("matmul", problem) if has_constant_shape else 0
+    y, _ = launch.custom_call(
+        "jax_gpuops_linear_v1",
+        [x, w, *b],
+        [
+            jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
+            jax.ShapeDtypeStruct((workspace,), np.uint8),
+        ],
+        precision=problem["precision"],
+        epilogue=problem["epilogue"],
+        transpose_a=False,
+        transpose_b=False,
+        alpha=np.float64(1),
+        beta=np.float64(0),
+    )
+    return y
+
+
+_linear_p = _primitive.primitive(
+    _primitive.Kernel(
+        name="gpuops_linear", op="matmul", reference=_reference, problem=_problem, call=_call
+    )
+)
+
+
+# Derivatives: of the product, those of matmul; of the activation, those of jax.nn.
+
+
+def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
+    (x, w, *b), (x_dot, w_dot, *b_dot) = primals, tangents
+    how = {"preferred_element_type": preferred_element_type, **params}
+    sums_dot = _tangent_of_sums(x, w, x_dot, w_dot, *b_dot, **how)
+    if activation in (None, "relu"):
+        y = _linear_p.bind(x, w, *b, activation=activation, **how)
+        return y, sums_dot if activation is None else _relu_tangent(y, sums_dot)
+    sums = _linear_p.bind(x, w, *b, activation=None, **how)
+    function = functools.partial(_activate, activation=activation, dtype=preferred_element_type)
+    return jax.jvp(_keeping_arguments(function), (sums,), (sums_dot,))
+
+
+# Of a checkpointed function reverse mode keeps the arguments alone: the sums or the result, in 16
+# bits where the result has these, rather than what the derivative makes of them.
+_keeping_arguments = functools.partial(jax.checkpoint, prevent_cse=False)
+
+
+@_keeping_arguments
+def _relu_tangent(y: jax.Array, t: jax.Array) -> jax.Array:
+    return jnp.where(y > 0, t, 0)
+
+
+def _tangent_of_sums(x, w, x_dot, w_dot, *b_dot, preferred_element_type, **params) -> jax.Array:
+    """The tangent of x @ w + b. It is added up in the accumulator's dtype, as are cotangents of b.
+
+    The products have the dtype of the result, and so do cotangents that are multiplied.
+    """
+    how = {"preferred_element_type": preferred_element_type, **params}
+    wide = _primitive.accumulator(preferred_element_type)
+    terms = [
+        jnp.broadcast_to(jnp.expand_dims(t.astype(wide), -2), _sums_shape(x, w))
+        for t in b_dot
+        if type(t) is not ad.Zero
+    ]
+    for left, right in ((x_dot, w), (x, w_dot)):
+        if type(left) is not ad.Zero and type(right) is not ad.Zero:
+            y = _matmul.bind_derivative(left, right, **_gemm_params(x, w), **how)
+            terms.append(_in_place(y, x, w).astype(wide))
+    return functools.reduce(jnp.add, terms).astype(preferred_element_type)
+
+
+# Batching
+
+
+def _batch(operands, axes, *, activation, preferred_element_type, **params):
+    """Mapped rows of x are more rows; other mapped axes are a batch, merged with one there is."""
+    operands = [
+        each if axis is None else jnp.moveaxis(each, axis, 0)
+        for each, axis in zip(operands, axes, strict=True)
+    ]
+    mapped = [axis is not None for axis in axes]
+    size = operands[mapped.index(True)].shape[0]
+    how = {"preferred_element_type": preferred_element_type, **params}
+    if not (mapped[0] or mapped[1]):  # only b is mapped: multiply once, add to each
+        x, w, b = operands
+        wide = _primitive.accumulator(x.dtype)
+        y = _linear_p.bind(x, w, activation=None, **how | {"preferred_element_type": wide})
+        ones = [1] * (y.ndim + 1 - b.ndim)
+        b = b.reshape(*b.shape[:-1], *ones, b.shape[-1]).astype(wide)
+        return _activate(y + b, activation, preferred_element_type), 0
+    # Each operand is now (size if mapped, batch if it has one, *own).
+    ranks = [2, 2, 1][: len(operands)]
+    owns = [each.shape[each.ndim - rank :] for each, rank in zip(operands, ranks, strict=True)]
+    batches = [
+        each.shape[is_mapped : each.ndim - rank]
+        for each, is_mapped, rank in zip(operands, mapped, ranks, strict=True)
+    ]
+    batch = max(batches, key=len)
+    if not batch and mapped.count(True) == 1 and mapped[0]:
+        x, *others = operands
+        rows = x.reshape(size * x.shape[1], x.shape[2])
+        y = _linear_p.bind(rows, *others, activation=activation, **how)
+        return y.reshape(size, x.shape[1], y.shape[1]), 0
+    for i, (is_mapped, own, own_batch) in enumerate(zip(mapped, owns, batches, strict=True)):
+        if is_mapped or own_batch:
+            lead = (size if is_mapped else 1, *(own_batch or [1] * len(batch)))
+            full = jnp.broadcast_to(operands[i].reshape(*lead, *own), (size, *batch, *own))
+            operands[i] = full.reshape(math.prod((size, *batch)), *own)
+    y = _linear_p.bind(*operands, activation=activation, **how)
+    return y.reshape(size, *batch, *y.shape[1:]), 0
+
+
+ad.primitive_jvps[_linear_p] = _jvp
+batching.primitive_batchers[_linear_p] = _batch

@@ -1,0 +1,542 @@
+"""linear against float64: every activation, dtype, algorithm, shape and derivative."""
+
+import functools
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jax.test_util import check_grads
+
+import jax_gpuops
+from jax_gpuops._linear import ACTIVATIONS
+
+NAMES = [None, *ACTIVATIONS]
+LADDER = [
+    a.name
+    for a in jax_gpuops.algorithms("matmul")
+    if a.name not in ("tensor_core", "split_k", "skinny", "cublas")
+]
+SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
+"""The smallest normal numbers. A factor of an argument that is less may become 0."""
+
+every_activation = pytest.mark.parametrize("activation", NAMES, ids=str)
+
+
+def assert_linear(actual, x, w, b, activation, ulps=8):
+    """Checks a result against float64.
+
+    A kernel adds up k products and a bias in the accumulator's dtype, so the argument of the
+    activation is known up to that error, and not more exactly than to the accumulator's precision.
+    Beside what this changes, the activation may be wrong by `ulps`, and the result is rounded once.
+    """
+    actual = np.asarray(actual)
+    x, w = np.asarray(x, np.float64), np.asarray(w, np.float64)
+    bias = np.zeros(w.shape[-1]) if b is None else np.asarray(b, np.float64)
+    bias = bias[..., None, :]
+    sums, magnitude = x @ w + bias, np.abs(x) @ np.abs(w) + np.abs(bias)
+    accumulated = np.float32 if actual.dtype.itemsize == 2 else actual.dtype
+    eps = float(np.finfo(accumulated).eps)
+    error = (x.shape[-1] + 4) * eps * magnitude
+    low, middle, high = (
+        helpers.activated(activation, each) for each in (sums - error, sums, sums + error)
+    )
+    assert actual.shape == middle.shape
+    bound = np.maximum(np.abs(high - middle), np.abs(low - middle)) * 2 + ulps * eps * np.abs(
+        middle
+    )
+    if actual.dtype.itemsize == 2:
+        bound = bound + np.asarray(helpers.spacing(middle, actual.dtype), np.float64)
+    bound = bound + SMALLEST[actual.dtype.name] * (1 + np.abs(sums))
+    difference = np.abs(actual.astype(np.float64) - middle)
+    assert np.all(difference <= bound), (difference / bound).max()
+
+
+def operands(m, n, k, dtype, result=None, batch=()):
+    """x, w and b, such that x @ w + b is spread over where activations bend."""
+    x = helpers.normal((*batch, m, k), dtype)
+    w = helpers.normal((k, n), dtype, seed=1, scale=2 / max(1, k) ** 0.5)
+    return x, w, helpers.normal((n,), result or dtype, seed=2)
+
+
+# The kernels
+
+
+@pytest.mark.kernel
+@every_activation
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("algorithm", LADDER)
+@pytest.mark.parametrize("sizes", [(3, 5, 7), (33, 36, 20)], ids=str)
+def test_every_algorithm_for_every_gpu(sizes, algorithm, dtype, activation, implementation):
+    with helpers.x64(dtype):
+        x, w, b = operands(*sizes, dtype)
+        y = jax_gpuops.linear(
+            x, w, b, activation=activation, implementation=implementation, algorithm=algorithm
+        )
+        assert y.dtype == x.dtype
+        assert_linear(y, x, w, b, activation)
+
+
+# For each tile, m, n and k that the plan gives it to: the host simulates 4 multiprocessors.
+TILES = {
+    (64, 128): {"interpret": (72, 136, 200), "cuda": (72, 136, 200)},
+    (128, 128): {"interpret": (200, 200, 136), "cuda": (1000, 2000, 136)},
+    (128, 256): {"interpret": (200, 504, 136), "cuda": (2000, 2000, 136)},
+}
+DTYPES = [
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float32", "float32"),
+]
+"""Of x and w, and of b and the result."""
+
+
+@pytest.fixture
+def on_tensor_cores(implementation):
+    """The options of a call by tensor_core, which not every GPU can run."""
+    if why := helpers.refusal("linear", "tensor_core", [(8, 8), (8, 8)], "bfloat16"):
+        pytest.skip(why)
+    return {"implementation": implementation, "algorithm": "tensor_core"}
+
+
+def to_tf32(x):
+    fraction, exponent = np.frexp(np.asarray(x, np.float64))
+    return np.ldexp(np.round(np.ldexp(fraction, 11)), exponent - 11).astype(np.float32)
+
+
+def operands_of_tensor_cores(m, n, k, dtype, result, batch=()):
+    x, w, b = operands(m, n, k, dtype, result, batch)
+    return (to_tf32(x), to_tf32(w), b) if dtype == "float32" else (x, w, b)
+
+
+@pytest.mark.kernel
+@every_activation
+@pytest.mark.parametrize(("dtype", "result"), DTYPES)
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_tensor_core(tile, dtype, result, activation, on_tensor_cores):
+    """Every kernel, with rows, columns and a depth that no tile divides."""
+    m, n, k = TILES[tile][on_tensor_cores["implementation"]]
+    x, w, b = operands_of_tensor_cores(m, n, k, dtype, result)
+    with helpers.recorded(on_tensor_cores["implementation"]) as executions:
+        y = jax_gpuops.linear(
+            x, w, b, activation=activation, preferred_element_type=result, **on_tensor_cores
+        )
+        jax.block_until_ready(y)
+    assert y.dtype == result
+    assert_linear(y, x, w, b, activation)
+    config = executions[-1]["config"]
+    if not (result == "float32" and tile == (128, 128)):
+        assert (config["tile_rows"], config["tile_cols"]) == tile
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("activation", ["relu", "gelu_exact"])
+@pytest.mark.parametrize(("dtype", "result"), DTYPES[2:])
+@pytest.mark.parametrize("sizes", [(72, 131, 200), (129, 264, 67), (65, 257, 129)], ids=str)
+def test_rows_that_tensor_copies_cannot_take(
+    sizes, dtype, result, activation, has_bias, on_tensor_cores
+):
+    x, w, b = operands_of_tensor_cores(*sizes, dtype, result)
+    b = b if has_bias else None
+    y = jax_gpuops.linear(
+        x, w, b, activation=activation, preferred_element_type=result, **on_tensor_cores
+    )
+    assert_linear(y, x, w, b, activation)
+
+
+@pytest.mark.kernel
+@every_activation
+@pytest.mark.parametrize(("dtype", "result"), DTYPES)
+@pytest.mark.parametrize("algorithm", ["split_k", "skinny"])
+@pytest.mark.parametrize(
+    "sizes", [(5, 131, 517), (16, 136, 1032), (72, 264, 520), (131, 9, 520)], ids=str
+)
+def test_kernels_for_few_tiles(sizes, algorithm, dtype, result, activation, on_tensor_cores):
+    if algorithm == "skinny" and (min(sizes) > 16 or dtype == "float32"):
+        pytest.skip("not a problem of skinny")
+    x, w, b = operands_of_tensor_cores(*sizes, dtype, result)
+    how = {**on_tensor_cores, "algorithm": algorithm}
+    y = jax_gpuops.linear(x, w, b, activation=activation, preferred_element_type=result, **how)
+    assert y.dtype == result
+    assert_linear(y, x, w, b, activation)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("algorithm", [*LADDER, "tensor_core", "split_k", "skinny"])
+def test_no_bias_and_no_activation_is_the_product(algorithm, on_tensor_cores):
+    x, w, _ = operands(16, 136, 136, "bfloat16")
+    how = {**on_tensor_cores, "algorithm": algorithm}
+    y, product = jax_gpuops.linear(x, w, **how), jax_gpuops.matmul(x, w, **how)
+    np.testing.assert_array_equal(np.asarray(y), np.asarray(product))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("algorithm", [*LADDER, "tensor_core", "split_k"])
+def test_repeats_are_bit_identical_in_any_order_of_threads(algorithm, on_tensor_cores):
+    if on_tensor_cores["implementation"] != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    x, w, b = operands(70, 72, 200, "bfloat16")
+    how = {**on_tensor_cores, "algorithm": algorithm}
+    helpers.under_each_schedule(
+        lambda: jax_gpuops.linear(x, w, b, activation="gelu", **how), [(1, {}), (2, {})]
+    )
+
+
+# Values
+
+SPREAD = np.concatenate([np.linspace(-14, 14, 257), np.logspace(-30, 2.3, 100)])
+SPREAD = np.concatenate([SPREAD, -SPREAD])
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core"])
+def test_activations_are_exact_in_their_tails(algorithm, dtype, activation, implementation):
+    """Small results too have small relative errors: e^-80 is not the 0 of 1 + tanh(-40)."""
+    if why := helpers.refusal("linear", algorithm, [(8, 8), (8, 8)], dtype):
+        pytest.skip(why)
+    with helpers.x64(dtype):
+        # Sums of one term: the activations of these numbers themselves.
+        x = SPREAD.astype(helpers.np_dtype(dtype))
+        x = to_tf32(x) if dtype == "float32" else x
+        x = x[np.isfinite(x.astype(np.float64))][:, None]
+        columns = np.zeros((1, 8), x.dtype)
+        columns[0, 3] = 1
+        y = jax_gpuops.linear(
+            x, columns, activation=activation, implementation=implementation, algorithm=algorithm
+        )
+        y = np.asarray(y)[:, 3]
+    value = x[:, 0].astype(np.float64)
+    exact = helpers.activated(activation, value)
+    eps = float(jnp.finfo(dtype).eps)
+    # e^t is as exact as t, whose rounding in the accumulator's dtype it magnifies by |t|.
+    accumulated = np.finfo(np.float64 if dtype == "float64" else np.float32).eps
+    exponent = np.minimum(np.abs(value) + np.abs(value) ** 3 / 10, 800)
+    bound = np.abs(exact) * (0.51 * eps + (8 + 2 * exponent) * accumulated)
+    if dtype in ("float16", "bfloat16"):
+        bound = bound + np.abs(exact) * 2.0**-13
+    bound = bound + SMALLEST[dtype] * eps
+    if dtype != "float64":
+        bound = bound + np.abs(value) * 2.0**-126
+    assert np.all(np.abs(y.astype(np.float64) - exact) <= bound)
+
+
+@pytest.mark.kernel
+@every_activation
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core"])
+def test_special_values_as_in_jax(algorithm, dtype, activation, implementation):
+    if why := helpers.refusal("linear", algorithm, [(8, 8), (8, 8)], dtype):
+        pytest.skip(why)
+    values = jnp.array([np.nan, np.inf, -np.inf, 0.0, -0.0, 2.0**100, -(2.0**100)], dtype)[:, None]
+    one = jnp.ones((1, 8), dtype)
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = jax_gpuops.linear(values, one, activation=activation, **how)
+    expected = jnp.broadcast_to(values, (7, 8))
+    expected = expected if activation is None else ACTIVATIONS[activation](expected)
+    np.testing.assert_array_equal(np.asarray(y, np.float32), np.asarray(expected, np.float32))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_the_bias_is_added_before_rounding(dtype, on_tensor_cores):
+    """1 + 1/4096 is 1 in 16 bits, so that a product rounded by itself would cancel to 0."""
+    x, w = jnp.full((4, 2), 1, dtype), jnp.zeros((2, 8), dtype).at[0].set(1).at[1].set(1 / 4096)
+    b = jnp.full(8, -1, dtype)
+    for algorithm in ["coalesced", "tensor_core", "skinny"]:
+        y = jax_gpuops.linear(x, w, b, **on_tensor_cores | {"algorithm": algorithm})
+        np.testing.assert_array_equal(np.asarray(y, np.float32), np.float32(1 / 4096))
+
+
+@every_activation
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("sizes", [(3, 4, 0), (0, 4, 3), (3, 0, 4), (0, 0, 0)], ids=str)
+def test_arrays_without_elements(sizes, has_bias, activation, implementation):
+    m, n, k = sizes
+    x, w = jnp.ones((2, m, k)), jnp.ones((k, n))
+    b = jnp.linspace(-1.0, 1.0, n) if has_bias else None
+    y = jax_gpuops.linear(x, w, b, activation=activation, implementation=implementation)
+    row = np.zeros(n) if b is None else b
+    expected = np.broadcast_to(helpers.activated(activation, row), (2, m, n))
+    np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(6,), (3, 6), (2, 3, 6), (2, 1, 3, 6)], ids=str)
+def test_leading_dims(shape, implementation):
+    x, (_, w, b) = helpers.normal(shape, "float32"), operands(1, 5, 6, "float32")
+    y = jax_gpuops.linear(
+        x, w, b, activation="silu", precision="highest", implementation=implementation
+    )
+    assert y.shape == (*shape[:-1], 5)
+    exact = helpers.activated("silu", x.astype(np.float64) @ w + b)
+    np.testing.assert_allclose(y, exact, rtol=2e-5, atol=1e-6)
+
+
+# Dtypes and arguments
+
+
+@pytest.mark.parametrize(
+    ("dtypes", "preferred", "result"),
+    [
+        (("bfloat16", "bfloat16", "bfloat16"), None, "bfloat16"),
+        (("bfloat16", "bfloat16", "float32"), None, "float32"),
+        (("bfloat16", "float32", "bfloat16"), None, "float32"),
+        (("bfloat16", "bfloat16", "float32"), "bfloat16", "bfloat16"),
+        (("bfloat16", "bfloat16", "bfloat16"), "float32", "float32"),
+        (("float16", "float16", "float16"), "float32", "float32"),
+    ],
+)
+def test_dtypes_promote_as_in_the_formula(dtypes, preferred, result, implementation):
+    x, w, b = (
+        jnp.asarray(each, t) for each, t in zip(operands(4, 5, 6, "float32"), dtypes, strict=True)
+    )
+    for name in (implementation, "xla"):
+        y = jax_gpuops.linear(
+            x, w, b, activation="relu", preferred_element_type=preferred, implementation=name
+        )
+        assert y.dtype == result
+    if preferred is None:
+        assert jnp.result_type(x @ w + b) == result
+
+
+def test_strict_promotion(implementation):
+    x, w, b = map(jnp.asarray, operands(4, 5, 6, "bfloat16"))
+    with jax.numpy_dtype_promotion("strict"):
+        jax_gpuops.linear(x, w, b, activation="gelu", implementation=implementation)
+        with pytest.raises(ValueError, match="promotion"):
+            jax_gpuops.linear(x, w.astype("float32"), implementation=implementation)
+
+
+def test_arrays_in_other_objects(implementation):
+    class Parameter:
+        def __jax_array__(self):
+            return jnp.ones((3, 2))
+
+    y = jax_gpuops.linear(jnp.ones((1, 3)), Parameter(), implementation=implementation)
+    np.testing.assert_array_equal(y, [[3, 3]])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "error", "text"),
+    [
+        (((4, 6), (5, 3)), {}, ValueError, "x of shape"),
+        (((), (5, 3)), {}, ValueError, "x of shape"),
+        (((4, 5), (2, 5, 3)), {}, ValueError, "w of shape"),
+        (((4, 5), (5, 3), (5,)), {}, ValueError, "b must have an element for each column"),
+        (((4, 5), (5, 3), (1, 3)), {}, ValueError, "b must have an element for each column"),
+        (((4, 5), (5, 3)), {"activation": "tanh"}, ValueError, "None or one of 'relu', 'gelu'"),
+        (((4, 5), (5, 3)), {"activation": jax.nn.relu}, ValueError, "None or one of 'relu'"),
+        (((4, 5), (5, 3)), {"algorithm": "cublas"}, ValueError, "cublas"),
+        (((4, 5), (5, 3)), {"algorithm": "fastest"}, ValueError, "'fastest' is unknown"),
+    ],
+)
+def test_bad_arguments(arguments, options, error, text, implementation):
+    arrays = [jnp.ones(shape) for shape in arguments]
+    with pytest.raises(error, match=text):
+        jax_gpuops.linear(*arrays, **{"implementation": implementation} | options)
+
+
+def test_integers_are_refused():
+    with pytest.raises(TypeError, match=r"linear takes floating-point .* w is of dtype int32"):
+        jax_gpuops.linear(jnp.ones((2, 3)), jnp.ones((3, 2), int))
+
+
+@pytest.mark.parametrize("activation", ["gelu", None])
+def test_what_kernels_cannot_take_runs_in_xla(activation, implementation):
+    x, w = jnp.ones((4, 5), jnp.complex64), jnp.ones((5, 3), jnp.complex64)
+    with pytest.raises(TypeError, match="matmul kernels take two operands of one dtype among"):
+        jax_gpuops.linear(x, w, activation=None, implementation=implementation)
+    x, w = jnp.ones((4, 5), jnp.bfloat16), jnp.ones((5, 3), jnp.bfloat16)
+    with jax_gpuops.use(implementation, strict=False):
+        y = jax_gpuops.linear(x, w, activation=activation, preferred_element_type=jnp.float16)
+    assert y.dtype == jnp.float16
+
+
+def test_arrays_with_explicit_shardings_are_refused():
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",), axis_types=(AxisType.Explicit,))
+    with jax.set_mesh(mesh):
+        x = jax.device_put(jnp.ones((4, 6)), NamedSharding(mesh, P("d", None)))
+        w = jnp.ones((6, 3))
+        with pytest.raises(ValueError, match="no rule for explicit sharding"):
+            jax_gpuops.linear(x, w, implementation="interpret")
+        assert jax.typeof(jax_gpuops.linear(x, w, activation="silu")).sharding.spec[0] == "d"
+
+
+def test_the_kernel_is_in_the_program(implementation):
+    x, w, b = operands(4, 5, 6, "float32")
+
+    def layer(x, w, b):
+        return jax_gpuops.linear(x, w, b, activation="gelu", implementation=implementation)
+
+    assert helpers.custom_calls(layer, x, w, b)[0].startswith("jax_gpuops_linear_v1")
+    (call,) = jax_gpuops.explain(layer, x, w, b).calls
+    assert call.op == "linear"
+    plan = jax_gpuops.plan(
+        "linear", [(64, 8192), (8192, 512)], "bfloat16", activation="silu", platform="cuda",
+        implementation="cuda",
+    ) if implementation == "cuda" else jax_gpuops.plan(
+        "linear", [(512, 512), (512, 512)], "bfloat16", activation="silu",
+        implementation="interpret",
+    )  # fmt: skip
+    assert plan.algorithm in ("tensor_core", "split_k")
+
+
+# Derivatives and batching
+
+
+def reference(x, w, b, activation):
+    y = jnp.matmul(x, w, precision="highest") + b
+    return y if activation is None else ACTIVATIONS[activation](y)
+
+
+def ours(x, w, b, activation, implementation):
+    return jax_gpuops.linear(
+        x, w, b, activation=activation, precision="highest", implementation=implementation
+    )
+
+
+def assert_close(actual, expected, tolerance=2e-5):
+    jax.tree.map(
+        lambda a, e: np.testing.assert_allclose(a, e, rtol=tolerance, atol=tolerance),
+        actual,
+        expected,
+    )
+
+
+@every_activation
+def test_derivatives(activation, implementation):
+    function = functools.partial(ours, activation=activation, implementation=implementation)
+    expected = functools.partial(reference, activation=activation)
+    primals, tangents = operands(6, 5, 4, "float32"), operands(6, 5, 4, "float32", "float32")
+    assert_close(jax.jvp(function, primals, tangents), jax.jvp(expected, primals, tangents))
+    (y, vjp), (y_expected, vjp_expected) = jax.vjp(function, *primals), jax.vjp(expected, *primals)
+    assert_close((y, vjp(y)), (y_expected, vjp_expected(y)))
+
+
+@every_activation
+def test_derivatives_of_second_order(activation, implementation):
+    function = functools.partial(ours, activation=activation, implementation=implementation)
+    expected = functools.partial(reference, activation=activation)
+    primals = operands(4, 3, 5, "float32")
+    if activation != "relu":
+        check_grads(function, primals, order=2, atol=2e-2, rtol=2e-2, eps=1e-2)
+
+    def hessian(f):
+        return jax.hessian(lambda *xs: (f(*xs) ** 2).sum(), (0, 1, 2))(*primals)
+
+    assert_close(hessian(function), hessian(expected), 2e-4)
+
+
+@every_activation
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_in_16_bits(dtype, activation, on_tensor_cores):
+    """They are those in float32, but for roundings: of x @ w + b, of its cotangent, of results."""
+    x, w, b = operands(72, 136, 64, dtype)
+
+    def gradients(layer, *xs):
+        return jax.grad(lambda *xs: (layer(*xs).astype("float32") ** 2).mean(), (0, 1, 2))(*xs)
+
+    actual = gradients(
+        lambda *xs: jax_gpuops.linear(
+            *xs, activation=activation, implementation=on_tensor_cores["implementation"]
+        ),
+        x, w, b,
+    )  # fmt: skip
+    wide = [jnp.asarray(each, "float32") for each in (x, w, b)]
+    expected = gradients(lambda *xs: reference(*xs, activation), *wide)
+    for each, exact in zip(actual, expected, strict=True):
+        assert each.dtype == dtype
+        scale = np.abs(exact).max()
+        assert np.abs(np.asarray(each, "float32") - exact).max() <= 0.02 * scale
+
+
+@every_activation
+def test_products_of_gradients_run_on_kernels(activation, implementation):
+    x, w, b = operands(6, 5, 4, "float32")
+
+    def loss(*xs):
+        return ours(*xs, activation, implementation).sum()
+
+    calls = helpers.custom_calls(jax.grad(loss, (0, 1, 2)), x, w, b)
+    assert sum(call.startswith("jax_gpuops_gemm_v2") for call in calls) == 2
+    # Without an activation the gradient does not depend on the value.
+    layers = sum(call.startswith("jax_gpuops_linear_v1") for call in calls)
+    assert layers == (activation is not None)
+
+
+@every_activation
+def test_what_is_kept_for_the_gradient(activation, implementation):
+    """Besides the operands, the argument of the activation in the dtype of the result.
+
+    For relu it is the result, and without an activation nothing.
+    """
+    x, w, b = map(jnp.asarray, operands(16, 24, 8, "bfloat16"))
+    layer = functools.partial(
+        jax_gpuops.linear, activation=activation, implementation=implementation
+    )
+    _, vjp = jax.jit(lambda *xs: jax.vjp(layer, *xs))(x, w, b)
+    kept = [each for each in jax.tree.leaves(vjp) if each.size == 16 * 24]
+    assert [each.dtype for each in kept] == ([] if activation is None else [jnp.bfloat16])
+
+
+BATCHES = [
+    (x, w, b) for x in (0, None) for w in (0, None) for b in (0, None) if (x, w, b) != (None,) * 3
+]
+
+
+def stacked(axes, seed=0):
+    shapes = ((4, 6), (6, 5), (5,))
+    return [
+        jnp.asarray(helpers.normal(shape if axis is None else (3, *shape), "float32", seed + i))
+        for i, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
+    ]
+
+
+@pytest.mark.parametrize("axes", BATCHES, ids=str)
+@pytest.mark.parametrize("activation", [None, "silu"], ids=str)
+def test_vmap(activation, axes, implementation):
+    xs = stacked(axes)
+    function = functools.partial(ours, activation=activation, implementation=implementation)
+    expected = functools.partial(reference, activation=activation)
+    assert_close(jax.vmap(function, axes)(*xs), jax.vmap(expected, axes)(*xs))
+
+    def gradient(f):
+        return jax.grad(lambda *xs: (jax.vmap(f, axes)(*xs) ** 2).sum(), (0, 1, 2))(*xs)
+
+    assert_close(gradient(function), gradient(expected), 1e-4)
+
+
+@pytest.mark.parametrize("outer", BATCHES, ids=str)
+@pytest.mark.parametrize("inner", BATCHES, ids=str)
+def test_vmap_of_vmap(inner, outer, implementation):
+    xs = [
+        each if axis is None else jnp.stack([each, 2 * each])
+        for each, axis in zip(stacked(inner), outer, strict=True)
+    ]
+    function = functools.partial(ours, activation="gelu", implementation=implementation)
+    expected = functools.partial(reference, activation="gelu")
+    actual = jax.vmap(jax.vmap(function, inner), outer)(*xs)
+    assert_close(actual, jax.vmap(jax.vmap(expected, inner), outer)(*xs))
+
+
+@pytest.mark.parametrize("mapped", ["x", "w", "b"])
+def test_vmap_on_tensor_cores(mapped, on_tensor_cores):
+    """Rows are folded; other batches have a shared factor or a shared bias."""
+    x, w, b = operands(72, 136, 64, "bfloat16")
+    axes = {"x": (0, None, None), "w": (None, 0, None), "b": (0, None, 0)}[mapped]
+    xs = [
+        each if axis is None else np.stack([each, each[::-1]])
+        for each, axis in zip((x, w, b), axes, strict=True)
+    ]
+    y = jax.vmap(functools.partial(jax_gpuops.linear, activation="relu", **on_tensor_cores), axes)
+    wide = [each.astype(np.float64) for each in xs]
+    left = wide[0] if axes[0] == 0 else wide[0][None]
+    bias = wide[2] if axes[2] == 0 else wide[2][None]
+    exact = np.maximum(left @ wide[1] + bias[:, None], 0)
+    np.testing.assert_allclose(np.asarray(y(*xs), np.float64), exact, rtol=1e-2, atol=1e-3)
