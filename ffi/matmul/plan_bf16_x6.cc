@@ -65,8 +65,7 @@ std::string refusal_of_bf16_x6(const Problem& problem, const Device& device) {
            text(kPrecisions[static_cast<int>(problem.precision)]);
   }
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-  const std::string why = refusal_of_epilogue(problem);
-  if (!why.empty()) return why;
+  if (problem.has_c && problem.k == 0) return "has nothing to add c to without a depth";
   const std::int64_t most = kMostTensorExtent;
   const std::int64_t longest_row = (std::int64_t{1} << 38) / std::max<std::int64_t>(problem.k, 1);
   if (std::max({problem.m, problem.n, problem.k}) > most || problem.batch > most / kBF16Parts ||
@@ -89,8 +88,7 @@ std::string refusal_of_bf16_x6(const Problem& problem, const Device& device) {
 
 bool suits_bf16_x6(const Problem& problem) {
   return problem.dtype == DType::kFloat32 && problem.precision == Precision::kHighest &&
-         !problem.has_c && !problem.scaled && problem.k >= kLeastBF16X6Depth &&
-         std::min(problem.m, problem.n) > kLeastBF16X6Extent &&
+         problem.k >= kLeastBF16X6Depth && std::min(problem.m, problem.n) > kLeastBF16X6Extent &&
          work_of(problem) >= kLeastBF16X6Work;
 }
 
