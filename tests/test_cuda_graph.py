@@ -60,6 +60,16 @@ CALLS = {
         "300, 300",
         "jax.nn.relu(jnp.matmul(x, x, precision='highest') + x[0])",
     ),
+    "gemm by parts, and the kernel behind for what has none": (
+        "ops.matmul(x, x, precision='highest', implementation='cuda')",
+        "1024, 1024",
+        "jnp.matmul(x, x, precision='highest')",
+    ),
+    "gemm by FMAs": (
+        "ops.matmul(x, x, precision='F32_F32_F32', implementation='cuda')",
+        "1024, 1024",
+        "jnp.matmul(x, x, precision='highest')",
+    ),
 }
 
 

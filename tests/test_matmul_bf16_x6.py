@@ -197,6 +197,27 @@ def test_batches(sizes, transpose_b, transpose_a, share, bf16_x6):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("special", [False, True])
+@pytest.mark.parametrize("sizes", [(132, 136, 72), (5, 67, 69)], ids=str)
+def test_alpha_and_c(sizes, special, bf16_x6):
+    """Added to the product where it is written, also by the kernel for what cannot be split."""
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
+    c = helpers.normal((m, n), "float32", seed=2)
+    if special:
+        a[1, 2] = np.inf
+    y = np.asarray(jax_gpuops.gemm(a, b, c, alpha=-0.5, beta=3, **bf16_x6))
+    with np.errstate(invalid="ignore"):
+        exact = -0.5 * (helpers.exact(a) @ helpers.exact(b)) + 3 * helpers.exact(c)
+    np.testing.assert_array_equal(np.isinf(y), np.isinf(exact))
+    magnitude = 0.5 * (np.abs(helpers.exact(a)) @ np.abs(helpers.exact(b))) + 3 * np.abs(c)
+    finite = np.isfinite(exact)
+    units = 4 if not special else k + 3
+    difference = np.abs(y[finite] - exact[finite])
+    assert np.all(difference <= units * 2.0**-24 * magnitude[finite])
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("deep", [True, False])
 def test_rows_long_enough_for_a_block(deep, bf16_x6):
     """Rows of more than 1024 elements are scaled by a block, shorter ones by a warp."""
@@ -384,8 +405,10 @@ def test_a_product_by_its_preset(bf16_x6):
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda x, **how: jax_gpuops.gemm(x, x, x, beta=1, **how), "adds no c"),
-        (lambda x, **how: jax_gpuops.gemm(x, x, alpha=2, **how), "has no alpha other than 1"),
+        (
+            lambda x, **how: jax_gpuops.gemm(x[:, :0], x[:0], x, beta=1, **how),
+            "has nothing to add c to without a depth",
+        ),
         (
             lambda x, **how: jax_gpuops.matmul(x, x, precision="F32_F32_F32", **how),
             "multiplies float32 by BF16_BF16_F32_X6, not by F32_F32_F32",

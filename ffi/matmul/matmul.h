@@ -194,8 +194,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "float32 at full accuracy on tensor cores: three bfloat16 parts of each element, six products "
      "of parts, sums that leave the tensor cores every 32 or 64 of the depth.",
      kBF16X6Source,
-     "float32; precision up to the highest, or BF16_BF16_F32_X6; no c, alpha 1; compute capability "
-     "9.0",
+     "float32; precision up to the highest, or BF16_BF16_F32_X6; compute capability 9.0",
      "split_rows_kernel split_columns_kernel bf16_x6_kernel double_buffered_kernel"},
     {"fma_pipelined",
      "float32 by FMAs alone: one thread copies by tensor maps, eight warps multiply 128 x 256 or "

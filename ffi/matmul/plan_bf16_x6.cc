@@ -65,8 +65,7 @@ std::string refusal_of_bf16_x6(const Problem& problem, const Device& device) {
            text(kPrecisions[static_cast<int>(problem.precision)]);
   }
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-  const std::string why = refusal_of_epilogue(problem);
-  if (!why.empty()) return why;
+  if (problem.has_c && problem.k == 0) return "has nothing to add c to without a depth";
   if (has_epilogue(problem)) return "has no bias and no activation";
   const std::int64_t most = kMostTensorExtent;
   const std::int64_t longest_row = (std::int64_t{1} << 38) / std::max<std::int64_t>(problem.k, 1);
@@ -90,8 +89,8 @@ std::string refusal_of_bf16_x6(const Problem& problem, const Device& device) {
 
 bool suits_bf16_x6(const Problem& problem) {
   return problem.dtype == DType::kFloat32 && problem.precision == Precision::kHighest &&
-         !problem.has_c && !problem.scaled && !has_epilogue(problem) &&
-         problem.k >= kLeastBF16X6Depth && std::min(problem.m, problem.n) > kLeastBF16X6Extent &&
+         !has_epilogue(problem) && problem.k >= kLeastBF16X6Depth &&
+         std::min(problem.m, problem.n) > kLeastBF16X6Extent &&
          work_of(problem) >= kLeastBF16X6Work;
 }
 

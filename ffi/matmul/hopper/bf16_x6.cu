@@ -52,6 +52,9 @@ void launch_products(const Queue& queue, const Config& config, const Problem& pr
     a = map_of_parts<Kernel::kDeepA>(factor_a, Kernel::kRows);
     b = map_of_parts<Kernel::kDeepB>(factor_b, Kernel::kCols / Kernel::kClusterRows);
     result = {static_cast<float*>(buffers.result),
+              static_cast<const float*>(buffers.c),
+              static_cast<float>(buffers.alpha),
+              static_cast<float>(buffers.beta),
               static_cast<int>(problem.m),
               static_cast<int>(problem.n),
               config.pack_result,

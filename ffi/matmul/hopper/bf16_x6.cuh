@@ -98,9 +98,12 @@ __device__ __forceinline__ bool fits(const BF16X6Report& report) {
   return a <= kMostSpan && b <= kMostSpan && a + b <= kMostSpans;
 }
 
-// The result, and what scales it back.
+// result = alpha sum + beta c, and what scales the sum back.
 struct BF16X6Result {
   float* data;
+  const float* c;  // may be null
+  float alpha;
+  float beta;
   int rows;
   int cols;
   bool pairs;  // of neighbours begin at multiples of 8 bytes
@@ -178,25 +181,37 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
     col_exponent[i] = col < result.cols ? of_cols[col] : 0;
   }
 
-  // -- Scale back and store --
+  // -- Scale back and store, half of the rows at a time --
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row + half * 8;
-    float* const line = result.data + (matrix * result.rows + r) * result.cols;
+    const std::int64_t line = (matrix * result.rows + r) * result.cols;
+    const auto is_within = [&](int i) {
+      return r < result.rows && first_col + i / 2 * 8 + i % 2 < result.cols;
+    };
+    float added[2 * kPairs] = {};
+    if (result.c != nullptr) {
 #pragma unroll
-    for (int i = 0; i < kPairs; ++i) {
-      const int col = first_col + i * 8;
-      const int left = r < result.rows ? result.cols - col : 0;
-      const auto scaled = [&](int e) {
-        return scale_by_power(sums[4 * i + 2 * half + e],
-                              row_exponent[half] + col_exponent[2 * i + e]);
+      for (int i = 0; i < 2 * kPairs; ++i) {
+        if (is_within(i)) added[i] = result.c[line + first_col + i / 2 * 8 + i % 2];
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < 2 * kPairs; i += 2) {
+      const auto value = [&](int e) {
+        const float sum =
+            scale_by_power(sums[2 * i + 2 * half + e], row_exponent[half] + col_exponent[i + e]);
+        // Without c nothing is added, so that -0 stays -0.
+        return result.c == nullptr ? result.alpha * sum
+                                   : result.alpha * sum + result.beta * added[i + e];
       };
-      const float2 pair = make_float2(scaled(0), scaled(1));
+      float* const to = result.data + line + first_col + i / 2 * 8;
+      const float2 pair = make_float2(value(0), value(1));
       if (result.pairs) {
-        if (left > 0) *reinterpret_cast<float2*>(line + col) = pair;
+        if (is_within(i)) *reinterpret_cast<float2*>(to) = pair;
       } else {
-        if (left > 0) line[col] = pair.x;
-        if (left > 1) line[col + 1] = pair.y;
+        if (is_within(i)) to[0] = pair.x;
+        if (is_within(i + 1)) to[1] = pair.y;
       }
     }
   }
