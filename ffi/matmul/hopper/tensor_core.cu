@@ -1,4 +1,4 @@
-// Compiled for each of: __half __nv_bfloat16 float
+// Compiled for each of: __half __nv_bfloat16 float __nv_fp8_e4m3 __nv_fp8_e5m2 int8_t
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -43,25 +43,52 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
   launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order);
 }
 
-template <class T, bool kDeepA, bool kDeepB>
-void launch_layout(const Queue& queue, const Config& config, const Problem& problem,
-                   const Buffers& buffers) {
-  const int result_bytes = static_cast<int>(info(problem.result_dtype).bytes);
+// Calls function(Type<Result>{}) for the type of the result, of those that factors of T have.
+template <class T, class Function>
+void dispatch_result(DType result, Function&& function) {
+  if constexpr (std::is_integral_v<T>) {
+    dispatch<std::int32_t>(result, function);
+  } else if constexpr (sizeof(T) == 1) {
+    dispatch<__half, __nv_bfloat16, float>(result, function);
+  } else if constexpr (sizeof(T) == 2) {
+    dispatch<T, float>(result, function);
+  } else {
+    dispatch<float>(result, function);
+  }
+}
+
+template <class T, class Result, bool kDeepA, bool kDeepB, const auto& kTiles>
+void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
+                 const Buffers& buffers) {
   const auto matches = [&](const TensorCoreTile& tile) {
-    return tile.result_bytes == result_bytes && tile.rows == config.tile_rows &&
-           tile.cols == config.tile_cols;
+    return tile.result_bytes == static_cast<int>(sizeof(Result)) && tile.rows == config.tile_rows &&
+           tile.cols == config.tile_cols && tile.promotes == config.promotes;
   };
-  dispatch_instance<kTensorCoreTiles>(matches, [&](auto index) {
-    constexpr const TensorCoreTile& kTile = kTensorCoreTiles[decltype(index)::value];
-    if constexpr (kTile.result_bytes >= static_cast<int>(sizeof(T))) {
-      using Result = std::conditional_t<kTile.result_bytes == 4, float, T>;
-      using Kernel =
-          Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
-                     kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, /*kPending=*/1,
-                     /*kLead=*/0, kTile.late_stores>;
+  dispatch_instance<kTiles>(matches, [&](auto index) {
+    constexpr const TensorCoreTile& kTile = kTiles[decltype(index)::value];
+    constexpr bool kExists = kTile.result_bytes == static_cast<int>(sizeof(Result)) &&
+                             !(kTile.promotes && std::is_integral_v<T>);
+    if constexpr (kExists) {
+      using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
+                                kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1,
+                                /*kPending=*/kTile.promotes ? 0 : 1, /*kLead=*/0, kTile.late_stores,
+                                kTile.promotes>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
       launch_persistent<Kernel>(queue, config, problem, buffers);
+    }
+  });
+}
+
+template <class T, bool kDeepA, bool kDeepB>
+void launch_layout(const Queue& queue, const Config& config, const Problem& problem,
+                   const Buffers& buffers) {
+  dispatch_result<T>(problem.result_dtype, [&](auto type) {
+    using Result = typename decltype(type)::type;
+    if constexpr (sizeof(T) == 1) {
+      launch_tile<T, Result, kDeepA, kDeepB, kTensorCoreByteTiles>(queue, config, problem, buffers);
+    } else {
+      launch_tile<T, Result, kDeepA, kDeepB, kTensorCoreTiles>(queue, config, problem, buffers);
     }
   });
 }
