@@ -271,8 +271,8 @@ def matmul(problem: Problem, y, reference, operands) -> Errors:
 
     The roundings of a dot product of length K add up like a random walk, to about sqrt(K) / 6 of
     one. At the default precision XLA multiplies float32 as TF32, which has 10 bits of fraction.
-    Products of 8-bit floats are added with 13 bits of fraction, of which the roundings add up alike;
-    a higher precision stops that at 128 products.
+    Products of 8-bit floats are added with 13 bits of fraction, whose roundings add up alike; a
+    higher precision stops that at 128 products.
     """
     k = operands[0].shape[-1]
     rounding = _computed_epsilon(y.dtype)

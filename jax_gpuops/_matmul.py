@@ -151,7 +151,8 @@ def gemm(
     XLA.
 
     Args:
-      a: an array of shape (..., m, k), or (..., k, m) with `transpose_a`; dtypes as for `matmul`.
+      a: an array of shape (..., m, k), or (..., k, m) with `transpose_a`; dtypes as for `matmul`,
+        but none of 8 bits.
       b: an array of shape (..., k, n), or (..., n, k) with `transpose_b`.
       c: None, or an array that broadcasts to the result.
       alpha: the factor of the product, a Python number.

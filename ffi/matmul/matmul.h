@@ -350,6 +350,7 @@ struct TensorCoreTile {
   int speed;
   int unaligned_speed;
   bool promotes = false;  // see Persistent
+  int lead = 0;
 
   constexpr int threads() const { return 128 * (1 + consumers); }
 
@@ -369,12 +370,13 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
 };
 
 // Of factors of 8 bits. Their stages have as many bytes and take as long, so that the speeds are
-// the same, those of sums that are promoted estimates.
+// the same, those of sums that are promoted estimates. There the first consumer is a stage ahead,
+// so that the tensor cores have the one's products while the other adds its own.
 inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
-    {2, 128, 256, 2, 4, 2, true, 100, 100},      {2, 64, 128, 1, 6, 1, false, 86, 38},
-    {4, 128, 256, 2, 4, 2, false, 100, 100},     {4, 64, 128, 1, 6, 1, false, 90, 40},
-    {2, 128, 256, 2, 4, 2, false, 90, 90, true}, {2, 64, 128, 1, 6, 1, false, 60, 38, true},
-    {4, 128, 256, 2, 4, 2, false, 90, 90, true}, {4, 64, 128, 1, 6, 1, false, 60, 38, true},
+    {2, 128, 256, 2, 4, 2, true, 100, 100},         {2, 64, 128, 1, 6, 1, false, 86, 38},
+    {4, 128, 256, 2, 4, 2, false, 100, 100},        {4, 64, 128, 1, 6, 1, false, 90, 40},
+    {2, 128, 256, 2, 4, 2, false, 90, 90, true, 1}, {2, 64, 128, 1, 6, 1, false, 60, 38, true},
+    {4, 128, 256, 2, 4, 2, false, 90, 90, true, 1}, {4, 64, 128, 1, 6, 1, false, 60, 38, true},
 };
 
 // split_k: the tiles that it has kernels for, all of as many columns.

@@ -860,7 +860,7 @@ void test_matmul() {
   check_matmul<matmul::Persistent<E5M2, H, true, true, 64, 128, 1, 2, 1, 1, 1, 0, false>>();
   check_matmul<matmul::Persistent<I, int, true, true, 128, 256, 2, 2, 2, 1, 1, 0, false>>();
   // Sums that are promoted.
-  check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 1, 0, 0, false, true>>();
+  check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 1, 0, 1, false, true>>();
   check_matmul<
       matmul::Persistent<E4M3, float, true, true, 256, 64, 2, 2, 1, 1, 0, 1, false, true>>();
   check_matmul<matmul::Persistent<E5M2, B, true, true, 64, 128, 1, 2, 1, 1, 0, 0, false, true>>();

@@ -71,7 +71,7 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
     if constexpr (kExists) {
       using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
                                 kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1,
-                                /*kPending=*/kTile.promotes ? 0 : 1, /*kLead=*/0, kTile.late_stores,
+                                /*kPending=*/kTile.promotes ? 0 : 1, kTile.lead, kTile.late_stores,
                                 kTile.promotes>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
