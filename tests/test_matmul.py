@@ -789,6 +789,25 @@ def test_every_algorithm_but_tensor_core_refuses_8_bits(dtype, result, on_tensor
             jax_gpuops.matmul(x, x, algorithm=name, **how)
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "result"), DTYPES_OF_8_BITS)
+@pytest.mark.parametrize("sizes", [(131, 257, 129), (200, 512, 16), (3, 5, 7)], ids=str)
+def test_results_of_8_bits_are_written_whole(sizes, dtype, result, on_tensor_cores):
+    """Over a donated array, of NaN or of -1."""
+    m, n, k = sizes
+    a = helpers.factor_of_8_bits((m, k), dtype)
+    b = helpers.factor_of_8_bits((k, n), dtype, seed=1)
+    how = on_tensor_cores | {"preferred_element_type": result}
+
+    @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+    def product(poison, a, b):
+        del poison
+        return jax_gpuops.matmul(a, b, **how)
+
+    poison = jnp.full((m, n), -1 if result == "int32" else np.nan, result)
+    assert_product_of_8_bits(product(poison, a, b), a, b, promoted=False)
+
+
 @pytest.mark.parametrize("dtype", [*FLOAT8, "int8"])
 def test_results_of_8_bits_have_to_be_asked_for(dtype, implementation):
     """JAX's own result would be of 8 bits too, which overflows; XLA computes it."""
