@@ -601,6 +601,49 @@ void test_product_arithmetic() {
   CHECK(dot({}, {}) == 0);
 }
 
+// The faults whose checks depend on the types of factors and sums.
+template <class T>
+std::string fault_of_8_bits(Fault fault) {
+  struct Storage {
+    alignas(kAtomBytes) unsigned char operands[2][kPanelBytes];
+  };
+  return error_of(1, 128, kAlignedBytes<Storage>, [&] {
+    auto& storage = aligned<Storage>();
+    for (int i = threadIdx.x; i < 2 * kPanelBytes; i += 128) storage.operands[0][i] = 56;
+    finish_writes_before_copies();
+    __syncthreads();
+    ProductSum<T> sums[32];
+    if (fault != Fault::kNotBegun) begin_products();
+    const int other = fault == Fault::kDifferent && threadIdx.x == 9;
+    multiply_add<T, true, true>(sums, matrix_descriptor<true>(storage.operands[other]),
+                                matrix_descriptor<true>(storage.operands[1]), false);
+    end_products();
+    if (fault == Fault::kNotWaited) return;
+    if (fault == Fault::kWrittenOver && threadIdx.x == 0) storage.operands[0][5] ^= 1;
+    if (fault == Fault::kSumsWritten && threadIdx.x == 0) sums[7] = 1234;
+    wait_for_products<0>();
+    hold(sums);
+  });
+}
+
+template <class T>
+void check_faults_of_8_bits() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    CHECK(fault_of_8_bits<T>(Fault::kNone).empty());
+    check_contains(fault_of_8_bits<T>(Fault::kNotBegun), {"must call begin_products() first"});
+    check_contains(fault_of_8_bits<T>(Fault::kDifferent), {"call different products"});
+    check_contains(fault_of_8_bits<T>(Fault::kNotWaited), {"exited without a wait"});
+    if (comes_late()) {
+      check_contains(fault_of_8_bits<T>(Fault::kWrittenOver), {"an operand was written to"});
+    }
+#ifndef JAX_GPUOPS_ASAN
+    check_contains(fault_of_8_bits<T>(Fault::kSumsWritten),
+                   {"thread (0, 0, 0): the sums of multiply_add()", "were written to"});
+#endif
+  }
+}
+
 // Of 8-bit floats, terms keep 13 bits of fraction below the largest one, and so does the sum.
 void test_product_arithmetic_of_8_bits() {
   using E4M3 = __nv_fp8_e4m3;
@@ -878,6 +921,8 @@ void test_tensor() {
   test_products();
   test_product_faults();
   test_product_arithmetic();
+  check_faults_of_8_bits<__nv_fp8_e4m3>();
+  check_faults_of_8_bits<std::int8_t>();
   test_product_arithmetic_of_8_bits();
   test_products_of_warp();
   test_matmul();
