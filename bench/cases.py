@@ -132,6 +132,7 @@ def _gpu() -> Iterator[Problem]:
     yield ops.make("matmul", (4096, 4096, 4096), "float16")
     yield ops.make("matmul", (4096, 4096, 4096), "float64")
     yield ops.make("matmul", (4096, 4096, 4096), "float32", precision="default")
+    yield from _products_of_8_bits()
     yield ops.make("matmul", (4097, 4095, 4099), "bfloat16")
     yield ops.make("matmul", (1, 4096, 4096), "bfloat16")
     yield ops.make("matmul", (64, 512, 64, 512), "bfloat16")
@@ -140,6 +141,30 @@ def _gpu() -> Iterator[Problem]:
     for activation in (None, "relu", "gelu", "gelu_exact", "silu"):
         yield ops.make("linear", (8192, 4096, 16384), "bfloat16", activation=activation)
     yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
+
+
+def _products_of_8_bits() -> Iterator[Problem]:
+    """With B by its rows, which the tensor cores cannot read as they are, and by its columns.
+
+    The floors are for an H200.
+    """
+    rows, columns = "matmul", "dot_general_of_rows"
+    floors = {
+        (rows, "float8_e4m3fn"): Floor(ratio=1.4),
+        (columns, "float8_e4m3fn"): Floor(ratio=0.97),
+        (rows, "int8"): Floor(ratio=1.35),
+        (columns, "int8"): None,
+    }
+    for (op, dtype), floor in floors.items():
+        for n in (2048, 4096, 8192):
+            yield ops.make(op, (n, n, n), dtype, floor=floor if n > 2048 else None)
+    for op, ratio in ((rows, 1.29), (columns, 1.0)):
+        for n in (4096, 8192):
+            yield ops.make(
+                op, (n, n, n), "float8_e4m3fn", precision="highest", floor=Floor(ratio=ratio)
+            )
+    yield ops.make(columns, (4096, 4096, 4096), "float8_e5m2")
+    yield ops.make(columns, (4097, 4095, 4099), "float8_e4m3fn")
 
 
 _TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
@@ -186,7 +211,11 @@ def _host() -> Iterator[Problem]:
     yield ops.make("matmul", (67, 45, 70), "float32")
     yield ops.make("matmul", (67, 45, 70), "bfloat16")
     yield ops.make("matmul", (67, 45, 70), "float64")
+    yield ops.make("matmul", (67, 45, 70), "float8_e4m3fn")
+    yield ops.make("matmul", (67, 45, 70), "int8")
     yield ops.make("dot_general", (3, 33, 17, 29), "float32")
+    yield ops.make("dot_general_of_rows", (67, 45, 70), "float32")
+    yield ops.make("dot_general_of_rows", (67, 45, 70), "float8_e5m2", precision="highest")
     yield ops.make("gemm", (67, 45, 70), "float32")
     yield ops.make("linear", (67, 45, 70), "float32", activation="gelu")
     yield ops.make("linear", (67, 72, 70), "bfloat16", activation="silu")

@@ -271,11 +271,16 @@ def matmul(problem: Problem, y, reference, operands) -> Errors:
 
     The roundings of a dot product of length K add up like a random walk, to about sqrt(K) / 6 of
     one. At the default precision XLA multiplies float32 as TF32, which has 10 bits of fraction.
+    Products of 8-bit floats are added with 13 bits of fraction, whose roundings add up alike; a
+    higher precision stops that at 128 products.
     """
     k = operands[0].shape[-1]
     rounding = _computed_epsilon(y.dtype)
     if y.dtype == jnp.float32 and problem.options.get("precision", "highest") != "highest":
         rounding = 2.0**-10
+    if operands[0].dtype.itemsize == 1:
+        terms = k if problem.options.get("precision") in (None, "default") else min(k, 128)
+        rounding = 2.0**-13 * (2 + terms**0.5 / 4)
     bound = _epsilon(y.dtype) + (1 + k**0.5 / 2) * _computed_epsilon(y.dtype) + rounding
     difference = y.astype(jnp.float64) - reference
     rms = jnp.sqrt(jnp.mean(reference**2))

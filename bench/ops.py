@@ -21,6 +21,7 @@ SHORT_DTYPES = {
     "bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64",
     "i8": "int8", "i16": "int16", "i32": "int32", "i64": "int64",
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "u64": "uint64",
+    "e4m3": "float8_e4m3fn", "e5m2": "float8_e5m2",
 }  # fmt: skip
 """Short names of dtypes, for the command line and the tables."""
 
@@ -33,7 +34,8 @@ ON_CHIP_BYTES = 60_000_000
 def normal(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
     """Draws independent normal numbers, or integers between -100 and 100."""
     if jnp.issubdtype(dtype, jnp.inexact):
-        return jax.random.normal(key, shape, dtype)
+        drawn = jnp.float32 if dtype.itemsize == 1 else dtype
+        return jax.random.normal(key, shape, drawn).astype(dtype)
     if dtype == jnp.bool_:
         return jax.random.bernoulli(key, shape=shape)
     lowest = 0 if jnp.issubdtype(dtype, jnp.unsignedinteger) else -100
@@ -138,6 +140,12 @@ def two_matrices(problem: Problem) -> list[Operand]:
     """The op takes A (..., M, K) and B (..., K, N); the shape is (..., M, K, N)."""
     *batch, m, k, n = problem.shape
     return [Operand((*batch, m, k), problem.dtype), Operand((*batch, k, n), problem.dtype)]
+
+
+def two_matrices_of_rows(problem: Problem) -> list[Operand]:
+    """The op takes A (..., M, K) and B (..., N, K); the shape is (..., M, K, N)."""
+    *batch, m, k, n = problem.shape
+    return [Operand((*batch, m, k), problem.dtype), Operand((*batch, n, k), problem.dtype)]
 
 
 def three_matrices(problem: Problem) -> list[Operand]:
@@ -310,10 +318,26 @@ ACTIVATIONS: dict[str | None, Callable[[jax.Array], jax.Array]] = {
 """The activations of `jax_gpuops.linear`, in plain JAX."""
 
 
+_RESULTS = {"float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16", "int8": "int32"}
+"""The results of factors whose own dtype has no room for them."""
+
+
+def _result(problem: Problem) -> dict[str, Any]:
+    if problem.dtype not in _RESULTS:
+        return {}
+    return {"preferred_element_type": _RESULTS[problem.dtype]}
+
+
 def _contract_last_with_first(problem: Problem) -> dict[str, Any]:
     batch = tuple(range(len(problem.shape) - 3))
     last = len(batch) + 1
-    return {"dimension_numbers": (((last,), (last - 1,)), (batch, batch))}
+    return {"dimension_numbers": (((last,), (last - 1,)), (batch, batch)), **_result(problem)}
+
+
+def _contract_last_with_last(problem: Problem) -> dict[str, Any]:
+    batch = tuple(range(len(problem.shape) - 3))
+    last = len(batch) + 1
+    return {"dimension_numbers": (((last,), (last,)), (batch, batch)), **_result(problem)}
 
 
 _softmax = functools.partial(
@@ -381,12 +405,21 @@ OPS: dict[str, Op] = {
         limit="copy",
         options={"axes": None},
     ),
-    "matmul": _matmul(upstream=jnp.matmul, options={"precision": None}, operands=two_matrices),
+    "matmul": _matmul(
+        upstream=jnp.matmul, options={"precision": None}, operands=two_matrices, fixed=_result
+    ),
     "dot_general": _matmul(
         upstream=jax.lax.dot_general,
         options={"precision": None},
         operands=two_matrices,
         fixed=_contract_last_with_first,
+    ),
+    "dot_general_of_rows": _matmul(
+        public="dot_general",
+        upstream=jax.lax.dot_general,
+        options={"precision": None},
+        operands=two_matrices_of_rows,
+        fixed=_contract_last_with_last,
     ),
     "gemm": _matmul(
         upstream=_gemm,

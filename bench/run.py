@@ -282,7 +282,10 @@ def _judge(problem: Problem, operands) -> Callable[[Any], tuple[float, float]]:
         return x.astype(jnp.float64) if rounds and jnp.issubdtype(x.dtype, jnp.inexact) else x
 
     def compute_reference(*operands):
-        function = functools.partial(op.upstream, **ops.keywords(problem))
+        keywords = ops.keywords(problem)
+        if rounds:
+            keywords.pop("preferred_element_type", None)
+        function = functools.partial(op.upstream, **keywords)
         return op.apply(function, *op.prepare(function, *map(widen, operands)))
 
     @jax.jit

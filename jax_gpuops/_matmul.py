@@ -23,7 +23,16 @@ DimensionNumbers = tuple[
     tuple[Sequence[int], Sequence[int]],  # batch dims of lhs and rhs
 ]
 
-_DTYPES = ("float16", "bfloat16", "float32", "float64")
+_RESULTS = {
+    "float16": ("float16", "float32"),
+    "bfloat16": ("bfloat16", "float32"),
+    "float32": ("float32",),
+    "float64": ("float64",),
+    "float8_e4m3fn": ("bfloat16", "float16", "float32"),
+    "float8_e5m2": ("bfloat16", "float16", "float32"),
+    "int8": ("int32",),
+}
+"""The dtypes of factors that kernels take, and of the results that they have for them."""
 
 
 def matmul(
@@ -42,13 +51,17 @@ def matmul(
 
     Args:
       a: an array of shape (..., m, k) or (k,). The kernels support float16, bfloat16, float32 and
-        float64. They add products of 16-bit floats in float32.
+        float64, and on Hopper's tensor cores float8_e4m3fn, float8_e5m2 and int8. They add products
+        of shorter floats in float32, and those of int8 in int32.
       b: an array of shape (..., k, n) or (k,).
       precision: as in JAX. On Hopper's tensor cores the kernels multiply float32 in TF32, as XLA
-        does, and at the highest precision by parts, as exactly as in float32. Of
+        does, and at the highest precision by parts, as exactly as in float32; and they add products
+        of 8-bit floats with 13 bits of fraction, as XLA does, except at a precision above the
+        default, where each 128 of them are added to a sum in float32. Of
         `jax.lax.DotAlgorithmPreset` they accept what they implement.
       preferred_element_type: the dtype of the result. The kernels support that of a and b, and
-        float32 for 16-bit floats.
+        float32 for 16-bit floats; of 8-bit floats bfloat16, float16 or float32, and of int8 int32,
+        which have to be asked for.
       out_sharding: as in JAX; the kernels do not support it.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
@@ -139,7 +152,8 @@ def gemm(
     XLA.
 
     Args:
-      a: an array of shape (..., m, k), or (..., k, m) with `transpose_a`; dtypes as for `matmul`.
+      a: an array of shape (..., m, k), or (..., k, m) with `transpose_a`; dtypes as for `matmul`,
+        but none of 8 bits.
       b: an array of shape (..., k, n), or (..., n, k) with `transpose_b`.
       c: None, or an array that broadcasts to the result.
       alpha: the factor of the product, a Python number.
@@ -247,16 +261,17 @@ def bind_product(
       **params: the other parameters of the primitive.
     """
     precision = _canonical(precision)
-    if a.dtype != b.dtype or a.dtype.name not in _DTYPES:
+    if a.dtype != b.dtype or a.dtype.name not in _RESULTS:
         raise NoKernelError(
-            f"matmul kernels take two operands of one dtype among {', '.join(_DTYPES)}, got "
+            f"matmul kernels take two operands of one dtype among {', '.join(_RESULTS)}, got "
             f"{a.dtype} and {b.dtype}",
             TypeError,
         )
-    if preferred_element_type not in (a.dtype, _primitive.accumulator(a.dtype)):
+    results = _RESULTS[a.dtype.name]
+    if preferred_element_type.name not in results:
         raise NoKernelError(
             f"matmul kernels have no result of dtype {preferred_element_type} for operands of "
-            f"{a.dtype}",
+            f"{a.dtype}; preferred_element_type may be {' or '.join(results)}",
             TypeError,
         )
     if isinstance(precision, lax.DotAlgorithm):
@@ -786,6 +801,15 @@ def _transpose(
     return results
 
 
+_OF_FLOAT8 = {
+    lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32: lax.Precision.HIGHEST,
+    lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM: lax.Precision.DEFAULT,
+    lax.DotAlgorithmPreset.ANY_F8_ANY_F8_ANY: lax.Precision.HIGHEST,
+    lax.DotAlgorithmPreset.ANY_F8_ANY_F8_ANY_FAST_ACCUM: lax.Precision.DEFAULT,
+}
+"""The precision of the derivatives of products that an algorithm for 8-bit floats computes."""
+
+
 def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **params):
     """The cotangent of one factor: that of the result times the other factor.
 
@@ -799,6 +823,8 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
     batch_dims = tuple(range(len(batch[mine])))
     first_theirs = len(batch_dims) + (len(my_free) if is_lhs else 0)
     their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
+    if params["precision"] in _OF_FLOAT8:  # which no product with a cotangent is of
+        params["precision"] = (_OF_FLOAT8[params["precision"]],) * 2
     y = bind_derivative(
         cotangent,
         other.astype(cotangent.dtype),  # which is that of a and b, or wider

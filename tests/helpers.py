@@ -29,6 +29,13 @@ def normal(shape, dtype: str, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np_dtype(dtype))
 
 
+def factor_of_8_bits(shape, dtype: str, seed: int = 0) -> np.ndarray:
+    """Normal numbers in a float of 8 bits, or int8 of all values, the same for the same seed."""
+    if dtype == "int8":
+        return np.random.default_rng(seed).integers(-128, 128, shape).astype(np.int8)
+    return normal(shape, dtype, seed)
+
+
 OFFSETS = (0.0, 1e3, -1e5, 1e6, 1e9)
 
 

@@ -121,6 +121,21 @@ def test_judge_accepts_xla_and_rejects_one_wrong_element(problem):
     assert judge(jax.tree.map(lambda y: jnp.zeros((*y.shape, 2), y.dtype), results))[1] > 1
 
 
+@pytest.mark.parametrize("op", ["matmul", "dot_general_of_rows"])
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
+@pytest.mark.parametrize("precision", [None, "highest"])
+def test_judge_of_products_of_8_bits(precision, dtype, op):
+    """Results of 16 or 32 bits; an element that is off is an error."""
+    problem = ops.make(op, (40, 3000, 24), dtype, precision=precision)
+    operands = run._operands(problem)
+    judge = run._judge(problem, operands)
+    y = run._call(problem, ops.OPS[op].upstream, operands)()
+    assert y.dtype == ("int32" if dtype == "int8" else "bfloat16")
+    assert judge(y)[1] <= 1
+    assert judge(y.at[-1, -1].add(10))[1] > 1
+    assert judge(y.at[0].set(0))[1] > 1
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("columns", [1024, 131072])
 @pytest.mark.parametrize("op", ["softmax_vjp", "log_softmax_vjp"])

@@ -184,9 +184,37 @@ def mask(*shape):
         (
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
+            [struct(4, 8, dtype="uint8"), struct(8, 5, dtype="uint8")],
+            GEMM,
+            "not uint8",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5, dtype="float8_e4m3fn"), NO_BYTES],
             [struct(4, 8, dtype="float8_e4m3fn"), struct(8, 5, dtype="float8_e4m3fn")],
             GEMM,
-            "not float8_e4m3fn",
+            "no result of dtype float8_e4m3fn for operands of float8_e4m3fn",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5), NO_BYTES],
+            [struct(4, 8, dtype="float8_e4m3fn"), struct(8, 5, dtype="float8_e5m2")],
+            GEMM,
+            "a and b must have one dtype",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5, dtype="int32"), NO_BYTES],
+            [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8")],
+            {**GEMM, "algorithm": "double_buffered"},
+            "'double_buffered' takes no int8; 'tensor_core' does",
+        ),
+        (
+            "gemm_v2",
+            [struct(4, 5, dtype="int32"), NO_BYTES],
+            [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8")],
+            GEMM,
+            "on tensor cores alone, and 'tensor_core' needs 1152 bytes of workspace",
         ),
         (
             "gemm_v2",

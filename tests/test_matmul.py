@@ -577,6 +577,318 @@ def test_the_plan_prefers_tensor_cores(on_tensor_cores):
         assert jax_gpuops.plan("matmul", [(m, k), (k, n)], dtype, **how).algorithm in expected
 
 
+# 8 bits
+
+
+FLOAT8 = ["float8_e4m3fn", "float8_e5m2"]
+DTYPES_OF_8_BITS = [
+    *((dtype, result) for dtype in FLOAT8 for result in ("bfloat16", "float16", "float32")),
+    ("int8", "int32"),
+]
+"""Of factors and of results."""
+TILES_OF_8_BITS = {tile: TENSOR_CORE_TILES[tile] for tile in ((64, 128), (128, 256))}
+FAST = ["default", "ANY_F8_ANY_F8_F32_FAST_ACCUM"]
+PROMOTED = ["high", "highest", "ANY_F8_ANY_F8_F32"]
+
+
+def assert_product_of_8_bits(actual, a, b, *, promoted):
+    """Checks exact integers, and floats that are as exact as their sums.
+
+    Each 32 products are cut off at 2**-13 of the largest one or of the sum so far, which is of the
+    order of the sum of absolute values; where sums are promoted, so are 128 products alone, and the
+    rest is float32.
+    """
+    actual = np.asarray(actual)
+    if a.dtype == np.int8:
+        exact = (a.astype(np.int64) @ b.astype(np.int64)).astype(np.int32)
+        np.testing.assert_array_equal(actual, exact)
+        return
+    k = a.shape[-1]
+    a, b = helpers.exact(a), helpers.exact(b)
+    exact, magnitude = a @ b, np.abs(a) @ np.abs(b)
+    assert actual.shape == exact.shape
+    steps = -(-k // 32)
+    # A step cuts 32 products and the sum, and then the new sum, at 2**-13 of the largest of these.
+    bound = 34 * 2.0**-13 * magnitude * (min(steps, 4) if promoted else steps)
+    bound += (steps / 4 + 1) * np.finfo(np.float32).eps * magnitude
+    if actual.dtype != np.float32:
+        bound = bound + np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.longdouble)
+    assert np.all(np.abs(helpers.exact(actual) - exact) <= bound)
+    relative = np.linalg.norm((helpers.exact(actual) - exact).astype(np.float64))
+    relative /= np.linalg.norm(exact.astype(np.float64))
+    typical = 1.4e-4 if promoted else 1.4e-4 + 2e-5 * k**0.5
+    assert relative <= 2 * typical + (0 if actual.dtype == np.float32 else 2e-3)
+
+
+def precisions_of(dtype):
+    return ["default"] if dtype == "int8" else ["default", "highest"]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("dtype", "result", "precision"),
+    [(d, r, p) for d, r in DTYPES_OF_8_BITS for p in precisions_of(d)],
+)
+@pytest.mark.parametrize("tile", TILES_OF_8_BITS, ids=str)
+def test_8_bits(tile, dtype, result, precision, on_tensor_cores):
+    """Every kernel, with rows, columns and a depth that no tile divides."""
+    m, n, k = TILES_OF_8_BITS[tile][on_tensor_cores["implementation"]]
+    k += 152  # three stages, the last one not full
+    a = helpers.factor_of_8_bits((m, k), dtype)
+    b = helpers.factor_of_8_bits((k, n), dtype, seed=1)
+    how = on_tensor_cores | {"precision": precision}
+    y, config = recorded_dot(a, b, False, True, result, **how)
+    assert y.dtype == result
+    assert_product_of_8_bits(y, a, b, promoted=precision == "highest")
+    assert (config["tile_rows"], config["tile_cols"]) == tile
+    assert config["promotes"] == (precision == "highest")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "result"), [("float8_e4m3fn", "bfloat16"), ("int8", "int32")])
+@pytest.mark.parametrize("share", ["", "a", "b"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(136, 272, 144), (131, 257, 129), (3, 5, 7), (16, 32, 1), (200, 128, 300)], ids=str
+)
+def test_layouts_of_8_bits(sizes, transpose_b, transpose_a, share, dtype, result, on_tensor_cores):
+    """Factors are copied where k is not the contiguous dimension, or rows are no whole 16 bytes."""
+    m, n, k = sizes
+    a = helpers.factor_of_8_bits((3, m, k), dtype)
+    b = helpers.factor_of_8_bits((3, k, n), dtype, seed=1)
+    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
+    left, right = stored(a, transpose_a), stored(b, transpose_b)
+    with helpers.recorded(on_tensor_cores["implementation"]) as executions:
+        y = dot(left, right, transpose_a, transpose_b, result, **on_tensor_cores)
+        jax.block_until_ready(y)
+    y = np.moveaxis(np.asarray(y), 1, 0) if share == "a" else y
+    assert_product_of_8_bits(y, a, b, promoted=False)
+    (execution,) = executions
+    if share == "" and min(sizes) > 1:
+        copied = execution["config"]["copies_a"], execution["config"]["copies_b"]
+        assert copied == (transpose_a or k % 16 != 0, not transpose_b or k % 16 != 0)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_sums_of_8_bit_floats_over_a_long_depth(precision, dtype, on_tensor_cores):
+    """On normal numbers, relative to the result, in the norm: as exact as XLA's on the same GPU."""
+    m, n, k = 64, 48, 4096
+    a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
+    how = on_tensor_cores | {"precision": precision, "preferred_element_type": "float32"}
+    y = np.asarray(jax_gpuops.matmul(a, b, **how), np.float64)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    error = np.linalg.norm(y - exact) / np.linalg.norm(exact)
+    typical = 1.33e-3 if precision == "default" else 1.29e-4
+    if dtype == "float8_e5m2":  # of whose products fewer bits are cut off
+        typical *= 0.64
+    assert 0.85 * typical < error < 1.15 * typical
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("precision", [*FAST, *PROMOTED])
+def test_precisions_of_8_bit_floats(precision, on_tensor_cores):
+    """2**-14 is lost beside 1, where the tensor cores add both, and kept where float32 does."""
+    a, b = np.zeros((8, 256), helpers.np_dtype("float8_e4m3fn")), np.ones((256, 8))
+    a[:, 0], a[:, 200] = 1, 2.0**-7
+    b[200] = 2.0**-7
+    b = b.astype(a.dtype)
+    how = on_tensor_cores | {"precision": precision, "preferred_element_type": "float32"}
+    y = jax_gpuops.matmul(a, b, **how)
+    np.testing.assert_array_equal(y, 1 + (2.0**-14 if precision in PROMOTED else 0))
+
+
+def test_precisions_that_name_the_type_of_sums(on_tensor_cores):
+    """ANY_F8_ANY_F8_ANY has sums of the result's type, and the kernels have those of float32."""
+    x = jnp.ones((16, 16), "float8_e4m3fn")
+    for precision in ("ANY_F8_ANY_F8_ANY", "ANY_F8_ANY_F8_ANY_FAST_ACCUM"):
+        how = on_tensor_cores | {"precision": precision}
+        y = jax_gpuops.matmul(x, x, preferred_element_type="float32", **how)
+        np.testing.assert_array_equal(y, np.full((16, 16), 16))
+        with pytest.raises(ValueError, match=f"by ANY_F8_ANY_F8_F32, not by {precision}"):
+            jax_gpuops.matmul(x, x, preferred_element_type="bfloat16", **how)
+    with pytest.raises(ValueError, match="by BF16_BF16_F32, not by ANY_F8_ANY_F8_F32"):
+        jax_gpuops.matmul(
+            x.astype("bfloat16"),
+            x.astype("bfloat16"),
+            precision="ANY_F8_ANY_F8_F32",
+            **on_tensor_cores,
+        )
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("k", [256, 131072 + 128])
+def test_sums_of_int8_wrap(k, on_tensor_cores):
+    """2**31 becomes -2**31, as everywhere in int32."""
+    if k > 1000 and on_tensor_cores["implementation"] == "interpret":
+        m, n = 1, 8
+    else:
+        m, n = 40, 24
+    a, b = np.full((m, k), -128, np.int8), np.full((n, k), -128, np.int8)
+    y = dot(a, b, False, True, "int32", **on_tensor_cores)
+    exact = np.int64(k) * 2**14
+    np.testing.assert_array_equal(y, np.full((m, n), exact).astype(np.int32))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("precision", ["default", "highest"])
+def test_special_values_of_8_bits_stay_in_their_row_and_column(precision, dtype, on_tensor_cores):
+    a, b = helpers.normal((33, 130), dtype), helpers.normal((130, 37), dtype, seed=1)
+    a[7, 0] = np.nan
+    if dtype == "float8_e5m2":  # which has infinities
+        a[3, 129], b[2, 36] = np.inf, -np.inf
+    how = on_tensor_cores | {"precision": precision, "preferred_element_type": "float32"}
+    y = jax_gpuops.matmul(a, b, **how)
+    with np.errstate(invalid="ignore"):
+        expected = a.astype(np.float32) @ b.astype(np.float32)
+    for which in (np.isnan, np.isposinf, np.isneginf):
+        np.testing.assert_array_equal(which(y), which(expected))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", FLOAT8)
+def test_every_value_of_8_bits(dtype, on_tensor_cores):
+    """Subnormal ones included: each comes back from a product with 1."""
+    x = np.arange(256, dtype=np.uint8).view(helpers.np_dtype(dtype)).reshape(16, 16)
+    one = np.eye(16).astype(x.dtype)
+    x = np.where(np.isfinite(x.astype(np.float32)), x, np.array(0, x.dtype))
+    y = jax_gpuops.matmul(x, one, preferred_element_type="float32", **on_tensor_cores)
+    np.testing.assert_array_equal(y, x.astype(np.float32))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "result"), DTYPES_OF_8_BITS)
+def test_8_bits_without_depth_are_zero(dtype, result, on_tensor_cores):
+    y = jax_gpuops.matmul(
+        jnp.ones((8, 0), dtype),
+        jnp.ones((0, 16), dtype),
+        preferred_element_type=result,
+        **on_tensor_cores,
+    )
+    assert y.dtype == result
+    np.testing.assert_array_equal(y, np.zeros((8, 16)))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "result"), DTYPES_OF_8_BITS)
+def test_every_algorithm_but_tensor_core_refuses_8_bits(dtype, result, on_tensor_cores):
+    x = jnp.ones((8, 8), dtype)
+    how = {"implementation": on_tensor_cores["implementation"], "preferred_element_type": result}
+    assert np.all(np.asarray(jax_gpuops.matmul(x, x, **how)) == 8)
+    for name in [a.name for a in jax_gpuops.algorithms("matmul") if a.name != "tensor_core"]:
+        with pytest.raises(ValueError, match=f"algorithm '{name}' (takes no {dtype}|is CUDA only)"):
+            jax_gpuops.matmul(x, x, algorithm=name, **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "result"), DTYPES_OF_8_BITS)
+@pytest.mark.parametrize("sizes", [(131, 257, 129), (200, 512, 16), (3, 5, 7)], ids=str)
+def test_results_of_8_bits_are_written_whole(sizes, dtype, result, on_tensor_cores):
+    """Over a donated array, of NaN or of -1."""
+    m, n, k = sizes
+    a = helpers.factor_of_8_bits((m, k), dtype)
+    b = helpers.factor_of_8_bits((k, n), dtype, seed=1)
+    how = on_tensor_cores | {"preferred_element_type": result}
+
+    @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+    def product(poison, a, b):
+        del poison
+        return jax_gpuops.matmul(a, b, **how)
+
+    poison = jnp.full((m, n), -1 if result == "int32" else np.nan, result)
+    assert_product_of_8_bits(product(poison, a, b), a, b, promoted=False)
+
+
+@pytest.mark.parametrize("dtype", [*FLOAT8, "int8"])
+def test_results_of_8_bits_have_to_be_asked_for(dtype, implementation):
+    """JAX's own result would be of 8 bits too, which overflows; XLA computes it."""
+    x = jnp.ones((8, 8), dtype)
+    with pytest.raises(TypeError, match=f"no result of dtype {dtype} for .*preferred_element_type"):
+        jax_gpuops.matmul(x, x, implementation=implementation)
+    assert jax_gpuops.matmul(x, x).dtype == jnp.matmul(x, x).dtype == dtype
+    with pytest.raises(TypeError, match=f"no result of dtype {dtype} "):
+        jax_gpuops.dot_general(x, x, (((1,), (0,)), ((), ())), implementation=implementation)
+
+
+def test_8_bits_of_two_dtypes_go_to_xla(implementation):
+    a, b = jnp.ones((8, 8), "float8_e4m3fn"), jnp.ones((8, 8), "float8_e5m2")
+    how = {"preferred_element_type": "float32"}
+    np.testing.assert_array_equal(jax_gpuops.matmul(a, b, **how), np.full((8, 8), 8))
+    with pytest.raises(TypeError, match="operands of one dtype, not float8_e4m3fn and float8_e5m2"):
+        jax_gpuops.matmul(a, b, **how, implementation=implementation)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", FLOAT8)
+@pytest.mark.parametrize("result", ["bfloat16", "float32"])
+@pytest.mark.parametrize("precision", ["default", "ANY_F8_ANY_F8_F32_FAST_ACCUM"])
+def test_gradients_of_8_bit_floats(precision, result, dtype, on_tensor_cores):
+    """The cotangent has the result's dtype, the other factor is converted to it, as in JAX."""
+    a, b = helpers.normal((72, 40), dtype), helpers.normal((40, 136), dtype, seed=1)
+    g = jnp.asarray(helpers.normal((72, 136), "bfloat16", seed=2)).astype(result)
+    how = on_tensor_cores | {"precision": precision, "preferred_element_type": result}
+    _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **how), a, b)
+    for actual, (left, right) in zip(pull(g), [(g, swap(b)), (swap(a), g)], strict=True):
+        assert actual.dtype == dtype
+        exact = np.asarray(left).astype(np.float64) @ np.asarray(right).astype(np.float64)
+        expected = exact.astype(np.float32).astype(actual.dtype)
+        close = helpers.spacing(exact, actual.dtype)
+        assert np.all(np.abs(helpers.exact(actual) - helpers.exact(expected)) <= close)
+
+
+def test_tangents_of_int8(on_tensor_cores):
+    """Integers have none; what is differentiated beside them has."""
+    a, b = jnp.ones((8, 16), "int8"), jnp.ones((16, 8), "int8")
+    how = on_tensor_cores | {"preferred_element_type": "int32"}
+
+    def product(a, b):
+        return jax_gpuops.matmul(a, b, **how)
+
+    zeros = np.zeros(a.shape, jax.dtypes.float0), np.zeros(b.shape, jax.dtypes.float0)
+    y, tangent = jax.jvp(product, (a, b), zeros)
+    np.testing.assert_array_equal(y, np.full((8, 8), 16))
+    assert tangent.dtype == jax.dtypes.float0
+    gradient = jax.grad(lambda s: (s * product(a, b)).sum())(2.0)
+    assert gradient == 16 * 64
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("axes", [(0, None), (None, 1), (1, 0)])
+def test_vmap_of_8_bits(axes, on_tensor_cores):
+    a, b = (
+        np.moveaxis(helpers.factor_of_8_bits((3, 24, 24), "int8", seed), 0, axis)
+        if axis is not None
+        else helpers.factor_of_8_bits((24, 24), "int8", seed)
+        for seed, axis in enumerate(axes)
+    )
+    how = on_tensor_cores | {"preferred_element_type": "int32"}
+    y = jax.vmap(lambda a, b: jax_gpuops.matmul(a, b, **how), axes)(a, b)
+    expected = jax.vmap(lambda a, b: jnp.matmul(a, b, preferred_element_type="int32"), axes)(a, b)
+    np.testing.assert_array_equal(y, expected)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result", "precision"),
+    [
+        ("float8_e4m3fn", "bfloat16", "default"),
+        ("float8_e4m3fn", "bfloat16", "highest"),
+        ("int8", "int32", "default"),
+    ],
+)
+def test_8_bits_in_any_order_of_threads(dtype, result, precision, on_tensor_cores):
+    if on_tensor_cores["implementation"] != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    a = helpers.factor_of_8_bits((2, 200, 272), dtype)
+    b = helpers.factor_of_8_bits((2, 272, 320), dtype, seed=1)
+    how = on_tensor_cores | {"precision": precision, "preferred_element_type": result}
+    helpers.under_each_schedule(
+        lambda: jax_gpuops.matmul(a, b, **how), [(seed, {}) for seed in range(1, 4)]
+    )
+
+
 # Few rows or columns
 
 

@@ -160,9 +160,51 @@ def softmaxes(draw) -> Case:
 # matmul
 
 
+RESULTS_OF_8_BITS = {
+    "float8_e4m3fn": ["bfloat16", "float16", "float32"],
+    "float8_e5m2": ["bfloat16", "float16", "float32"],
+    "int8": ["int32"],
+}
+
+
+@st.composite
+def products_of_8_bits(draw) -> Case:
+    """Products of matrices or batches of them, in each orientation."""
+    dtype = draw(st.sampled_from(list(RESULTS_OF_8_BITS)))
+    result = draw(st.sampled_from(RESULTS_OF_8_BITS[dtype]))
+    m, n, k = (draw(sizes(270)) for _ in range(3))
+    batch = draw(st.sampled_from([(), (), (2,)]))
+    transpose_a, transpose_b = draw(st.booleans()), draw(st.booleans())
+    precision = draw(st.sampled_from(["default", "highest"]))
+    a = helpers.factor_of_8_bits((*batch, *((k, m) if transpose_a else (m, k))), dtype)
+    b = helpers.factor_of_8_bits((*batch, *((n, k) if transpose_b else (k, n))), dtype, seed=1)
+    left = helpers.exact(a.swapaxes(-1, -2) if transpose_a else a)
+    right = helpers.exact(b.swapaxes(-1, -2) if transpose_b else b)
+    exact, magnitude = left @ right, np.abs(left) @ np.abs(right)
+
+    def call(a, b, **how):
+        a = a.swapaxes(-1, -2) if transpose_a else a
+        b = b.swapaxes(-1, -2) if transpose_b else b
+        how |= {"precision": precision, "preferred_element_type": result}
+        return jax_gpuops.matmul(a, b, **how)
+
+    def check(y):
+        assert y.dtype == helpers.np_dtype(result)
+        steps = 4 if precision == "highest" else -(-k // 32)
+        bound = 0 if result == "int32" else steps * 34 * 2.0**-13 * magnitude
+        if result in ("bfloat16", "float16"):
+            bound = bound + float(jnp.finfo(result).eps) * np.abs(exact) + 2.0**-24
+        assert np.all(np.abs(helpers.exact(y) - exact) <= bound)
+
+    # The only kernel for them takes arrays at multiples of 16 bytes.
+    return Case(call, (a, b), check, widest=16)
+
+
 @st.composite
 def products(draw) -> Case:
     """BLAS products of matrices or batches of them, in each orientation, perhaps added to c."""
+    if draw(st.integers(0, 3)) == 0:
+        return draw(products_of_8_bits())
     dtype = draw(st.sampled_from(helpers.FLOATS))
     m, n, k = (draw(sizes(140)) for _ in range(3))
     batch = draw(st.sampled_from([(), (), (1,), (2,), (3,)]))
@@ -465,7 +507,7 @@ def test_packs_are_for_aligned_matrices(offset, transpose_b, row_major, implemen
     assert execution["config"]["row_major"] == row_major
 
 
-@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+@pytest.mark.parametrize("dtype", ["uint8", "int64"])
 def test_a_plan_refuses_a_dtype_without_kernels(dtype, implementation):
     """In words that name it: the dtype is known, and only kernels are missing."""
     x = jax.ShapeDtypeStruct((8, 8), "float32")

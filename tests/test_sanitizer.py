@@ -201,6 +201,27 @@ def test_rows_that_shared_memory_holds(call, algorithm, rows, row_bytes, dtype, 
     check(call(algorithm, dtype, implementation, shape=shape), dtype)
 
 
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("transpose", [False, True])
+def test_factors_of_8_bits(transpose, dtype, implementation):
+    """Rows that are copied or transposed, whole 16 bytes or not, and sums that are promoted."""
+    if why := helpers.refusal("matmul", "tensor_core", [(8, 8)] * 2, "bfloat16"):
+        pytest.skip(why)
+    result = "int32" if dtype == "int8" else "float32"
+    for sizes in ((131, 137, 200), (144, 272, 129)):
+        m, n, k = sizes
+        a = helpers.factor_of_8_bits((m, k), dtype)
+        b = helpers.factor_of_8_bits((n, k) if transpose else (k, n), dtype, seed=1)
+
+        def product(a, b):
+            how = {"implementation": implementation, "algorithm": "tensor_core"}
+            how |= {"precision": "highest", "preferred_element_type": result}
+            return ops.matmul(a, b.T if transpose else b, **how)
+
+        y = jax.jit(product)(a, b)
+        check((y, a.astype(np.float32) @ (b.T if transpose else b).astype(np.float32)), "bfloat16")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("call", [call_softmax, call_softmax_tangent])
 @pytest.mark.parametrize("columns", [400, 1100])

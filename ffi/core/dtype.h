@@ -96,8 +96,12 @@ template <>
 inline constexpr DType kDTypeOf<float> = DType::kFloat32;
 template <>
 inline constexpr DType kDTypeOf<double> = DType::kFloat64;
+template <>
+inline constexpr DType kDTypeOf<__nv_fp8_e4m3> = DType::kFloat8E4M3FN;
+template <>
+inline constexpr DType kDTypeOf<__nv_fp8_e5m2> = DType::kFloat8E5M2;
 
-// The type in which an op computes with elements of T: sums of 16-bit floats would lose all but
+// The type in which an op computes with elements of T: sums of shorter floats would lose all but
 // their first digits in their own type.
 template <class T>
 struct AccumulatorOf {
@@ -109,6 +113,14 @@ struct AccumulatorOf<__half> {
 };
 template <>
 struct AccumulatorOf<__nv_bfloat16> {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<__nv_fp8_e4m3> {
+  using type = float;
+};
+template <>
+struct AccumulatorOf<__nv_fp8_e5m2> {
   using type = float;
 };
 template <class T>

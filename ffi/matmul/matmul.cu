@@ -82,12 +82,16 @@ void launch_where_flagged(const Queue& queue, const Config& config, const Proble
 
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.algorithm == Algorithm::kCublas) return launch_cublas(queue, problem, buffers);
-  if (plan.algorithm == Algorithm::kTensorCore || plan.algorithm == Algorithm::kSplitK) {
+  if (plan.algorithm == Algorithm::kTensorCore) {
+    dispatch<__half, __nv_bfloat16, float, __nv_fp8_e4m3, __nv_fp8_e5m2, std::int8_t>(
+        problem.dtype, [&](auto type) {
+          launch_tensor_core<typename decltype(type)::type>(queue, plan.config, problem, buffers);
+        });
+    return;
+  }
+  if (plan.algorithm == Algorithm::kSplitK) {
     dispatch<__half, __nv_bfloat16, float>(problem.dtype, [&](auto type) {
-      using T = typename decltype(type)::type;
-      auto* const launch_it =
-          plan.algorithm == Algorithm::kSplitK ? &launch_split_k<T> : &launch_tensor_core<T>;
-      launch_it(queue, plan.config, problem, buffers);
+      launch_split_k<typename decltype(type)::type>(queue, plan.config, problem, buffers);
     });
     return;
   }

@@ -73,7 +73,7 @@ constexpr auto& names_of(EpilogueOp) { return kEpilogueOps; }
 // shared factor or bias is one for the whole batch.
 struct Problem {
   DType dtype;         // of a and b
-  DType result_dtype;  // of c, bias and the result: that of a and b, or their accumulator's
+  DType result_dtype;  // of c, bias and the result: see takes_result() in plan.h
   Precision precision;
   std::int64_t batch;
   std::int64_t m;
@@ -174,15 +174,14 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "Tensor cores: blocks that stay take tile after tile; one warp copies by tensor maps, others "
      "multiply by wgmma.",
      "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
-     "float16, bfloat16, and float32 by TF32 where the precision allows it; arrays aligned to 16 "
-     "bytes; no c, alpha 1; with bias or activation no transposed 16-bit factors and k > 0; "
-     "compute "
-     "capability 9.0",
-     "align_rows_kernel transpose_rows_kernel persistent_kernel"},
+     "float16, bfloat16, float32 by TF32 where the precision allows it, float8_e4m3fn, float8_e5m2 "
+     "and int8; arrays aligned to 16 bytes; no c, alpha 1; a bias or an activation of floats of 16 "
+     "or 32 bits alone, those of 16 not transposed; compute capability 9.0",
+     "align_rows_kernel transpose_rows_kernel transpose_bytes_kernel persistent_kernel"},
     {"split_k",
      "Tensor cores for few tiles: the blocks of a cluster divide the depth of a tile, and exchange "
      "their sums.",
-     "jax_gpuops", "as tensor_core, and a depth of more than 128 bytes",
+     "jax_gpuops", "as tensor_core, but no dtypes of 8 bits, and a depth of more than 128 bytes",
      "align_rows_kernel transpose_rows_kernel split_k_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor streams through registers, each warp "
@@ -231,6 +230,7 @@ struct Config {
   int group = 0;         // rows of tiles of clusters that are taken together
   int splits = 1;        // of the depth, among the blocks of a cluster: of split_k
   std::int64_t shared_bytes = 0;
+  bool promotes = false;  // adds the products of each stage apart: see Persistent
   // A factor may be copied first (see needs_copy); a result whose rows are not whole 16 bytes is
   // written element by element.
   bool copies_a = false;
@@ -253,6 +253,7 @@ struct Config {
     visit("group", self.group);
     visit("splits", self.splits);
     visit("shared_bytes", self.shared_bytes);
+    visit("promotes", self.promotes);
     visit("copies_a", self.copies_a);
     visit("copies_b", self.copies_b);
     visit("writes_elements", self.writes_elements);
@@ -279,13 +280,13 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
 // The library call of `cublas`. While the queue prepares, loads the library and creates its handle.
 void launch_cublas(const Queue& queue, const Problem& problem, const Buffers& buffers);
 
-// The launcher of tensor_core for factors of dtype T: __half, __nv_bfloat16 or float. Its source is
-// compiled for compute capability 9.0 alone.
+// The launcher of tensor_core for factors of dtype T: __half, __nv_bfloat16, float, __nv_fp8_e4m3,
+// __nv_fp8_e5m2 or std::int8_t. Its source is compiled for compute capability 9.0 alone.
 template <class T>
 void launch_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers);
 
-// The same of split_k.
+// The same of split_k, which takes no factors of 8 bits.
 template <class T>
 void launch_split_k(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
@@ -356,9 +357,10 @@ inline constexpr int kTensorLineBytes = 128;
 inline bool fits_tensor_copies(std::int64_t bytes) { return bytes % 16 == 0; }
 
 // Factors that the kernels cannot read as they are stored are copied first: rows that do not fit
-// tensor copies to rows that begin at whole lines, and floats that are not deep to their transpose.
+// tensor copies to rows that begin at whole lines, and those that are not deep to their transpose,
+// but for 16 bits.
 inline bool is_transposed(const StoredFactor& factor) {
-  return factor.element_bytes == 4 && !factor.deep;
+  return factor.element_bytes != 2 && !factor.deep;
 }
 inline bool needs_copy(const StoredFactor& factor) {
   return is_transposed(factor) || !fits_tensor_copies(factor.length * factor.element_bytes);
@@ -386,8 +388,11 @@ struct TensorCoreTile {
   int consumers;  // warpgroups that multiply
   int stages;
   int cluster_rows;
-  int pending;       // see Persistent
-  bool late_stores;  // see Persistent
+  // See Persistent.
+  int pending;
+  int lead;
+  bool late_stores;
+  bool promotes;
   // Speed once all multiprocessors have a tile, in percent of that of the largest: of factors whose
   // rows begin at multiples of 128 bytes, and of others. Measured on an H200 with 16-bit results;
   // with those of 32 bits, the small tile's are estimates.
@@ -405,11 +410,30 @@ struct TensorCoreTile {
   }
 };
 
+// clang-format off
 inline constexpr TensorCoreTile kTensorCoreTiles[] = {
-    {2, 128, 256, 2, 4, 2, 0, true, 100, 100}, {2, 128, 128, 2, 6, 1, 1, true, 96, 57},
-    {2, 64, 128, 1, 6, 1, 1, false, 86, 38},   {4, 128, 256, 2, 4, 2, 0, false, 100, 100},
-    {4, 64, 128, 1, 6, 1, 1, false, 90, 40},
+    // result  tile   consumers, stages, cluster  pending, lead  late   promotes  speeds
+    {2, 128, 256,     2, 4, 2,                    0, 0,          true,  false,    100, 100},
+    {2, 128, 128,     2, 6, 1,                    1, 0,          true,  false,    96, 57},
+    {2, 64, 128,      1, 6, 1,                    1, 0,          false, false,    86, 38},
+    {4, 128, 256,     2, 4, 2,                    0, 0,          false, false,    100, 100},
+    {4, 64, 128,      1, 6, 1,                    1, 0,          false, false,    90, 40},
 };
+
+// Of factors of 8 bits. Their stages have as many bytes and take as long, so that the speeds are
+// the same, those of sums that are promoted estimates. There the first consumer is a stage ahead,
+// so that the tensor cores have the one's products while the other adds its own.
+inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
+    {2, 128, 256,     2, 4, 2,                    0, 0,          true,  false,    100, 100},
+    {2, 64, 128,      1, 6, 1,                    1, 0,          false, false,    86, 38},
+    {4, 128, 256,     2, 4, 2,                    0, 0,          false, false,    100, 100},
+    {4, 64, 128,      1, 6, 1,                    1, 0,          false, false,    90, 40},
+    {2, 128, 256,     2, 4, 2,                    0, 1,          false, true,     90, 90},
+    {2, 64, 128,      1, 6, 1,                    0, 0,          false, true,     60, 38},
+    {4, 128, 256,     2, 4, 2,                    0, 1,          false, true,     90, 90},
+    {4, 64, 128,      1, 6, 1,                    0, 0,          false, true,     60, 38},
+};
+// clang-format on
 
 // split_k: the tiles that it has kernels for, all of as many columns.
 inline constexpr int kSplitKCols = 128;

@@ -30,24 +30,49 @@ Precision own_precision(DType dtype) {
       return Precision::kF32F32F32;
     case DType::kFloat64:
       return Precision::kF64F64F64;
+    case DType::kFloat8E4M3FN:
+    case DType::kFloat8E5M2:
+      return Precision::kAnyF8AnyF8F32;
+    case DType::kInt8:  // of which no precision has a name
+      return Precision::kDefault;
     default:
       throw std::invalid_argument(
-          "matmul kernels take float16, bfloat16, float32 and float64, not " +
+          "matmul kernels take float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 and "
+          "int8, not " +
           text(info(dtype).name));
+  }
+}
+
+// Whether the kernels do what a precision with a name says.
+bool implements(const Problem& problem) {
+  switch (problem.precision) {
+    case Precision::kTF32TF32F32:
+    case Precision::kBF16BF16F32X6:
+      return problem.dtype == DType::kFloat32;
+    case Precision::kAnyF8AnyF8F32:
+    case Precision::kAnyF8AnyF8F32FastAccum:
+      return is_8_bit_float(problem.dtype);
+    case Precision::kAnyF8AnyF8Any:  // whose sums have the type of the result
+    case Precision::kAnyF8AnyF8AnyFastAccum:
+      return is_8_bit_float(problem.dtype) && problem.result_dtype == DType::kFloat32;
+    default:
+      return problem.precision == own_precision(problem.dtype);
   }
 }
 
 void check(const Problem& problem) {
   const Precision own = own_precision(problem.dtype);
   // What a user says of precision in general is a least, which the kernels exceed.
-  if (problem.precision > Precision::kHighest && problem.precision != own &&
-      !asks_for_tf32(problem) && !asks_for_bf16_x6(problem)) {
+  if (problem.precision > Precision::kHighest && !implements(problem)) {
+    if (problem.dtype == DType::kInt8) {
+      throw std::invalid_argument("matmul kernels multiply int8 exactly, not by " +
+                                  text(kPrecisions[static_cast<int>(problem.precision)]));
+    }
     throw std::invalid_argument("matmul kernels multiply " + text(info(problem.dtype).name) +
                                 " by " + text(kPrecisions[static_cast<int>(own)]) + ", not by " +
                                 text(kPrecisions[static_cast<int>(problem.precision)]));
   }
-  if (problem.result_dtype != problem.dtype &&
-      !(is_16_bit_float(problem.dtype) && problem.result_dtype == DType::kFloat32)) {
+  if (!takes_result(problem.dtype, problem.result_dtype)) {
     throw std::invalid_argument("matmul kernels have no result of dtype " +
                                 text(info(problem.result_dtype).name) + " for operands of " +
                                 text(info(problem.dtype).name));
@@ -60,9 +85,19 @@ bool fits_packs(const Problem& problem, DType dtype, std::int64_t run) {
   return run % kPack == 0 && problem.alignment >= std::min<std::int64_t>(pack_bytes, 16);
 }
 
-// Whether tensor cores are worth their start, or all that the precision allows.
+// Whether no kernel takes the dtype, or the precision, but those on tensor cores.
+bool needs_tensor_cores(const Problem& problem) {
+  return asks_for_tf32(problem) || is_8_bit(problem.dtype);
+}
+
+// What such a problem is called: "float32 by TF32_TF32_F32".
+std::string product_text(const Problem& problem) {
+  return text(info(problem.dtype).name) + (asks_for_tf32(problem) ? " by TF32_TF32_F32" : "");
+}
+
+// Whether tensor cores are worth their start, or all there is.
 bool wants_tensor_cores(const Problem& problem) {
-  return work_of(problem) >= kLeastTensorCoreWork || asks_for_tf32(problem);
+  return work_of(problem) >= kLeastTensorCoreWork || needs_tensor_cores(problem);
 }
 
 Config configure(const Problem& problem, Algorithm algorithm, const Device& device) {
@@ -112,6 +147,9 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
 
 // Why the algorithm does not take the problem; empty if it does.
 std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device& device) {
+  if (is_8_bit(problem.dtype) && algorithm != Algorithm::kTensorCore) {
+    return "takes no " + text(info(problem.dtype).name) + "; 'tensor_core' does";
+  }
   std::string why;
   switch (algorithm) {
     case Algorithm::kTensorCore:
@@ -142,13 +180,11 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
 
 // The best of our kernels, and why.
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
-  if (asks_for_tf32(problem)) {
+  if (needs_tensor_cores(problem)) {
     const std::string why = refusal_of_tensor_core(problem, device);
     if (!why.empty()) {
-      throw std::invalid_argument(
-          "matmul kernels multiply float32 by TF32_TF32_F32 on tensor cores alone, and "
-          "'tensor_core' " +
-          why);
+      throw std::invalid_argument("matmul kernels multiply " + product_text(problem) +
+                                  " on tensor cores alone, and 'tensor_core' " + why);
     }
   }
   if (asks_for_bf16_x6(problem)) {
@@ -220,8 +256,9 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem) && !suits_skinny(problem)
                                           : algorithm == name_of(Algorithm::kTensorCore) ||
                                                 algorithm == name_of(Algorithm::kSplitK);
-  const bool takes = (is_16_bit_float(problem.dtype) || may_use_tf32(problem)) && !problem.has_c &&
-                     !problem.scaled && problem.k > 0;
+  const bool takes =
+      (is_16_bit_float(problem.dtype) || is_8_bit(problem.dtype) || may_use_tf32(problem)) &&
+      !problem.has_c && !problem.scaled && problem.k > 0;
   return may_copy && takes ? copies_bytes(problem) : 0;
 }
 

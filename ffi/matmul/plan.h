@@ -22,6 +22,29 @@ inline bool is_16_bit_float(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
 }
 
+inline bool is_8_bit_float(DType dtype) {
+  return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2;
+}
+
+// Factors that the tensor cores alone multiply.
+inline bool is_8_bit(DType dtype) { return is_8_bit_float(dtype) || dtype == DType::kInt8; }
+
+// Whether there are results of a dtype for factors of a dtype: of the same, or of their sums; 8-bit
+// factors have none of the same.
+inline bool takes_result(DType dtype, DType result) {
+  if (dtype == DType::kInt8) return result == DType::kInt32;
+  if (is_8_bit_float(dtype)) return is_16_bit_float(result) || result == DType::kFloat32;
+  return result == dtype || (is_16_bit_float(dtype) && result == DType::kFloat32);
+}
+
+// Whether 8-bit floats are to be added in more than the 13 bits of fraction of the tensor cores. A
+// precision above the default asks for it, as with XLA.
+inline bool promotes_sums(const Problem& problem) {
+  return is_8_bit_float(problem.dtype) && problem.precision != Precision::kDefault &&
+         problem.precision != Precision::kAnyF8AnyF8F32FastAccum &&
+         problem.precision != Precision::kAnyF8AnyF8AnyFastAccum;
+}
+
 inline bool asks_for_tf32(const Problem& problem) {
   return problem.dtype == DType::kFloat32 && problem.precision == Precision::kTF32TF32F32;
 }

@@ -23,7 +23,7 @@ std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
 }
 
 // Estimates: what a cluster's exchange of sums takes, and a multiprocessor for a step of 64 x 128
-// sums, 64 deep, at the speed of the largest tile.
+// sums, 128 bytes deep, at the speed of the largest tile.
 constexpr double kExchangeTime = 2500;
 constexpr double kStepTime = 126;
 
@@ -50,13 +50,19 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   };
   const bool aligned = begins_lines(stored_a(problem)) && begins_lines(stored_b(problem));
   TensorCoreChoice best{};
-  for (const TensorCoreTile& tile : kTensorCoreTiles) {
-    if (tile.result_bytes != static_cast<int>(info(problem.result_dtype).bytes)) continue;
+  const auto consider = [&](const TensorCoreTile& tile) {
+    if (tile.result_bytes != static_cast<int>(info(problem.result_dtype).bytes)) return;
+    if (tile.promotes != promotes_sums(problem)) return;
     const std::int64_t turns =
         divide_up(clusters_of(problem, tile), device.multiprocessors / tile.cluster_rows);
     const double time = kLaunchTime + time_of(turns, depth_steps(problem), tile.rows, tile.cols,
                                               aligned ? tile.speed : tile.unaligned_speed);
     if (best.tile == nullptr || time < best.time) best = {&tile, time};
+  };
+  if (is_8_bit(problem.dtype)) {
+    for (const TensorCoreTile& tile : kTensorCoreByteTiles) consider(tile);
+  } else {
+    for (const TensorCoreTile& tile : kTensorCoreTiles) consider(tile);
   }
   return best;
 }
@@ -108,8 +114,8 @@ std::string refusal_of_epilogue(const Problem& problem) {
 
 // Why tensor_core does not take the problem; empty if it does.
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device) {
-  if (!is_16_bit_float(problem.dtype) && problem.dtype != DType::kFloat32) {
-    return "takes float16, bfloat16 and float32, not " + text(info(problem.dtype).name);
+  if (problem.dtype == DType::kFloat64) {
+    return "takes float16, bfloat16, float32, float8_e4m3fn, float8_e5m2 and int8, not float64";
   }
   if (problem.dtype == DType::kFloat32 && !may_use_tf32(problem)) {
     return "multiplies float32 in TF32, which precision " +
@@ -119,6 +125,7 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
   const std::string why = refusal_of_epilogue(problem);
   if (!why.empty()) return why;
   if (has_epilogue(problem)) {
+    if (is_8_bit(problem.dtype)) return "has no bias and no activation for factors of 8 bits";
     if (problem.k == 0) return "adds a bias to products of a depth of at least 1";
     const bool transposed = problem.transpose_a || problem.transpose_b;
     if (transposed && is_16_bit_float(problem.dtype)) {
@@ -164,6 +171,7 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
   config.stages = tile.stages;
   config.group = kTensorCoreGroup;
   config.shared_bytes = tile.shared_bytes();
+  config.promotes = tile.promotes;
   config.writes_elements = !fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
   configure_copies(problem, config);
   return config;
@@ -173,6 +181,7 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
 std::string refusal_of_split_k(const Problem& problem, const Device& device) {
   const std::string why = refusal_of_tensor_core(problem, device);
   if (!why.empty()) return why;
+  if (is_8_bit(problem.dtype)) return "takes no " + text(info(problem.dtype).name);
   if (depth_steps(problem) >= 2) return "";
   const auto bytes = bytes_of(problem.dtype);
   return "takes a depth of more than " + std::to_string(kTensorLineBytes / bytes);

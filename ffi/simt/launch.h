@@ -232,7 +232,7 @@ class Launch {
   void named_barrier(const char* function, Site site, int number, int threads, bool waits);
   void set_registers(const char* function, Site site, unsigned registers, bool takes);
   void begin_products(const char* function, Site site);
-  void multiply_add(const char* function, Site site, float* sums, const ProductCall& call);
+  void multiply_add(const char* function, Site site, void* sums, const ProductCall& call);
   void end_products(const char* function, Site site);
   void wait_for_products(const char* function, Site site, unsigned pending);
   void store_matrices(const char* function, Site site, unsigned address,

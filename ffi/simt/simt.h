@@ -187,9 +187,10 @@ void tensor_write(const char* function, Site site, const TensorMap& map, Positio
 void named_barrier(const char* function, Site site, int number, int threads, bool waits);
 void set_registers(const char* function, Site site, unsigned registers, bool takes);
 
-enum class FactorType { kFloat16, kBFloat16, kTf32 };
+enum class FactorType { kFloat16, kBFloat16, kTf32, kFloat8E4M3, kFloat8E5M2, kInt8 };
 
-// One wgmma: sums (+)= left right^T, of 64 x `cols` over 32 bytes of the depth.
+// One wgmma: sums (+)= left right^T, of 64 x `cols` over 32 bytes of the depth. The sums are
+// floats, or ints if the factors are integers.
 struct ProductCall {
   unsigned cols;
   FactorType type;
@@ -200,7 +201,7 @@ struct ProductCall {
   std::uint64_t right;
 };
 void begin_products(const char* function, Site site);
-void multiply_add(const char* function, Site site, float* sums, const ProductCall& call);
+void multiply_add(const char* function, Site site, void* sums, const ProductCall& call);
 void end_products(const char* function, Site site);
 void wait_for_products(const char* function, Site site, unsigned pending);
 void store_matrices(const char* function, Site site, unsigned address,

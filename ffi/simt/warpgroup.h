@@ -18,12 +18,12 @@ inline constexpr unsigned kWarpgroupWarps = kWarpgroupThreads / kWarpSize;
 // ---- Products ----
 
 inline constexpr unsigned kProductRows = 64;
-inline constexpr unsigned kProductWords = 16;  // of 16 bits, of a row: its depth
+inline constexpr unsigned kProductWords = 16;  // of 16 bits, of a row
 
 // A thread's part of sums that products are to change, from the first product until a wait for the
 // last. It has them in its registers: on the host, memory that is taken until the products land.
 struct Sums {
-  Sums(const char* function, Site site, float* registers, std::size_t count)
+  Sums(const char* function, Site site, void* registers, std::size_t count)
       : function(function), site(site), registers(registers), values(count) {}
   ~Sums() {
     if (!landed) release_memory(registers, bytes());
@@ -31,14 +31,14 @@ struct Sums {
   Sums(const Sums&) = delete;
   Sums& operator=(const Sums&) = delete;
 
-  std::size_t bytes() const { return values.size() * sizeof(float); }
+  std::size_t bytes() const { return values.size() * sizeof(std::uint32_t); }
 
   const char* const function;  // that took them
   const Site site;
-  float* const registers;
-  std::vector<float> values;
-  std::uint64_t last = 0;  // product that changes them
-  bool landed = true;      // the registers have the values
+  void* const registers;
+  std::vector<std::uint32_t> values;  // the bits of floats or ints
+  std::uint64_t last = 0;             // product that changes them
+  bool landed = true;                 // the registers have the values
 };
 
 // An operand of a product as its descriptor says: `rows` rows of 32 bytes, in pieces of 16.
@@ -57,7 +57,7 @@ struct Operand {
 
 // What an operand held when the first thread called its product.
 struct Factor {
-  std::vector<std::uint16_t> bits;  // rows x kProductWords
+  std::vector<std::uint16_t> bits;  // rows x kProductWords; bytes lie in pairs, the first one low
   std::vector<double> values;       // rows x depth
   std::vector<std::int16_t> exponents;
   std::vector<bool> finite;  // each row

@@ -35,15 +35,40 @@ std::string product_text(const Product& product) {
 constexpr std::int16_t kZeroExponent = -8000;
 constexpr int kNoExponent = kZeroExponent / 2;
 
+constexpr bool is_byte(FactorType type) {
+  return type == FactorType::kFloat8E4M3 || type == FactorType::kFloat8E5M2 ||
+         type == FactorType::kInt8;
+}
+
 // How many elements of a row a product takes.
 constexpr unsigned depth_of(FactorType type) {
-  return type == FactorType::kTf32 ? kProductWords / 2 : kProductWords;
+  if (type == FactorType::kTf32) return kProductWords / 2;
+  return is_byte(type) ? kProductWords * 2 : kProductWords;
+}
+
+void decode_byte(std::uint8_t byte, FactorType type, double& value, std::int16_t& exponent,
+                 bool& finite) {
+  if (type == FactorType::kInt8) {
+    value = static_cast<std::int8_t>(byte);
+    return;
+  }
+  const bool is_e4m3 = type == FactorType::kFloat8E4M3;
+  const __half_raw raw = __nv_cvt_fp8_to_halfraw(byte, is_e4m3 ? __NV_E4M3 : __NV_E5M2);
+  value = __half2float(raw);
+  finite = finite && std::isfinite(value);
+  const int field = is_e4m3 ? byte >> 3 & 15 : byte >> 2 & 31;
+  const int bias = is_e4m3 ? 7 : 15;
+  exponent = value == 0 ? kZeroExponent : static_cast<std::int16_t>(std::max(field, 1) - bias);
 }
 
 // Of element i: its value, exact, and its exponent, for subnormals the least. Of a float, the lower
 // 13 bits do not count.
 void decode(const std::uint16_t* bits, std::size_t i, FactorType type, double& value,
             std::int16_t& exponent, bool& finite) {
+  if (is_byte(type)) {
+    const auto byte = static_cast<std::uint8_t>(bits[i / 2] >> (i % 2 * 8));
+    return decode_byte(byte, type, value, exponent, finite);
+  }
   const bool half = type == FactorType::kFloat16;
   const int bias = half ? 15 : 127;
   const int most = half ? 31 : 255;
@@ -102,8 +127,20 @@ float round_toward_zero(double x) {
   return result;
 }
 
+// The same, to a float of which 13 of the 23 bits of fraction are kept.
+float round_toward_zero_to_13_bits(double x) {
+  const float result = round_toward_zero(x);
+  std::uint32_t bits;
+  std::memcpy(&bits, &result, sizeof(bits));
+  bits &= ~((1u << (23 - 13)) - 1);
+  float kept;
+  std::memcpy(&kept, &bits, sizeof(kept));
+  return kept;
+}
+
 // sum + a b as Hopper adds (the model of MMA-Sim, arXiv 2511.10909): all terms are aligned to the
-// largest exponent, truncated to 25 bits of fraction, added exactly, and rounded toward zero.
+// largest exponent, truncated to 25 bits of fraction, added exactly, and rounded toward zero. Of
+// factors of 8 bits the terms keep 13 bits of fraction, and so does the sum.
 template <unsigned kDepth>
 float dot(const double* a, const std::int16_t* a_exponent, const double* b,
           const std::int16_t* b_exponent, float sum, bool finite) {
@@ -119,7 +156,8 @@ float dot(const double* a, const std::int16_t* a_exponent, const double* b,
   }
   const int exponent = std::max<int>(most, exponent_of(sum));
   if (exponent < kNoExponent) return 0;
-  constexpr int kFractionBits = 25;
+  constexpr bool kOfBytes = kDepth == depth_of(FactorType::kFloat8E4M3);
+  constexpr int kFractionBits = kOfBytes ? 13 : 25;
   const double scale = power_of_two(kFractionBits - exponent);
   std::int32_t terms[kDepth];  // below 2^27, truncated
   for (unsigned k = 0; k < kDepth; ++k) {
@@ -127,7 +165,17 @@ float dot(const double* a, const std::int16_t* a_exponent, const double* b,
   }
   auto total = static_cast<std::int64_t>(sum * scale);
   for (const std::int32_t term : terms) total += term;
-  return round_toward_zero(static_cast<double>(total) * power_of_two(exponent - kFractionBits));
+  const double exact = static_cast<double>(total) * power_of_two(exponent - kFractionBits);
+  return kOfBytes ? round_toward_zero_to_13_bits(exact) : round_toward_zero(exact);
+}
+
+// The same of integers, modulo 2^32.
+std::uint32_t dot_of_integers(const double* a, const double* b, std::uint32_t sum) {
+  std::int32_t total = 0;
+  for (unsigned k = 0; k < depth_of(FactorType::kInt8); ++k) {
+    total += static_cast<std::int32_t>(a[k]) * static_cast<std::int32_t>(b[k]);
+  }
+  return sum + static_cast<std::uint32_t>(total);
 }
 
 // ---- Operands ----
@@ -252,16 +300,24 @@ template <unsigned kDepth>
 void compute(Product& product, unsigned warp) {
   const ProductCall& call = product.call;
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
-    std::vector<float>& values = product.sums[warp * kWarpSize + lane]->values;
+    std::vector<std::uint32_t>& values = product.sums[warp * kWarpSize + lane]->values;
     for (unsigned i = 0; i < values.size(); ++i) {
       const unsigned row = warp * kWarpRows + sum_row(lane, i);
       const unsigned col = sum_col(lane, i);
       const std::size_t a = std::size_t{row} * kDepth;
       const std::size_t b = std::size_t{col} * kDepth;
-      values[i] = dot<kDepth>(&product.left_factor.values[a], &product.left_factor.exponents[a],
-                              &product.right_factor.values[b], &product.right_factor.exponents[b],
-                              call.add ? values[i] : 0,
-                              product.left_factor.finite[row] && product.right_factor.finite[col]);
+      const std::uint32_t before = call.add ? values[i] : 0;
+      if (call.type == FactorType::kInt8) {
+        values[i] = dot_of_integers(&product.left_factor.values[a], &product.right_factor.values[b],
+                                    before);
+        continue;
+      }
+      float sum;
+      std::memcpy(&sum, &before, sizeof(sum));
+      sum = dot<kDepth>(&product.left_factor.values[a], &product.left_factor.exponents[a],
+                        &product.right_factor.values[b], &product.right_factor.exponents[b], sum,
+                        product.left_factor.finite[row] && product.right_factor.finite[col]);
+      std::memcpy(&values[i], &sum, sizeof(sum));
     }
   }
 }
@@ -319,6 +375,8 @@ struct Window {
     check_unchanged(product, warp);
     if (product.call.type == FactorType::kTf32) {
       compute<depth_of(FactorType::kTf32)>(product, warp);
+    } else if (is_byte(product.call.type)) {
+      compute<depth_of(FactorType::kFloat8E4M3)>(product, warp);
     } else {
       compute<kProductWords>(product, warp);
     }
@@ -353,7 +411,7 @@ void Launch::begin_products(const char* function, Site site) {
   state.groups[n / kWarpgroupThreads].members[n % kWarpgroupThreads].ordered = true;
 }
 
-void Launch::multiply_add(const char* function, Site site, float* sums, const ProductCall& call) {
+void Launch::multiply_add(const char* function, Site site, void* sums, const ProductCall& call) {
   if (cancelled_) throw Cancelled();
   const Caller caller{*thread_, function, site};
   Block& block = *thread_->block;
@@ -598,7 +656,7 @@ void multiply_add_warp(const char* function, Site site, float (&sums)[4],
 void begin_products(const char* function, Site site) {
   active_launch().begin_products(function, site);
 }
-void multiply_add(const char* function, Site site, float* sums, const ProductCall& call) {
+void multiply_add(const char* function, Site site, void* sums, const ProductCall& call) {
   active_launch().multiply_add(function, site, sums, call);
 }
 void end_products(const char* function, Site site) { active_launch().end_products(function, site); }

@@ -53,6 +53,8 @@ class Array {
 
 template <class T>
 CUtensorMapDataType type_of() {
+  if (sizeof(T) == 1) return CU_TENSOR_MAP_DATA_TYPE_UINT8;
+  if (std::is_same_v<T, int>) return CU_TENSOR_MAP_DATA_TYPE_INT32;
   if (std::is_same_v<T, float>) return CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
   return std::is_same_v<T, __half> ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                    : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
@@ -61,10 +63,21 @@ CUtensorMapDataType type_of() {
 float to_float(float x) { return x; }
 float to_float(__half x) { return __half2float(x); }
 float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
+template <class T>
+float to_float(T x) {  // of 8 bits, or an integer
+  return static_cast<float>(x);
+}
 // Of numbers up to 1: a number that TF32 has.
 void from_float(float x, float& to) { to = std::nearbyint(x * 0x1p10f) * 0x1p-10f; }
 void from_float(float x, __half& to) { to = __float2half_rn(x); }
 void from_float(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
+void from_float(float x, __nv_fp8_e4m3& to) {
+  to.__x = __nv_cvt_float_to_fp8(x, __NV_NOSAT, __NV_E4M3);
+}
+void from_float(float x, __nv_fp8_e5m2& to) {
+  to.__x = __nv_cvt_float_to_fp8(x, __NV_NOSAT, __NV_E5M2);
+}
+void from_float(float x, std::int8_t& to) { to = static_cast<std::int8_t>(std::floor(x * 128)); }
 
 // From -1 to 1.
 float noise(std::uint64_t i) {
@@ -525,13 +538,17 @@ void test_product_faults() {
   }
 }
 
-// One product of a row and a column: terms below 2^-25 of the largest one vanish, each for itself,
-// and the sum is rounded toward zero.
-float dot(const std::vector<float>& a, const std::vector<float>& b) {
-  Array<__half> left(64 * 64);
-  Array<__half> right(64 * 64);
-  std::memset(left.data(), 0, 64 * 64 * 2);
-  std::memset(right.data(), 0, 64 * 64 * 2);
+// One product of a row and a column, added to `before`: terms below 2^-25 of the largest one
+// vanish, each for itself, and the sum is rounded toward zero.
+template <class T = __half>
+ProductSum<T> dot(const std::vector<float>& a, const std::vector<float>& b,
+                  ProductSum<T> before = 0) {
+  using Sum = ProductSum<T>;
+  constexpr int kLine = kLineBytes / sizeof(T);
+  Array<T> left(64 * kLine);
+  Array<T> right(64 * kLine);
+  std::memset(left.data(), 0, kPanelBytes);
+  std::memset(right.data(), 0, kPanelBytes);
   for (std::size_t k = 0; k < a.size(); ++k) {
     from_float(a[k], left[static_cast<int>(k)]);
     from_float(b[k], right[static_cast<int>(k)]);
@@ -540,12 +557,11 @@ float dot(const std::vector<float>& a, const std::vector<float>& b) {
     alignas(kAtomBytes) unsigned char operands[2][kPanelBytes];
     Mbarrier copied;
   };
-  const auto map = [](Array<__half>& x) {
-    return make_tensor_map(
-        {CU_TENSOR_MAP_DATA_TYPE_FLOAT16, x.data(), {64, 64, 1}, {128, 8192}, {64, 64, 1}});
+  const auto map = [](Array<T>& x) {
+    return make_tensor_map({type_of<T>(), x.data(), {kLine, 64, 1}, {128, 8192}, {kLine, 64, 1}});
   };
   const TensorMap maps[2] = {map(left), map(right)};
-  float result = 0;
+  Sum result = 0;
   simt::launch(1, 128, kAlignedBytes<Storage>, [&] {
     auto& storage = aligned<Storage>();
     if (threadIdx.x == 0) {
@@ -557,10 +573,11 @@ float dot(const std::vector<float>& a, const std::vector<float>& b) {
     }
     __syncthreads();
     wait(&storage.copied, 0);
-    float sums[32];
+    Sum sums[32];
+    for (Sum& sum : sums) sum = before;
     begin_products();
-    multiply_add<__half, true, true>(sums, matrix_descriptor<true>(storage.operands[0]),
-                                     matrix_descriptor<true>(storage.operands[1]), false);
+    multiply_add<T, true, true>(sums, matrix_descriptor<true>(storage.operands[0]),
+                                matrix_descriptor<true>(storage.operands[1]), before != 0);
     end_products();
     wait_for_products<0>();
     hold(sums);
@@ -582,6 +599,80 @@ void test_product_arithmetic() {
   CHECK(dot({infinity, 1}, {1, 1}) == infinity);
   CHECK(std::isnan(dot({infinity, 1}, {0, 1})));
   CHECK(dot({}, {}) == 0);
+}
+
+// The faults whose checks depend on the types of factors and sums.
+template <class T>
+std::string fault_of_8_bits(Fault fault) {
+  struct Storage {
+    alignas(kAtomBytes) unsigned char operands[2][kPanelBytes];
+  };
+  return error_of(1, 128, kAlignedBytes<Storage>, [&] {
+    auto& storage = aligned<Storage>();
+    for (int i = threadIdx.x; i < 2 * kPanelBytes; i += 128) storage.operands[0][i] = 56;
+    finish_writes_before_copies();
+    __syncthreads();
+    ProductSum<T> sums[32];
+    if (fault != Fault::kNotBegun) begin_products();
+    const int other = fault == Fault::kDifferent && threadIdx.x == 9;
+    multiply_add<T, true, true>(sums, matrix_descriptor<true>(storage.operands[other]),
+                                matrix_descriptor<true>(storage.operands[1]), false);
+    end_products();
+    if (fault == Fault::kNotWaited) return;
+    if (fault == Fault::kWrittenOver && threadIdx.x == 0) storage.operands[0][5] ^= 1;
+    if (fault == Fault::kSumsWritten && threadIdx.x == 0) sums[7] = 1234;
+    wait_for_products<0>();
+    hold(sums);
+  });
+}
+
+template <class T>
+void check_faults_of_8_bits() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    CHECK(fault_of_8_bits<T>(Fault::kNone).empty());
+    check_contains(fault_of_8_bits<T>(Fault::kNotBegun), {"must call begin_products() first"});
+    check_contains(fault_of_8_bits<T>(Fault::kDifferent), {"call different products"});
+    check_contains(fault_of_8_bits<T>(Fault::kNotWaited), {"exited without a wait"});
+    if (comes_late()) {
+      check_contains(fault_of_8_bits<T>(Fault::kWrittenOver), {"an operand was written to"});
+    }
+#ifndef JAX_GPUOPS_ASAN
+    check_contains(fault_of_8_bits<T>(Fault::kSumsWritten),
+                   {"thread (0, 0, 0): the sums of multiply_add()", "were written to"});
+#endif
+  }
+}
+
+// Of 8-bit floats, terms keep 13 bits of fraction below the largest one, and so does the sum.
+void test_product_arithmetic_of_8_bits() {
+  using E4M3 = __nv_fp8_e4m3;
+  using E5M2 = __nv_fp8_e5m2;
+  CHECK(dot<E4M3>({1, 2, 3}, {4, 5, 6}) == 32);
+  CHECK(dot<E5M2>({1, 2, 3}, {4, 5, 6}) == 32);
+  const float small = 0x1p-6f;
+  CHECK(dot<E4M3>({1, small}, {1, small * 0.5f}) == 1 + 0x1p-13f);
+  CHECK(dot<E4M3>({1, small, small}, {1, small * 0.25f, small * 0.25f}) == 1);  // each is lost
+  CHECK(dot<E4M3>({-1, -small}, {1, small * 0.25f}) == -1);
+  CHECK(dot<E4M3>({small}, {small}, 1) == 1 + 0x1p-12f);
+  CHECK(dot<E4M3>({small * 0.25f}, {small}, 1) == 1);
+  // The sum is larger than each of its terms, and has its 13 bits below its own exponent.
+  CHECK(dot<E4M3>({1, 1, 1, 1, small}, {1, 1, 1, 1, small * 0.5f}) == 4);
+  CHECK(dot<E4M3>({1, 1, 1, 1, 1, 0.25f}, {1, 1, 1, 1, 1, 0x1p-9f}) == 5 + 0x1p-11f);
+  CHECK(dot<E4M3>({0x1p-9f}, {0x1p-9f}) == 0x1p-18f);  // subnormal numbers count
+  CHECK(dot<E5M2>({0x1p-16f}, {0x1p-16f}) == 0x1p-32f);
+  CHECK(dot<E4M3>({448}, {448}) == 448 * 448);
+  CHECK(std::isnan(dot<E4M3>({NAN, 1}, {1, 1})));
+  const float infinity = std::numeric_limits<float>::infinity();
+  CHECK(dot<E5M2>({infinity, 1}, {1, 1}) == infinity);
+  CHECK(std::isnan(dot<E5M2>({infinity, 1}, {0, 1})));
+  CHECK(dot<E4M3>({}, {}) == 0);
+
+  using Int = std::int8_t;
+  CHECK(dot<Int>({-1, 0.5f}, {-1, 0.25f}) == 128 * 128 + 64 * 32);
+  CHECK(dot<Int>({-1}, {-1}, -7) == 128 * 128 - 7);
+  constexpr int kLargest = std::numeric_limits<int>::max();
+  CHECK(dot<Int>({-1}, {-1}, kLargest) == std::numeric_limits<int>::min() + 128 * 128 - 1);
 }
 
 // ---- Products of one warp ----
@@ -693,8 +784,9 @@ void check_matmul(const Shape& shape, unsigned clusters) {
   const int a_lines = kDeepA ? rows : depth;
   const int b_inner = kDeepB ? depth : cols;
   const int b_lines = kDeepB ? cols : depth;
-  const int a_stride = round_up(a_inner, 8) + 8;
-  const int b_stride = round_up(b_inner, 8) + 8;
+  constexpr int kAligned = sizeof(Factor) == 1 ? 16 : 8;
+  const int a_stride = round_up(a_inner, kAligned) + kAligned;
+  const int b_stride = round_up(b_inner, kAligned) + kAligned;
   constexpr int kPerSector = 16 / sizeof(Result);
   const int stride = round_up(cols, kPerSector) + kPerSector;
   const auto a = random_lines<Factor>(a_lines * batch, a_inner, a_stride, 1);
@@ -736,9 +828,14 @@ void check_matmul(const Shape& shape, unsigned clusters) {
   if (!error.empty()) std::printf("%s\n", error.c_str());
 
   // A step of 16, or of 8 floats, truncates as many terms and the sum at 2^-25, and rounds toward
-  // zero at 2^-23.
+  // zero at 2^-23; one of 8-bit floats, at 2^-13. Promoted sums do that for a stage alone.
+  constexpr bool kExact = std::is_same_v<typename Config::Sum, int>;
   constexpr int kStep = kProductBytes / sizeof(Factor);
-  const double per_term = (depth / kStep + 1) * ((kStep + 1) * 0x1p-25 + 0x1p-23);
+  const double per_step = kExact                ? 0
+                          : sizeof(Factor) == 1 ? (kStep + 2) * 0x1p-13
+                                                : (kStep + 1) * 0x1p-25 + 0x1p-23;
+  const int steps = Config::kPromotes ? 4 : depth / kStep + 1;
+  const double per_term = steps * per_step + (Config::kPromotes ? order.steps * 0x1p-24 : 0);
   const double rounding = sizeof(Result) == 4              ? 0
                           : std::is_same_v<Result, __half> ? 0x1p-11
                                                            : 0x1p-8;
@@ -762,8 +859,9 @@ void check_matmul(const Shape& shape, unsigned clusters) {
             !(std::abs(to_float(line[col]) - sum) <= per_term * size + rounding * std::abs(sum));
       }
       // What follows the last multiple of 16 bytes is not the result's.
+      const Array<Result> untouched(1);
       for (int col = round_up(cols, kPerSector); col < stride; ++col) {
-        wrong += !std::isnan(to_float(line[col]));
+        wrong += std::memcmp(&line[col], untouched.data(), sizeof(Result)) != 0;
       }
     }
   }
@@ -798,6 +896,17 @@ void test_matmul() {
   check_matmul<matmul::Persistent<H, H, true, true, 128, 256, 2, 2, 2, 1, 1, 1, false>>();
   check_matmul<matmul::Persistent<H, float, true, false, 64, 64, 1, 2, 1, 1, 0, 0, false>>();
   check_matmul<matmul::Persistent<float, float, true, true, 128, 256, 2, 2, 2, 1, 1, 0, false>>();
+  using E4M3 = __nv_fp8_e4m3;
+  using E5M2 = __nv_fp8_e5m2;
+  using I = std::int8_t;
+  check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 1, 1, 0, true>>();
+  check_matmul<matmul::Persistent<E5M2, H, true, true, 64, 128, 1, 2, 1, 1, 1, 0, false>>();
+  check_matmul<matmul::Persistent<I, int, true, true, 128, 256, 2, 2, 2, 1, 1, 0, false>>();
+  // Sums that are promoted.
+  check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 1, 0, 1, false, true>>();
+  check_matmul<
+      matmul::Persistent<E4M3, float, true, true, 256, 64, 2, 2, 1, 1, 0, 1, false, true>>();
+  check_matmul<matmul::Persistent<E5M2, B, true, true, 64, 128, 1, 2, 1, 1, 0, 0, false, true>>();
 }
 
 }  // namespace
@@ -812,6 +921,9 @@ void test_tensor() {
   test_products();
   test_product_faults();
   test_product_arithmetic();
+  check_faults_of_8_bits<__nv_fp8_e4m3>();
+  check_faults_of_8_bits<std::int8_t>();
+  test_product_arithmetic_of_8_bits();
   test_products_of_warp();
   test_matmul();
 }

@@ -21,9 +21,9 @@ namespace JAX_GPUOPS_NAMESPACE {
 // ---- Operands ----
 //
 // An operand lies in shared memory as tensor copies with a 128-byte swizzle leave it: lines of 128
-// bytes (64 elements of 16 bits, 32 of 32), eight lines an atom of 1024 bytes, and within an atom
-// the 16-byte piece p of line l at p ^ l. If it is `deep`, a line holds elements along the depth
-// (k) of one row (m or n), and the lines are consecutive rows:
+// bytes (128 elements of 8 bits, 64 of 16, 32 of 32), eight lines an atom of 1024 bytes, and within
+// an atom the 16-byte piece p of line l at p ^ l. If it is `deep`, a line holds elements along the
+// depth (k) of one row (m or n), and the lines are consecutive rows:
 //
 //     row 0   | k 0 .. 63 |            step of 16 in depth: 32 bytes, within the lines
 //     row 1   | k 0 .. 63 |
@@ -96,6 +96,13 @@ __device__ inline void hold([[maybe_unused]] float (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(sums[i])::"memory");
 #endif
 }
+template <int kCount>
+__device__ inline void hold([[maybe_unused]] int (&sums)[kCount]) {
+#ifndef JAX_GPUOPS_INTERPRET
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(sums[i])::"memory");
+#endif
+}
 
 // The registers of an instruction with 64, 128, 192 or 256 columns, 32 at a time.
 #define JAX_GPUOPS_NAMES_0                                                 \
@@ -110,62 +117,80 @@ __device__ inline void hold([[maybe_unused]] float (&sums)[kCount]) {
 #define JAX_GPUOPS_NAMES_3                                                                       \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-#define JAX_GPUOPS_SUMS_8(sums, i)                                                           \
-  "+f"(sums[i]), "+f"(sums[i + 1]), "+f"(sums[i + 2]), "+f"(sums[i + 3]), "+f"(sums[i + 4]), \
-      "+f"(sums[i + 5]), "+f"(sums[i + 6]), "+f"(sums[i + 7])
-#define JAX_GPUOPS_SUMS_32(sums, i)                                                            \
-  JAX_GPUOPS_SUMS_8(sums, i), JAX_GPUOPS_SUMS_8(sums, i + 8), JAX_GPUOPS_SUMS_8(sums, i + 16), \
-      JAX_GPUOPS_SUMS_8(sums, i + 24)
+// How the compiler has them: "+f" for floats, "+r" for integers.
+#define JAX_GPUOPS_SUMS_8(as, sums, i)                                             \
+  as(sums[i]), as(sums[i + 1]), as(sums[i + 2]), as(sums[i + 3]), as(sums[i + 4]), \
+      as(sums[i + 5]), as(sums[i + 6]), as(sums[i + 7])
+#define JAX_GPUOPS_SUMS_32(as, sums, i)                               \
+  JAX_GPUOPS_SUMS_8(as, sums, i), JAX_GPUOPS_SUMS_8(as, sums, i + 8), \
+      JAX_GPUOPS_SUMS_8(as, sums, i + 16), JAX_GPUOPS_SUMS_8(as, sums, i + 24)
 #define JAX_GPUOPS_COMMA ", "
 
-// What follows cols in the instruction's name, and what follows the signs of the factors, both
-// positive: for factors of 16 bits, 0 for a deep one and 1 for another.
+// What follows cols in the instruction's name, and what follows the operands: of floats the signs
+// of the factors, both positive, and of factors of 16 bits then 0 for a deep one and 1 for another.
 #define JAX_GPUOPS_16_BITS(type) "k16.f32." type "." type
 #define JAX_GPUOPS_TF32 "k8.f32.tf32.tf32"
-#define JAX_GPUOPS_LAYOUTS(a, b) ", %" #a ", %" #b
-#define JAX_GPUOPS_NO_LAYOUTS(a, b) ""
+#define JAX_GPUOPS_FLOAT8(type) "k32.f32." type "." type
+#define JAX_GPUOPS_INT8 "k32.s32.s8.s8"
+#define JAX_GPUOPS_LAYOUTS(a, b) ", 1, 1, %" #a ", %" #b
+#define JAX_GPUOPS_NO_LAYOUTS(a, b) ", 1, 1"
+#define JAX_GPUOPS_NO_SIGNS(a, b) ""
 
 // %a and so on: the operands behind the sums.
-#define JAX_GPUOPS_WGMMA(cols, kind, layouts, names, a, b, accumulate, wide_a, wide_b, ...) \
-  asm volatile(                                                                                 \
-      "{\n"                                                                                     \
-      "  .reg .pred accumulate;\n"                                                              \
-      "  setp.ne.b32 accumulate, %" #accumulate                                                 \
-      ", 0;\n"                                                                                  \
-      "  wgmma.mma_async.sync.aligned.m64n" #cols kind " {" names "}, %" #a ", %" #b            \
-      ", accumulate, 1, 1" layouts(wide_a, wide_b) ";\n"                                         \
-      "}"                                                                                       \
-      : __VA_ARGS__                                                                             \
-      : "l"(left), "l"(right), "r"(static_cast<int>(add)), "n"(kDeepA ? 0 : 1),                 \
+#define JAX_GPUOPS_WGMMA(cols, kind, flags, names, a, b, accumulate, wide_a, wide_b, ...) \
+  asm volatile(                                                                                \
+      "{\n"                                                                                    \
+      "  .reg .pred accumulate;\n"                                                             \
+      "  setp.ne.b32 accumulate, %" #accumulate                                                \
+      ", 0;\n"                                                                                 \
+      "  wgmma.mma_async.sync.aligned.m64n" #cols kind " {" names "}, %" #a ", %" #b           \
+      ", accumulate" flags(wide_a, wide_b) ";\n"                                                \
+      "}"                                                                                      \
+      : __VA_ARGS__                                                                            \
+      : "l"(left), "l"(right), "r"(static_cast<int>(add)), "n"(kDeepA ? 0 : 1),                \
         "n"(kDeepB ? 0 : 1))
 
-#define JAX_GPUOPS_WGMMA_64(kind, layouts)                                    \
-  JAX_GPUOPS_WGMMA(64, kind, layouts, JAX_GPUOPS_NAMES_0, 32, 33, 34, 35, 36, \
-                   JAX_GPUOPS_SUMS_32(sums, 0))
-#define JAX_GPUOPS_WGMMA_128(kind, layouts)                                                        \
-  JAX_GPUOPS_WGMMA(128, kind, layouts, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1, 64, \
-                   65, 66, 67, 68, JAX_GPUOPS_SUMS_32(sums, 0), JAX_GPUOPS_SUMS_32(sums, 32))
-#define JAX_GPUOPS_WGMMA_192(kind, layouts)                                                       \
+#define JAX_GPUOPS_WGMMA_64(as, kind, flags)                                \
+  JAX_GPUOPS_WGMMA(64, kind, flags, JAX_GPUOPS_NAMES_0, 32, 33, 34, 35, 36, \
+                   JAX_GPUOPS_SUMS_32(as, sums, 0))
+#define JAX_GPUOPS_WGMMA_128(as, kind, flags)                                                    \
+  JAX_GPUOPS_WGMMA(128, kind, flags, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1, 64, \
+                   65, 66, 67, 68, JAX_GPUOPS_SUMS_32(as, sums, 0),                              \
+                   JAX_GPUOPS_SUMS_32(as, sums, 32))
+#define JAX_GPUOPS_WGMMA_192(as, kind, flags)                                                     \
   JAX_GPUOPS_WGMMA(                                                                               \
-      192, kind, layouts,                                                                         \
+      192, kind, flags,                                                                           \
       JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_2, \
-      96, 97, 98, 99, 100, JAX_GPUOPS_SUMS_32(sums, 0), JAX_GPUOPS_SUMS_32(sums, 32),             \
-      JAX_GPUOPS_SUMS_32(sums, 64))
-#define JAX_GPUOPS_WGMMA_256(kind, layouts)                                                \
-  JAX_GPUOPS_WGMMA(256, kind, layouts,                                                     \
+      96, 97, 98, 99, 100, JAX_GPUOPS_SUMS_32(as, sums, 0), JAX_GPUOPS_SUMS_32(as, sums, 32),     \
+      JAX_GPUOPS_SUMS_32(as, sums, 64))
+#define JAX_GPUOPS_WGMMA_256(as, kind, flags)                                              \
+  JAX_GPUOPS_WGMMA(256, kind, flags,                                                       \
                    JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA \
                        JAX_GPUOPS_NAMES_2 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_3,             \
-                   128, 129, 130, 131, 132, JAX_GPUOPS_SUMS_32(sums, 0),                   \
-                   JAX_GPUOPS_SUMS_32(sums, 32), JAX_GPUOPS_SUMS_32(sums, 64),             \
-                   JAX_GPUOPS_SUMS_32(sums, 96))
+                   128, 129, 130, 131, 132, JAX_GPUOPS_SUMS_32(as, sums, 0),               \
+                   JAX_GPUOPS_SUMS_32(as, sums, 32), JAX_GPUOPS_SUMS_32(as, sums, 64),     \
+                   JAX_GPUOPS_SUMS_32(as, sums, 96))
+// Of all numbers of columns.
+#define JAX_GPUOPS_WGMMAS(as, kind, flags)                             \
+  do {                                                                 \
+    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(as, kind, flags);   \
+    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128(as, kind, flags); \
+    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192(as, kind, flags); \
+    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256(as, kind, flags); \
+  } while (false)
+
+// What the products of factors of T are added to.
+template <class T>
+using ProductSum = std::conditional_t<std::is_same_v<T, std::int8_t>, int, float>;
 
 // sums (+)= left right^T, of 64 rows and kCols columns, over 32 bytes of the depth; `add` false:
 // the old sums are ignored. Factors of floats are multiplied in TF32: of each the upper 19 bits
-// count, as if the others were 0. Thread t of the warpgroup holds, for i = 0 .. kCols/8 - 1, with
+// count, as if the others were 0. Those of 8-bit floats are added in floats of 13 bits of fraction,
+// and integers modulo 2^32. Thread t of the warpgroup holds, for i = 0 .. kCols/8 - 1, with
 // row = 16 (t / 32) + t % 32 / 4 and col = 8 i + 2 (t % 4):
 //     sums[4 i], sums[4 i + 1]: (row, col), (row, col + 1)    the next two: (row + 8, ...)
 template <class T, bool kDeepA, bool kDeepB, int kSums>
-__device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[kSums],
+__device__ __forceinline__ void multiply_add([[maybe_unused]] ProductSum<T> (&sums)[kSums],
                                              [[maybe_unused]] std::uint64_t left,
                                              [[maybe_unused]] std::uint64_t right,
                                              [[maybe_unused]] bool add,
@@ -173,46 +198,49 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[kSum
   constexpr int kCols = 2 * kSums;
   static_assert(kCols == 64 || kCols == 128 || kCols == 192 || kCols == 256);
   constexpr bool kHalf = std::is_same_v<T, __half>;
+  constexpr bool kBFloat16 = std::is_same_v<T, __nv_bfloat16>;
   constexpr bool kFloat = std::is_same_v<T, float>;
-  static_assert(kHalf || kFloat || std::is_same_v<T, __nv_bfloat16>);
-  static_assert(!kFloat || (kDeepA && kDeepB), "wgmma takes rows of k only for 16 bits");
+  constexpr bool kE4M3 = std::is_same_v<T, __nv_fp8_e4m3>;
+  constexpr bool kE5M2 = std::is_same_v<T, __nv_fp8_e5m2>;
+  constexpr bool kInt8 = std::is_same_v<T, std::int8_t>;
+  static_assert(kHalf || kBFloat16 || kFloat || kE4M3 || kE5M2 || kInt8);
+  static_assert(sizeof(T) == 2 || (kDeepA && kDeepB), "wgmma takes rows of k only for 16 bits");
 #ifdef JAX_GPUOPS_INTERPRET
-  simt::multiply_add("multiply_add", site, sums,
-                     {kCols,
-                      kFloat  ? simt::FactorType::kTf32
-                      : kHalf ? simt::FactorType::kFloat16
-                              : simt::FactorType::kBFloat16,
-                      kDeepA, kDeepB, add, left, right});
+  constexpr simt::FactorType kType = kHalf       ? simt::FactorType::kFloat16
+                                     : kBFloat16 ? simt::FactorType::kBFloat16
+                                     : kFloat    ? simt::FactorType::kTf32
+                                     : kE4M3     ? simt::FactorType::kFloat8E4M3
+                                     : kE5M2     ? simt::FactorType::kFloat8E5M2
+                                                 : simt::FactorType::kInt8;
+  simt::multiply_add("multiply_add", site, sums, {kCols, kType, kDeepA, kDeepB, add, left, right});
 #elif JAX_GPUOPS_HAS_WGMMA
   if constexpr (kFloat) {
-    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
-    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128(JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
-    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192(JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
-    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256(JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
+    JAX_GPUOPS_WGMMAS("+f", JAX_GPUOPS_TF32, JAX_GPUOPS_NO_LAYOUTS);
   } else if constexpr (kHalf) {
-    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
-    if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128(JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
-    if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192(JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
-    if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256(JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
+    JAX_GPUOPS_WGMMAS("+f", JAX_GPUOPS_16_BITS("f16"), JAX_GPUOPS_LAYOUTS);
+  } else if constexpr (kBFloat16) {
+    JAX_GPUOPS_WGMMAS("+f", JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
+  } else if constexpr (kE4M3) {
+    JAX_GPUOPS_WGMMAS("+f", JAX_GPUOPS_FLOAT8("e4m3"), JAX_GPUOPS_NO_LAYOUTS);
+  } else if constexpr (kE5M2) {
+    JAX_GPUOPS_WGMMAS("+f", JAX_GPUOPS_FLOAT8("e5m2"), JAX_GPUOPS_NO_LAYOUTS);
   } else {
-    if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
-    if constexpr (kCols == 128)
-      JAX_GPUOPS_WGMMA_128(JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
-    if constexpr (kCols == 192)
-      JAX_GPUOPS_WGMMA_192(JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
-    if constexpr (kCols == 256)
-      JAX_GPUOPS_WGMMA_256(JAX_GPUOPS_16_BITS("bf16"), JAX_GPUOPS_LAYOUTS);
+    JAX_GPUOPS_WGMMAS("+r", JAX_GPUOPS_INT8, JAX_GPUOPS_NO_SIGNS);
   }
 #endif
 }
 
+#undef JAX_GPUOPS_WGMMAS
 #undef JAX_GPUOPS_WGMMA_256
 #undef JAX_GPUOPS_WGMMA_192
 #undef JAX_GPUOPS_WGMMA_128
 #undef JAX_GPUOPS_WGMMA_64
 #undef JAX_GPUOPS_WGMMA
+#undef JAX_GPUOPS_NO_SIGNS
 #undef JAX_GPUOPS_NO_LAYOUTS
 #undef JAX_GPUOPS_LAYOUTS
+#undef JAX_GPUOPS_INT8
+#undef JAX_GPUOPS_FLOAT8
 #undef JAX_GPUOPS_TF32
 #undef JAX_GPUOPS_16_BITS
 #undef JAX_GPUOPS_COMMA

@@ -11,15 +11,18 @@
 #include "core/tensor_map.h"
 #include "matmul/hopper/align_rows.cuh"
 #include "matmul/hopper/stages.cuh"
+#include "matmul/hopper/transpose_bytes.cuh"
 #include "matmul/hopper/transpose_rows.cuh"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// Of factors and of results. Floats that are factors are rounded to TF32 as they are copied.
+// Of factors and of results. Floats that are factors are rounded to TF32 as they are copied;
+// factors of 8 bits are bytes to the copy engine.
 template <class T>
-inline constexpr CUtensorMapDataType kFactorType = CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
+inline constexpr CUtensorMapDataType kFactorType =
+    sizeof(T) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
 template <>
 inline constexpr CUtensorMapDataType kFactorType<__half> = CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
 template <>
@@ -27,6 +30,8 @@ inline constexpr CUtensorMapDataType kFactorType<__nv_bfloat16> = CU_TENSOR_MAP_
 template <class T>
 inline constexpr CUtensorMapDataType kResultType =
     sizeof(T) == 4 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32 : kFactorType<T>;
+template <>
+inline constexpr CUtensorMapDataType kResultType<std::int32_t> = CU_TENSOR_MAP_DATA_TYPE_INT32;
 
 static_assert(kTensorLineBytes == kLineBytes);
 
@@ -66,9 +71,12 @@ ReadFactor read_factor(const Queue& queue, const void* data, const StoredFactor&
   void* const copy = workspace;
   workspace += copy_bytes(stored);
   if (!is_transposed(stored)) {
-    launch_align_rows<T>(queue, data, copy, stored);
+    launch_align_rows<std::conditional_t<sizeof(T) == 1, std::uint8_t, T>>(queue, data, copy,
+                                                                           stored);
   } else if constexpr (sizeof(T) == 4) {
     launch_transpose_rows<T>(queue, data, copy, stored);
+  } else if constexpr (sizeof(T) == 1) {
+    launch_transpose_bytes<T>(queue, data, copy, stored);
   }
   return {copy, copy_of(stored), pitch_of_copy(stored)};
 }
@@ -90,10 +98,10 @@ ReadFactors read_factors(const Queue& queue, const Config& config, const Problem
 }
 
 // Calls function(deep_a, deep_b), std::integral_constants that say whether the kernel is to read
-// deep factors: of floats all are, when they have been copied.
+// deep factors: but for those of 16 bits all are, when they have been copied.
 template <class T, class Function>
 void dispatch_layouts(const Problem& problem, Function&& function) {
-  if constexpr (sizeof(T) == 4) {
+  if constexpr (sizeof(T) != 2) {
     function(std::true_type{}, std::true_type{});
   } else {
     dispatch_value<false, true>(stored_a(problem).deep, [&](auto deep_a) {

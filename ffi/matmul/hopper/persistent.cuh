@@ -1,5 +1,5 @@
-// matmul on Hopper's tensor cores: factors of 16 bits or of floats, which are multiplied in TF32;
-// float sums, a result of 16 or 32 bits.
+// matmul on Hopper's tensor cores: factors of 16 bits, of floats, which are multiplied in TF32, or
+// of 8 bits; sums of floats, or of ints if the factors are integers; a result of 16 or 32 bits.
 //
 // As many clusters as fit stay for the whole launch, and take one tile of the result after the
 // other. In each block a producer copies slices of the factors, 128 bytes deep, into a ring of
@@ -38,10 +38,11 @@ namespace matmul {
 
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kClusterCols_, int kPending_,
-          int kLead_, bool kLateStores_, bool kFinishes_ = false>
+          int kLead_, bool kLateStores_, bool kPromotes_, bool kFinishes_>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
+  using Sum = ProductSum<Factor>;
   // Whether k is the contiguous dimension of a (stored m x k) and of b (stored n x k).
   static constexpr bool kDeepA = kDeepA_;
   static constexpr bool kDeepB = kDeepB_;
@@ -60,11 +61,16 @@ struct Persistent {
   static constexpr int kLead = kLead_;
   // Whether results are written while the next tile is multiplied, and not before.
   static constexpr bool kLateStores = kLateStores_;
+  // Whether the products of each stage have sums of their own, which are added to the tile's: of
+  // 8-bit floats the tensor cores add with 13 bits of fraction alone.
+  static constexpr bool kPromotes = kPromotes_;
   // Whether sums get a bias or an activation.
   static constexpr bool kFinishes = kFinishes_;
 
   static constexpr int kWaves = kRows / kConsumers / kProductRows;
   static constexpr int kSums = kCols / 2;
+  // Of a stage's own, as many columns as the registers have room for.
+  static constexpr int kStageCols = kCols < 128 ? kCols : 128;
   static constexpr int kBlocks = kClusterRows * kClusterCols;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr int kABytes = kRows * kLineBytes;
@@ -94,8 +100,9 @@ struct Persistent {
   static_assert(kRows <= 256 && kCols <= 256, "the copy engine's largest box");
   static_assert(kPending == 0 || kPending == 1);
   static_assert(kLead < kStages && (kLead == 0 || kConsumers == 2));
-  static_assert(!kLateStores || sizeof(Result) == 2,
-                "sums of 32 bits and results that wait do not fit the registers");
+  static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
+                "sums of 32 bits, or a stage's, and results that wait do not fit the registers");
+  static_assert(!kPromotes || (sizeof(Factor) == 1 && kPending == 0 && kCols % kStageCols == 0));
 };
 
 // In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
@@ -235,6 +242,7 @@ template <class Config>
 class ResultWriter {
  public:
   using Result = typename Config::Result;
+  using Pair = std::conditional_t<std::is_same_v<Result, float>, float2, int2>;  // of 32 bits
 
   __device__ __forceinline__ ResultWriter(PersistentStorage<Config>& storage, const TensorMap& map,
                                           const PlainResult<Result>& plain, int consumer)
@@ -246,8 +254,8 @@ class ResultWriter {
         thread_(threadIdx.x % kWarpgroupThreads) {}
 
   // Panel `panel`, a constant once the caller's loop is unrolled: with `word` the sums' pairs,
-  // word(wave, i) those of sums 2 i and 2 i + 1, packed; or if results are floats, sum(wave, i) the
-  // sums themselves.
+  // word(wave, i) those of sums 2 i and 2 i + 1, packed; or if results have 32 bits, the sums
+  // themselves.
   template <class Word>
   __device__ __forceinline__ void write(int panel, const TilePosition& at, const Word& word) {
     constexpr int kPerWave = Config::kCols / Config::kPanelCols;
@@ -279,9 +287,8 @@ class ResultWriter {
         // Rows row and row + 8 differ by one atom, and swizzle alike.
         unsigned char* const to = line + ((2 * i + lane % 4 / 2) ^ (row % 8)) * 16;
         const int s = first * 16 + i * 4;
-        *reinterpret_cast<float2*>(to) = make_float2(word(wave, s), word(wave, s + 1));
-        *reinterpret_cast<float2*>(to + kAtomBytes) =
-            make_float2(word(wave, s + 2), word(wave, s + 3));
+        *reinterpret_cast<Pair*>(to) = Pair{word(wave, s), word(wave, s + 1)};
+        *reinterpret_cast<Pair*>(to + kAtomBytes) = Pair{word(wave, s + 2), word(wave, s + 3)};
       }
     }
     finish_writes_before_copies();
@@ -334,6 +341,33 @@ class ResultWriter {
 
 // ---- A consumer ----
 
+// Adds the products of a stage, part by part, in sums that each part begins anew: the tensor cores
+// are left to the other consumer while this one adds.
+template <class Config>
+__device__ __forceinline__ void promote_stage(float (&sums)[Config::kWaves][Config::kSums],
+                                              std::uint64_t a, std::uint64_t b) {
+  constexpr int kSums = Config::kStageCols / 2;
+  float part[kSums];
+#pragma unroll
+  for (int wave = 0; wave < Config::kWaves; ++wave) {
+#pragma unroll
+    for (int first = 0; first < Config::kSums; first += kSums) {
+      begin_products();
+#pragma unroll
+      for (int k = 0; k < kLineBytes / kProductBytes; ++k) {
+        multiply_add<typename Config::Factor, true, true>(
+            part, a + (wave * kPanelBytes + k * kProductBytes) / 16,
+            b + (2 * first * kLineBytes + k * kProductBytes) / 16, k > 0);
+      }
+      end_products();
+      wait_for_products<0>();
+      hold(part);
+#pragma unroll
+      for (int i = 0; i < kSums; ++i) sums[wave][first + i] += part[i];
+    }
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, const TensorMap& result,
                                         const PlainResult<typename Config::Result>& plain,
@@ -342,7 +376,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
   using Result = typename Config::Result;
   constexpr int kLeadBarrier = 1 + Config::kConsumers;
 
-  float sums[Config::kWaves][Config::kSums];
+  typename Config::Sum sums[Config::kWaves][Config::kSums];
   RingPlace<Config> ring;
   ResultWriter<Config> writer(storage, result, plain, consumer);
   // Rows of a are 128 bytes apart if deep, else a panel is 64 rows: 64 rows are 8192 bytes both
@@ -368,8 +402,13 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 
   const auto multiply = [&](int step) {
     wait(&storage.full[ring.stage], ring.phase);
-    multiply_stage<Config>(sums, a_first + ring.stage * (Config::kABytes / 16),
-                           b_first + ring.stage * (Config::kBBytes / 16), step > 0);
+    const std::uint64_t a = a_first + ring.stage * (Config::kABytes / 16);
+    const std::uint64_t b = b_first + ring.stage * (Config::kBBytes / 16);
+    if constexpr (Config::kPromotes) {
+      promote_stage<Config>(sums, a, b);
+    } else {
+      multiply_stage<Config>(sums, a, b, step > 0);
+    }
   };
   // Lets go of the last stage whose products are done, and moves on.
   const auto retire = [&](int step) {
@@ -399,6 +438,13 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
        tile += gridDim.x / Config::kBlocks) {
     // -- Multiply, and write what the tile before has left meanwhile --
     int step = 0;
+    if constexpr (Config::kPromotes) {
+#pragma unroll
+      for (int wave = 0; wave < Config::kWaves; ++wave) {
+#pragma unroll
+        for (int i = 0; i < Config::kSums; ++i) sums[wave][i] = 0;
+      }
+    }
     if constexpr (Config::kLateStores) {
 #pragma unroll
       for (int panel = 0; panel < Config::kPanels; ++panel) {
@@ -421,8 +467,10 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     }
     wait_for_products<0>();
     if (Config::kPending > 0) release(ring.previous());
+    if constexpr (!Config::kPromotes) {
 #pragma unroll
-    for (int wave = 0; wave < Config::kWaves; ++wave) hold(sums[wave]);
+      for (int wave = 0; wave < Config::kWaves; ++wave) hold(sums[wave]);
+    }
 
     // -- Write, or round and leave it for later --
     const TilePosition at = locate<Config>(order, tile, rank);

@@ -75,8 +75,8 @@ __device__ __forceinline__ void copy_slice(unsigned char* to, const TensorMap& m
 
 // Begins to add the products of a stage, whose slices the descriptors name, to the sums of a
 // consumer: kWaves times 64 rows. `add` false: the old sums are ignored.
-template <class Config>
-__device__ __forceinline__ void multiply_stage(float (&sums)[Config::kWaves][Config::kSums],
+template <class Config, class Sum>
+__device__ __forceinline__ void multiply_stage(Sum (&sums)[Config::kWaves][Config::kSums],
                                                std::uint64_t a, std::uint64_t b, bool add) {
   constexpr bool kDeepA = Config::kDeepA;
   constexpr bool kDeepB = Config::kDeepB;

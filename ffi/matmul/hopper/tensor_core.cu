@@ -1,4 +1,4 @@
-// Compiled for each of: __half __nv_bfloat16 float
+// Compiled for each of: __half __nv_bfloat16 float __nv_fp8_e4m3 __nv_fp8_e5m2 int8_t
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -44,24 +44,53 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
                                            finish_of(problem, buffers));
 }
 
-template <class T, bool kDeepA, bool kDeepB, bool kFinishes>
-void launch_layout(const Queue& queue, const Config& config, const Problem& problem,
-                   const Buffers& buffers) {
-  const int result_bytes = static_cast<int>(info(problem.result_dtype).bytes);
+// Calls function(Type<Result>{}) for the type of the result, of those that factors of T have.
+template <class T, class Function>
+void dispatch_result(DType result, Function&& function) {
+  if constexpr (std::is_integral_v<T>) {
+    dispatch<std::int32_t>(result, function);
+  } else if constexpr (sizeof(T) == 1) {
+    dispatch<__half, __nv_bfloat16, float>(result, function);
+  } else if constexpr (sizeof(T) == 2) {
+    dispatch<T, float>(result, function);
+  } else {
+    dispatch<float>(result, function);
+  }
+}
+
+template <class T, class Result, bool kDeepA, bool kDeepB, bool kFinishes, const auto& kTiles>
+void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
+                 const Buffers& buffers) {
   const auto matches = [&](const TensorCoreTile& tile) {
-    return tile.result_bytes == result_bytes && tile.rows == config.tile_rows &&
-           tile.cols == config.tile_cols;
+    return tile.result_bytes == static_cast<int>(sizeof(Result)) && tile.rows == config.tile_rows &&
+           tile.cols == config.tile_cols && tile.promotes == config.promotes;
   };
-  dispatch_instance<kTensorCoreTiles>(matches, [&](auto index) {
-    constexpr const TensorCoreTile& kTile = kTensorCoreTiles[decltype(index)::value];
-    if constexpr (kTile.result_bytes >= static_cast<int>(sizeof(T))) {
-      using Result = std::conditional_t<kTile.result_bytes == 4, float, T>;
+  dispatch_instance<kTiles>(matches, [&](auto index) {
+    constexpr const TensorCoreTile& kTile = kTiles[decltype(index)::value];
+    constexpr bool kExists = kTile.result_bytes == static_cast<int>(sizeof(Result)) &&
+                             !(kTile.promotes && std::is_integral_v<T>);
+    if constexpr (kExists) {
       using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
                                 kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, kTile.pending,
-                                /*kLead=*/0, kTile.late_stores, kFinishes>;
+                                kTile.lead, kTile.late_stores, kTile.promotes, kFinishes>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
       launch_persistent<Kernel>(queue, config, problem, buffers);
+    }
+  });
+}
+
+template <class T, bool kDeepA, bool kDeepB, bool kFinishes>
+void launch_layout(const Queue& queue, const Config& config, const Problem& problem,
+                   const Buffers& buffers) {
+  dispatch_result<T>(problem.result_dtype, [&](auto type) {
+    using Result = typename decltype(type)::type;
+    if constexpr (sizeof(T) == 1) {
+      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kTensorCoreByteTiles>(queue, config,
+                                                                              problem, buffers);
+    } else {
+      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kTensorCoreTiles>(queue, config, problem,
+                                                                          buffers);
     }
   });
 }
@@ -75,8 +104,10 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
     const std::int64_t elements = problem.batch * problem.m * problem.n;
     return clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
   }
-  if (has_epilogue(problem)) {  // factors are as linear has them, or floats, which are deep
-    return launch_layout<T, true, sizeof(T) == 4, true>(queue, config, problem, buffers);
+  if constexpr (sizeof(T) > 1) {
+    if (has_epilogue(problem)) {  // factors are as linear has them, or floats, which are deep
+      return launch_layout<T, true, sizeof(T) == 4, true>(queue, config, problem, buffers);
+    }
   }
   dispatch_layouts<T>(problem, [&](auto deep_a, auto deep_b) {
     launch_layout<T, decltype(deep_a)::value, decltype(deep_b)::value, false>(queue, config,
