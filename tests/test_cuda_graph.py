@@ -60,6 +60,12 @@ CALLS = {
         "300, 300",
         "jax.nn.relu(jnp.matmul(x, x, precision='highest') + x[0])",
     ),
+    "glu": (
+        "ops.glu(*[x.astype('bfloat16')] * 3, activation=None, implementation='cuda')",
+        "8, 8",
+        "jnp.square(jnp.matmul(*[x.astype('bfloat16')] * 2, preferred_element_type='float32')"
+        ").astype('bfloat16')",
+    ),
 }
 
 

@@ -115,6 +115,11 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
           why);
     }
   }
+  if (problem.gated) {
+    const std::string why = refusal_of_tensor_core(problem, device);
+    if (why.empty()) return {Algorithm::kTensorCore, "it alone has a gate"};
+    throw std::invalid_argument("of the matmul kernels 'tensor_core' alone has a gate, and " + why);
+  }
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);
   if (work_of(problem) >= kLeastTensorCoreWork && prefers_skinny(problem, device)) {
@@ -155,6 +160,9 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
   if (named == Algorithm::kCublas && device.simulated) {
     throw std::invalid_argument("algorithm 'cublas' is CUDA only: the host has no cuBLAS");
+  }
+  if (problem.gated && named != Algorithm::kTensorCore) {
+    throw std::invalid_argument("algorithm '" + text(name_of(named)) + "' has no gate");
   }
   if (named == Algorithm::kCublas && has_epilogue(problem)) {
     throw std::invalid_argument("algorithm 'cublas' has no bias and no activation");

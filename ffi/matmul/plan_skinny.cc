@@ -52,6 +52,7 @@ std::string refusal_of_skinny(const Problem& problem, const Device& device) {
   if (!is_16_bit_float(problem.dtype)) {
     return "takes float16 and bfloat16, not " + text(info(problem.dtype).name);
   }
+  if (problem.gated) return "has no gate";
   if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
   const std::string why = refusal_of_epilogue(problem);
   if (!why.empty()) return why;
