@@ -141,6 +141,7 @@ def _gpu() -> Iterator[Problem]:
     for activation in (None, "relu", "gelu", "gelu_exact", "silu"):
         yield ops.make("linear", (8192, 4096, 16384), "bfloat16", activation=activation)
     yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
+    yield ops.make("glu", (8192, 4096, 11008), "bfloat16")
 
 
 def _products_of_8_bits() -> Iterator[Problem]:
@@ -219,3 +220,4 @@ def _host() -> Iterator[Problem]:
     yield ops.make("gemm", (67, 45, 70), "float32")
     yield ops.make("linear", (67, 45, 70), "float32", activation="gelu")
     yield ops.make("linear", (67, 72, 70), "bfloat16", activation="silu")
+    yield ops.make("glu", (67, 72, 80), "bfloat16")

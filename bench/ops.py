@@ -165,6 +165,12 @@ def dense_layer(problem: Problem) -> list[Operand]:
     ]
 
 
+def gated_layer(problem: Problem) -> list[Operand]:
+    """The op takes x (M, K), and two factors (K, N)."""
+    x, weights, _ = dense_layer(problem)
+    return [x, weights, weights]
+
+
 def _weights(key: jax.Array, shape: Shape, dtype: np.dtype, *, depth: int) -> jax.Array:
     return (jax.random.normal(key, shape, jnp.float32) / math.sqrt(depth)).astype(dtype)
 
@@ -254,6 +260,7 @@ class Op:
       producer: a part of `apply`, as a function of the operands, that is not the op's own; it is
         timed alone, and its time taken off.
       bytes: what must be moved, from the problem, the operands and the results.
+      products: of matrices, each with the sizes of the shape.
     """
 
     family: str
@@ -268,6 +275,7 @@ class Op:
     apply: Callable[..., Any] = _apply
     producer: Callable[..., jax.Array] | None = None
     bytes: Callable[..., int] = _each_once
+    products: int = 1
 
     @property
     def unit(self) -> str:
@@ -306,6 +314,12 @@ def _linear(x, w, b, *, activation=None, precision=None):
     """A dense layer as a user writes it: XLA has a library add the bias, and some activations."""
     y = jnp.matmul(x, w, precision=precision) + b
     return ACTIVATIONS[activation](y)
+
+
+def _glu(x, w_gate, w_up, *, activation=None, precision=None):
+    """A gated layer as a user writes it."""
+    gate, up = (jnp.matmul(x, w, precision=precision) for w in (w_gate, w_up))
+    return ACTIVATIONS[activation](gate) * up
 
 
 ACTIVATIONS: dict[str | None, Callable[[jax.Array], jax.Array]] = {
@@ -431,6 +445,12 @@ OPS: dict[str, Op] = {
         options={"activation": None, "precision": None},
         operands=dense_layer,
     ),
+    "glu": _matmul(
+        upstream=_glu,
+        options={"activation": "silu", "precision": None},
+        operands=gated_layer,
+        products=2,
+    ),
 }
 
 
@@ -468,7 +488,7 @@ def make(
     defaults = OPS[op].options
     if unknown := options.keys() - defaults.keys():
         raise ValueError(f"{op} has no option {', '.join(sorted(unknown))}")
-    if OPS[op].operands is dense_layer and len(shape) != 3:
+    if OPS[op].operands in (dense_layer, gated_layer) and len(shape) != 3:
         raise ValueError(f"{op} takes the shape MxKxN, got {shape}")
     if OPS[op].limit == "matmul" and len(shape) < 3:
         raise ValueError(f"{op} takes the shape MxKxN (batch dims before it), got {shape}")
@@ -480,5 +500,5 @@ def make(
 
 
 def floating_point_operations(problem: Problem) -> int:
-    """Returns the arithmetic of a matrix product: a multiplication and an addition each count."""
-    return 2 * math.prod(problem.shape)
+    """Returns the arithmetic of matrix products: a multiplication and an addition each count."""
+    return 2 * OPS[problem.op].products * math.prod(problem.shape)

@@ -5,6 +5,7 @@ __version__ = "0.1.0"
 from jax_gpuops._cross_entropy import (
     softmax_cross_entropy_with_integer_labels as softmax_cross_entropy_with_integer_labels,
 )
+from jax_gpuops._glu import glu as glu
 from jax_gpuops._implementation import use as use
 from jax_gpuops._library import EXPORT_CHECKS as EXPORT_CHECKS
 from jax_gpuops._library import Algorithm as Algorithm

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -67,7 +67,12 @@ def linear(
     """
     arrays = {"x": x, "w": w} | ({} if b is None else {"b": b})
     arrays = {name: _arguments.as_array(name, each) for name, each in arrays.items()}
-    _check_arrays("linear", arrays)
+    check_operands("linear", arrays)
+    if b is not None and jnp.shape(arrays["b"]) != jnp.shape(arrays["w"])[1:]:
+        raise ValueError(
+            f"b must have an element for each column of w, {jnp.shape(arrays['w'])}, but has shape "
+            f"{jnp.shape(arrays['b'])}"
+        )
     check_activation(activation)
     return _jitted_linear(
         *arrays.values(),
@@ -88,19 +93,20 @@ def check_activation(activation: str | None) -> None:
         )
 
 
-def _check_arrays(op: str, arrays: dict[str, Any]) -> None:
-    """Raises an error if arrays are not x, w and perhaps b of a dense layer."""
+def check_operands(op: str, arrays: dict[str, Any]) -> None:
+    """Raises an error if the first two arrays are not x and the weights of a dense layer."""
     for name, each in arrays.items():
         if not jnp.issubdtype(jnp.result_type(each), jnp.inexact):
             raise TypeError(
                 f"{op} takes floating-point and complex arrays, but {name} is of dtype "
                 f"{jnp.result_type(each)}"
             )
-    x, w, *b = map(jnp.shape, arrays.values())
+    (_, x), (name, w), *_ = arrays.items()
+    x, w = jnp.shape(x), jnp.shape(w)
     if len(x) < 1 or len(w) != 2 or x[-1] != w[0]:
-        raise ValueError(f"{op} takes x of shape (..., k) and w of shape (k, n), got {x} and {w}")
-    if b and b[0] != w[1:]:
-        raise ValueError(f"b must have an element for each column of w, {w}, but has shape {b[0]}")
+        raise ValueError(
+            f"{op} takes x of shape (..., k) and {name} of shape (k, n), got {x} and {w}"
+        )
 
 
 def _linear(
@@ -124,7 +130,7 @@ def _linear(
         if bias or activation is not None:
             p, params = _linear_p, {"activation": activation}
         else:
-            p, params = _matmul.gemm_p, _gemm_params(rows, w)
+            p, params = _matmul.gemm_p, gemm_params(rows, w)
         y = _matmul.bind_product(
             p,
             rows,
@@ -153,18 +159,18 @@ _jitted_linear = _primitive.jit(
 # a batch of these, with one more leading dim, if x or w is.
 
 
-def _dimension_numbers(x, w) -> DimensionNumbers:
+def dimension_numbers(x, w) -> DimensionNumbers:
     batch = ((0,), (0,)) if x.ndim == w.ndim == 3 else ((), ())
     return ((x.ndim - 1,), (w.ndim - 2,)), batch
 
 
-def _gemm_params(x, w) -> dict[str, Any]:
+def gemm_params(x, w) -> dict[str, Any]:
     """Those of the product by itself, as a call of the primitive of gemm."""
-    return {"dimension_numbers": _dimension_numbers(x, w), "alpha": 1.0, "beta": 0.0}
+    return {"dimension_numbers": dimension_numbers(x, w), "alpha": 1.0, "beta": 0.0}
 
 
-def _in_place(y: jax.Array, x, w) -> jax.Array:
-    """Of a product by `_dimension_numbers`, the batch that w alone has as the leading dim."""
+def in_place(y: jax.Array, x, w) -> jax.Array:
+    """Of a product by `dimension_numbers`, the batch that w alone has as the leading dim."""
     return jnp.swapaxes(y, 0, 1) if (x.ndim, w.ndim) == (2, 3) else y
 
 
@@ -175,7 +181,7 @@ def _with_bias(y: jax.Array, *b: jax.Array) -> jax.Array:
     return y
 
 
-def _activate(y: jax.Array, activation: str | None, dtype: Any) -> jax.Array:
+def activate(y: jax.Array, activation: str | None, dtype: Any) -> jax.Array:
     """Applies an activation in the accumulator's dtype, and rounds to `dtype`."""
     if activation is not None:
         y = ACTIVATIONS[activation](y.astype(_primitive.accumulator(dtype)))
@@ -185,17 +191,17 @@ def _activate(y: jax.Array, activation: str | None, dtype: Any) -> jax.Array:
 def _reference(x, w, *b, activation, precision, preferred_element_type) -> jax.Array:
     """The primitive in JAX's operations."""
     wide = _primitive.accumulator(preferred_element_type)
-    y = lax.dot_general(x, w, _dimension_numbers(x, w), precision, wide)
-    return _activate(_with_bias(_in_place(y, x, w), *b), activation, preferred_element_type)
+    y = lax.dot_general(x, w, dimension_numbers(x, w), precision, wide)
+    return activate(_with_bias(in_place(y, x, w), *b), activation, preferred_element_type)
 
 
-def _sums_shape(x, w) -> tuple[int, ...]:
+def sums_shape(x, w) -> tuple[int, ...]:
     batch = x.shape[:1] if x.ndim == 3 else w.shape[:1] if w.ndim == 3 else ()
     return (*batch, x.shape[-2], w.shape[-1])
 
 
-def _problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str, Any]:
-    *batch, m, n = _sums_shape(x, w)
+def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str, Any]:
+    *batch, m, n = sums_shape(x, w)
     return {
         "dtype": x.dtype.name,
         "result_dtype": preferred_element_type.name,
@@ -212,16 +218,29 @@ def _problem(x, w, *b, activation, precision, preferred_element_type) -> dict[st
         "scaled": 0,
         "has_bias": int(bool(b)),
         "share_bias": int(bool(b) and b[0].ndim == 1),
+        "gated": 0,
         "epilogue": activation or "none",
         "alignment": _primitive.ALIGNMENT,
         "workspace": _primitive.WORKSPACE_AS_ASKED,
     }
 
 
+def attributes(activation: str | None, precision: Any) -> dict[str, Any]:
+    """Those of the FFI targets of layers."""
+    return {
+        "precision": _matmul.precision_name(precision),
+        "epilogue": activation or "none",
+        "transpose_a": False,
+        "transpose_b": False,
+        "alpha": np.float64(1),
+        "beta": np.float64(0),
+    }
+
+
 def _call(
     launch: _primitive.Launch, x, w, *b, activation, precision, preferred_element_type
 ) -> jax.Array:
-    problem = _problem(
+    sizes = problem(
         x,
         w,
         *b,
@@ -229,8 +248,8 @@ def _call(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    has_constant_shape = all(isinstance(problem[key], int) for key in ("batch", "m", "n", "k"))
-    workspace = launch.workspace_bytes("matmul", problem) if has_constant_shape else 0
+    has_constant_shape = all(isinstance(sizes[key], int) for key in ("batch", "m", "n", "k"))
+    workspace = launch.workspace_bytes("matmul", sizes) if has_constant_shape else 0
     y, _ = launch.custom_call(
         "jax_gpuops_linear_v1",
         [x, w, *b],
@@ -238,19 +257,14 @@ def _call(
             jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
             jax.ShapeDtypeStruct((workspace,), np.uint8),
         ],
-        precision=problem["precision"],
-        epilogue=problem["epilogue"],
-        transpose_a=False,
-        transpose_b=False,
-        alpha=np.float64(1),
-        beta=np.float64(0),
+        **attributes(activation, precision),
     )
     return y
 
 
 _linear_p = _primitive.primitive(
     _primitive.Kernel(
-        name="gpuops_linear", op="matmul", reference=_reference, problem=_problem, call=_call
+        name="gpuops_linear", op="matmul", reference=_reference, problem=problem, call=_call
     )
 )
 
@@ -261,26 +275,26 @@ _linear_p = _primitive.primitive(
 def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
     (x, w, *b), (x_dot, w_dot, *b_dot) = primals, tangents
     how = {"preferred_element_type": preferred_element_type, **params}
-    sums_dot = _tangent_of_sums(x, w, x_dot, w_dot, *b_dot, **how)
+    sums_dot = tangent_of_sums(x, w, x_dot, w_dot, *b_dot, **how)
     if activation in (None, "relu"):
         y = _linear_p.bind(x, w, *b, activation=activation, **how)
         return y, sums_dot if activation is None else _relu_tangent(y, sums_dot)
     sums = _linear_p.bind(x, w, *b, activation=None, **how)
-    function = functools.partial(_activate, activation=activation, dtype=preferred_element_type)
-    return jax.jvp(_keeping_arguments(function), (sums,), (sums_dot,))
+    function = functools.partial(activate, activation=activation, dtype=preferred_element_type)
+    return jax.jvp(keeping_arguments(function), (sums,), (sums_dot,))
 
 
 # Of a checkpointed function reverse mode keeps the arguments alone: the sums or the result, in 16
 # bits where the result has these, rather than what the derivative makes of them.
-_keeping_arguments = functools.partial(jax.checkpoint, prevent_cse=False)
+keeping_arguments = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
-@_keeping_arguments
+@keeping_arguments
 def _relu_tangent(y: jax.Array, t: jax.Array) -> jax.Array:
     return jnp.where(y > 0, t, 0)
 
 
-def _tangent_of_sums(x, w, x_dot, w_dot, *b_dot, preferred_element_type, **params) -> jax.Array:
+def tangent_of_sums(x, w, x_dot, w_dot, *b_dot, preferred_element_type, **params) -> jax.Array:
     """The tangent of x @ w + b. It is added up in the accumulator's dtype, as are cotangents of b.
 
     The products have the dtype of the result, and so do cotangents that are multiplied.
@@ -288,14 +302,14 @@ def _tangent_of_sums(x, w, x_dot, w_dot, *b_dot, preferred_element_type, **param
     how = {"preferred_element_type": preferred_element_type, **params}
     wide = _primitive.accumulator(preferred_element_type)
     terms = [
-        jnp.broadcast_to(jnp.expand_dims(t.astype(wide), -2), _sums_shape(x, w))
+        jnp.broadcast_to(jnp.expand_dims(t.astype(wide), -2), sums_shape(x, w))
         for t in b_dot
         if type(t) is not ad.Zero
     ]
     for left, right in ((x_dot, w), (x, w_dot)):
         if type(left) is not ad.Zero and type(right) is not ad.Zero:
-            y = _matmul.bind_derivative(left, right, **_gemm_params(x, w), **how)
-            terms.append(_in_place(y, x, w).astype(wide))
+            y = _matmul.bind_derivative(left, right, **gemm_params(x, w), **how)
+            terms.append(in_place(y, x, w).astype(wide))
     return functools.reduce(jnp.add, terms).astype(preferred_element_type)
 
 
@@ -303,23 +317,42 @@ def _tangent_of_sums(x, w, x_dot, w_dot, *b_dot, preferred_element_type, **param
 
 
 def _batch(operands, axes, *, activation, preferred_element_type, **params):
-    """Mapped rows of x are more rows; other mapped axes are a batch, merged with one there is."""
     operands = [
         each if axis is None else jnp.moveaxis(each, axis, 0)
         for each, axis in zip(operands, axes, strict=True)
     ]
     mapped = [axis is not None for axis in axes]
-    size = operands[mapped.index(True)].shape[0]
     how = {"preferred_element_type": preferred_element_type, **params}
-    if not (mapped[0] or mapped[1]):  # only b is mapped: multiply once, add to each
-        x, w, b = operands
-        wide = _primitive.accumulator(x.dtype)
-        y = _linear_p.bind(x, w, activation=None, **how | {"preferred_element_type": wide})
-        ones = [1] * (y.ndim + 1 - b.ndim)
-        b = b.reshape(*b.shape[:-1], *ones, b.shape[-1]).astype(wide)
-        return _activate(y + b, activation, preferred_element_type), 0
-    # Each operand is now (size if mapped, batch if it has one, *own).
-    ranks = [2, 2, 1][: len(operands)]
+    if mapped[0] or mapped[1]:
+        bind = functools.partial(_linear_p.bind, activation=activation, **how)
+        return batched(bind, operands, mapped, [2, 2, 1][: len(operands)])
+    # Only b is mapped: multiply once, add to each.
+    x, w, b = operands
+    wide = _primitive.accumulator(x.dtype)
+    y = _linear_p.bind(x, w, activation=None, **how | {"preferred_element_type": wide})
+    ones = [1] * (y.ndim + 1 - b.ndim)
+    b = b.reshape(*b.shape[:-1], *ones, b.shape[-1]).astype(wide)
+    return activate(y + b, activation, preferred_element_type), 0
+
+
+def batched(
+    bind: Callable[..., jax.Array],
+    operands: Sequence[jax.Array],
+    mapped: Sequence[bool],
+    ranks: Sequence[int],
+) -> tuple[jax.Array, int]:
+    """Binds the primitive of a layer to operands with a mapped axis, as batching rules do.
+
+    If x alone is mapped, its mapped rows are more rows. Otherwise the mapped axis is a batch,
+    merged with that which the operands may have already.
+
+    Args:
+      bind: binds the primitive.
+      operands: x and the others. A mapped axis is the first one.
+      mapped: which of them have one.
+      ranks: how many dims each has besides a mapped axis and a batch.
+    """
+    size = operands[mapped.index(True)].shape[0]
     owns = [each.shape[each.ndim - rank :] for each, rank in zip(operands, ranks, strict=True)]
     batches = [
         each.shape[is_mapped : each.ndim - rank]
@@ -328,15 +361,15 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
     batch = max(batches, key=len)
     if not batch and mapped.count(True) == 1 and mapped[0]:
         x, *others = operands
-        rows = x.reshape(size * x.shape[1], x.shape[2])
-        y = _linear_p.bind(rows, *others, activation=activation, **how)
+        y = bind(x.reshape(size * x.shape[1], x.shape[2]), *others)
         return y.reshape(size, x.shape[1], y.shape[1]), 0
+    merged = list(operands)
     for i, (is_mapped, own, own_batch) in enumerate(zip(mapped, owns, batches, strict=True)):
         if is_mapped or own_batch:
             lead = (size if is_mapped else 1, *(own_batch or [1] * len(batch)))
             full = jnp.broadcast_to(operands[i].reshape(*lead, *own), (size, *batch, *own))
-            operands[i] = full.reshape(math.prod((size, *batch)), *own)
-    y = _linear_p.bind(*operands, activation=activation, **how)
+            merged[i] = full.reshape(math.prod((size, *batch)), *own)
+    y = bind(*merged)
     return y.reshape(size, *batch, *y.shape[1:]), 0
 
 

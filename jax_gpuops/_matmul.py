@@ -282,7 +282,7 @@ def bind_product(
     if implementation is None and algorithm is None:
         # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
         known = _primitive.KERNELS[p].problem(a, b, *others, **params)
-        named = ("dtype", "result_dtype", "precision", "has_bias", "epilogue")
+        named = ("dtype", "result_dtype", "precision", "has_bias", "gated", "epilogue")
         known = {key: known[key] for key in named}
         if not _measurements.may_hold("matmul", known):
             raise NoKernelError(
@@ -687,6 +687,7 @@ def problem_of_product(
         "scaled": int(alpha != 1),
         "has_bias": 0,
         "share_bias": 0,
+        "gated": 0,
         "epilogue": "none",
         "alignment": _primitive.ALIGNMENT,
         "workspace": _primitive.WORKSPACE_AS_ASKED,

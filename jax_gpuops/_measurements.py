@@ -41,7 +41,7 @@ KEYS = {
     "matmul": {
         *("dtype", "result_dtype", "precision", "batch", "m", "n", "k", "has_c", "scaled"),
         *("transpose_a", "transpose_b", "share_a", "share_b"),
-        *("has_bias", "share_bias", "epilogue"),
+        *("has_bias", "share_bias", "gated", "epilogue"),
     },
 }
 """What a class may name, by op family: what a plan takes, and what `traits` adds."""
@@ -84,9 +84,9 @@ def table() -> dict[str, list[Class]]:
     or [low, high, step]; for a list, such as a shape, one of these for each element. Problems with
     a mask ("masked" is 1), or a causal one ("queries" is not 0), or whose operand is multiplied by
     a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), or products with a
-    bias ("has_bias" is 1) or an activation ("epilogue" is not "none"), are only in classes that
-    name these. Under "ratio" stands the least speed relative to XLA that was measured in the
-    class, under "between" the least one between neighbours that XLA fuses.
+    bias ("has_bias" is 1), an activation ("epilogue" is not "none") or a gate ("gated" is 1), are
+    only in classes that name these. Under "ratio" stands the least speed relative to XLA that was
+    measured in the class, under "between" the least one between neighbours that XLA fuses.
 
     Raises:
       FileNotFoundError: if the environment variable names a file that is not there.
@@ -249,6 +249,7 @@ _UNLESS_NAMED = {
     "scaled": 0,
     "copied": 0,
     "has_bias": 0,
+    "gated": 0,
     "epilogue": "none",
 }
 

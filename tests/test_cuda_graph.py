@@ -70,6 +70,12 @@ CALLS = {
         "1024, 1024",
         "jnp.matmul(x, x, precision='highest')",
     ),
+    "glu": (
+        "ops.glu(*[x.astype('bfloat16')] * 3, activation=None, implementation='cuda')",
+        "8, 8",
+        "jnp.square(jnp.matmul(*[x.astype('bfloat16')] * 2, preferred_element_type='float32')"
+        ").astype('bfloat16')",
+    ),
 }
 
 

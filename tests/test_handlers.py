@@ -242,6 +242,18 @@ def mask(*shape):
             {**GEMM, "algorithm": "cublas"},
             "'cublas', and no other, has a target of its own",
         ),
+        *(
+            ("glu", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), up], GEMM, "up must have")
+            for up in [(8, 4), (5,), (1, 8, 5), struct(8, 5, dtype="float16")]
+        ),
+        ("glu", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), (8, 5)], GEMM, "gate for float16 and"),
+        (
+            "glu",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5), (8, 5)],
+            {**GEMM, "algorithm": "shared"},
+            "algorithm 'shared' has no gate",
+        ),
         ("gemm", struct(4, 5), [(4, 8), (7, 5)], GEMM_V1, "same depth k"),
         ("gemm_add", struct(4, 5), [(4, 8), (8, 5), (20,)], GEMM_V1, "c must have the shape"),
     ],

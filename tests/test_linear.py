@@ -540,3 +540,20 @@ def test_vmap_on_tensor_cores(mapped, on_tensor_cores):
     bias = wide[2] if axes[2] == 0 else wide[2][None]
     exact = np.maximum(left @ wide[1] + bias[:, None], 0)
     np.testing.assert_allclose(np.asarray(y(*xs), np.float64), exact, rtol=1e-2, atol=1e-3)
+
+
+@every_activation
+def test_gradients_inside_shard_map(activation, implementation):
+    """Rows are divided, weights are not, and their cotangents are summed over the devices."""
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices")
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    layer = functools.partial(ours, activation=activation, implementation=implementation)
+    specs = (P("d"), P(), P())
+    divided = jax.jit(jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("d")))
+    xs = operands(6, 5, 4, "float32")
+
+    def results(f):
+        return f(*xs), jax.grad(lambda *xs: (f(*xs) ** 2).sum(), (0, 1, 2))(*xs)
+
+    assert_close(results(divided), results(functools.partial(reference, activation=activation)))

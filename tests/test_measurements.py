@@ -98,6 +98,8 @@ def test_classes_may_name_what_problems_have():
     options = {"precision": None, "preferred_element_type": jnp.dtype("float32")}
     layer = kernels["gpuops_linear"].problem(a, a, activation="relu", **options)
     assert layer.keys() == keys
+    gated = kernels["gpuops_glu"].problem(a, a, a, activation="silu", **options)
+    assert gated.keys() == keys
 
 
 def test_a_class_is_of_layers_only_if_it_says_so():

@@ -35,6 +35,7 @@ PRIMITIVES = {
     "mean": "sum",
     "matmul": "gemm",
     "dot_general": "gemm",
+    "glu": "gemm",  # of float32
 }
 
 

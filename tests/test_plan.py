@@ -293,6 +293,38 @@ def layers(draw) -> Case:
     return Case(call, operands, check)
 
 
+@st.composite
+def gated_layers(draw) -> Case:
+    """Products of which one gates the other; those that the kernel does not take are two."""
+    dtype = draw(st.sampled_from(helpers.FLOATS))
+    m, n, k = draw(sizes(140)), 8 * draw(sizes(30)), 8 * draw(sizes(16))
+    own = draw(st.sampled_from([(0, 0, 0), (1, 1, 1), (0, 1, 1), (1, 0, 0)]))
+    operands = tuple(
+        helpers.normal(((3, *shape) if is_own else shape), dtype, seed)
+        for seed, (shape, is_own) in enumerate(zip(((m, k), (k, n), (k, n)), own, strict=True))
+    )
+    activation = draw(st.sampled_from([None, "relu", "gelu", "gelu_exact", "silu"]))
+
+    def call(*operands, **how):
+        layer = functools.partial(jax_gpuops.glu, activation=activation, **how)
+        axes = tuple(0 if each else None for each in own)
+        return jax.vmap(layer, axes)(*operands) if any(own) else layer(*operands)
+
+    x, gate, up = map(helpers.exact, operands)
+    expected = helpers.exact(helpers.activated(activation, x @ gate)) * (x @ up)
+    sizes_of = [np.abs(x) @ np.abs(w) + 1 for w in (gate, up)]
+
+    def check(y):
+        assert y.dtype == helpers.np_dtype(dtype)
+        wide = "float64" if dtype == "float64" else "float32"
+        rounding = 2.0**-10 if dtype == "float32" else (k + 4) * float(jnp.finfo(wide).eps)
+        bound = 4 * rounding * sizes_of[0] * sizes_of[1]
+        bound = bound + float(jnp.finfo(dtype).eps) * np.abs(expected)
+        assert np.all(np.abs(helpers.exact(y) - expected) <= bound)
+
+    return Case(call, operands, check)
+
+
 # reduce
 
 FOLDS = ("sum", "prod", "max", "min")
@@ -361,7 +393,7 @@ def reductions(draw) -> Case:
 FAMILIES = {
     "transpose": transposes(),
     "softmax": softmaxes(),
-    "matmul": st.one_of(products(), layers()),
+    "matmul": st.one_of(products(), layers(), gated_layers()),
     "reduce": reductions(),
 }
 

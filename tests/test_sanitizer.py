@@ -146,6 +146,17 @@ def call_linear(algorithm, dtype, implementation):
     return y, np.maximum(x @ w + b, 0)
 
 
+def call_glu(algorithm, dtype, implementation):
+    shapes = ((131, 72), (72, 136), (72, 136))
+    x, gate, up = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
+    if why := helpers.refusal("glu", algorithm, shapes, dtype):
+        pytest.skip(why)
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = ops.glu(x, gate, up, activation="relu", **how)
+    x, gate, up = (each.astype(np.float32) for each in (x, gate, up))
+    return y, np.maximum(x @ gate, 0) * (x @ up)
+
+
 def names(family):
     return [a.name for a in ops.algorithms(family)]
 
@@ -162,6 +173,7 @@ CALLS = [
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),
     (call_linear, [name for name in names("matmul") if name != "cublas"]),
+    (call_glu, ["tensor_core"]),
 ]
 
 

@@ -72,6 +72,12 @@ def reference_linear(x, w, b, *, activation, precision):
     return jax.nn.gelu(y) if activation == "gelu" else y
 
 
+def reference_glu(x, w_gate, w_up, *, activation, precision):
+    y = jnp.matmul(x, w_gate, precision=precision)
+    y = jax.nn.silu(y) if activation == "silu" else y
+    return y * jnp.matmul(x, w_up, precision=precision)
+
+
 OPS = [
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": -1}, closed=True),
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": 0}, closed=True),
@@ -120,6 +126,14 @@ OPS = [
         reference_linear,
         ((4, 4), (4, 4), (4,)),
         {"activation": "gelu", "precision": "highest"},
+        closed=True,
+        drop_in=False,
+    ),
+    Op(
+        "glu",
+        reference_glu,
+        ((4, 4), (4, 4), (4, 4)),
+        {"activation": "silu", "precision": "highest"},
         closed=True,
         drop_in=False,
     ),

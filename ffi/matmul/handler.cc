@@ -1,5 +1,6 @@
 #include "core/handler.h"
 
+#include <algorithm>
 #include <optional>
 #include <string_view>
 
@@ -94,12 +95,17 @@ bool has_shape_of_bias(const ffi::AnyBuffer& buffer, const Problem& problem) {
   return has_batch && dims.size() == 2 && dims[0] == problem.batch && dims[1] == problem.n;
 }
 
+bool has_shape_of(const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& other) {
+  const auto dims = buffer.dimensions(), others = other.dimensions();
+  return std::equal(dims.begin(), dims.end(), others.begin(), others.end());
+}
+
 using Addend = std::optional<ffi::AnyBuffer>;
 using Out = ffi::Result<ffi::AnyBuffer>;
 
 template <Backend kBackend>
 void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer& b, const Addend& c,
-              const Addend& bias, Out result, std::optional<Out> workspace,
+              const Addend& bias, const Addend& up, Out result, std::optional<Out> workspace,
               const Attributes& attributes) {
   require((attributes.algorithm == name_of(Algorithm::kCublas)) == (kBackend == Backend::kCublas),
           "algorithm 'cublas', and no other, has a target of its own");
@@ -110,6 +116,8 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
   require(!bias ||
               (bias->element_type() == result->element_type() && has_shape_of_bias(*bias, problem)),
           "the bias must have the dtype of the result and an element for each of its columns");
+  require(!up || (up->element_type() == b.element_type() && has_shape_of(*up, b)),
+          "up must have the shape and dtype of b");
   const auto dims = result->dimensions();
   if (product(dims, 0, dims.size()) == 0) return;
   const Operand a_data(a), b_data(b);
@@ -117,6 +125,8 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
   if (c) c_data.emplace(*c);
   std::optional<Operand> bias_data;
   if (bias) bias_data.emplace(*bias);
+  std::optional<Operand> up_data;
+  if (up) up_data.emplace(*up);
   const Result result_data(result);
   std::optional<WorkspaceBuffer> memory;
   if (workspace) memory.emplace(*workspace);
@@ -124,6 +134,7 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
                         b_data.data(),
                         c ? c_data->data() : nullptr,
                         bias ? bias_data->data() : nullptr,
+                        up ? up_data->data() : nullptr,
                         result_data.data(),
                         memory ? memory->data() : nullptr,
                         attributes.alpha,
@@ -131,9 +142,11 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
   problem.has_c = c.has_value();
   problem.scaled = attributes.alpha != 1;
   problem.has_bias = bias.has_value();
+  problem.gated = up.has_value();
   problem.share_bias = bias && bias->dimensions().size() == 1;
   problem.workspace = workspace ? static_cast<std::int64_t>((*workspace)->size_bytes()) : 0;
-  problem.alignment = common_alignment({buffers.a, buffers.b, buffers.c, buffers.result});
+  problem.alignment =
+      common_alignment({buffers.a, buffers.b, buffers.c, buffers.up, buffers.result});
   plan_and_launch(queue, "matmul", problem, attributes.algorithm,
                   [&](const Queue& to_queue, const Plan& chosen) {
                     launch(to_queue, chosen, problem, buffers);
@@ -144,14 +157,23 @@ template <Backend kBackend>
 void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend c, Out result, Out workspace,
          Attributes attributes) {
   require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
-  multiply<kBackend>(queue, a, b, c, std::nullopt, result, workspace, attributes);
+  multiply<kBackend>(queue, a, b, c, std::nullopt, std::nullopt, result, workspace, attributes);
 }
 
 // A product with a bias in place of c.
 void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Out result,
                 Out workspace, Attributes attributes) {
   require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
-  multiply<Backend::kOurs>(queue, a, b, std::nullopt, bias, result, workspace, attributes);
+  multiply<Backend::kOurs>(queue, a, b, std::nullopt, bias, std::nullopt, result, workspace,
+                           attributes);
+}
+
+// A gated product: b is the gate's factor.
+void run_glu(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer up, Out result,
+             Out workspace, Attributes attributes) {
+  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  multiply<Backend::kOurs>(queue, a, b, std::nullopt, std::nullopt, up, result, workspace,
+                           attributes);
 }
 
 // The first version had a target of its own for a sum with c.
@@ -168,14 +190,14 @@ Attributes of_this_version(const AttributesV1& v1) {
 
 template <Backend kBackend>
 void run_v1(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Out result, AttributesV1 attributes) {
-  multiply<kBackend>(queue, a, b, std::nullopt, std::nullopt, result, std::nullopt,
+  multiply<kBackend>(queue, a, b, std::nullopt, std::nullopt, std::nullopt, result, std::nullopt,
                      of_this_version(attributes));
 }
 
 template <Backend kBackend>
 void run_add_v1(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Out result,
                 AttributesV1 attributes) {
-  multiply<kBackend>(queue, a, b, c, std::nullopt, result, std::nullopt,
+  multiply<kBackend>(queue, a, b, c, std::nullopt, std::nullopt, result, std::nullopt,
                      of_this_version(attributes));
 }
 
@@ -187,7 +209,7 @@ const RegisterOp kRegistration(Op{
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
     {make_target<&run<Backend::kOurs>>("jax_gpuops_gemm_v2"),
      make_target<&run<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v2"),
-     make_target<&run_linear>("jax_gpuops_linear_v1"),
+     make_target<&run_linear>("jax_gpuops_linear_v1"), make_target<&run_glu>("jax_gpuops_glu_v1"),
      make_target<&run_v1<Backend::kOurs>>("jax_gpuops_gemm_v1"),
      make_target<&run_add_v1<Backend::kOurs>>("jax_gpuops_gemm_add_v1"),
      make_target<&run_v1<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v1"),

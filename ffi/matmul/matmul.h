@@ -70,7 +70,8 @@ constexpr auto& names_of(EpilogueOp) { return kEpilogueOps; }
 // result[i] = epilogue(alpha op(a[i]) op(b[i]) + beta c[i] + bias[i]) for each i in the batch, all
 // row-major: op(a) is m x k and stored k x m if `transpose_a`; op(b) is k x n and stored n x k if
 // `transpose_b`; c and the result are m x n; a bias is n numbers, which are added to each row. A
-// shared factor or bias is one for the whole batch.
+// shared factor or bias is one for the whole batch. A gated result is multiplied by op(a[i]) up[i],
+// where `up` is stored and shared as b is.
 struct Problem {
   DType dtype;         // of a and b
   DType result_dtype;  // of c, bias and the result: see takes_result() in plan.h
@@ -87,6 +88,7 @@ struct Problem {
   bool scaled;  // alpha is not 1
   bool has_bias;
   bool share_bias;  // false without one
+  bool gated;
   EpilogueOp epilogue;
   std::int64_t alignment;  // of all arrays, in bytes
   std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says
@@ -108,6 +110,7 @@ struct Problem {
     visit("scaled", self.scaled);
     visit("has_bias", self.has_bias);
     visit("share_bias", self.share_bias);
+    visit("gated", self.gated);
     visit("epilogue", self.epilogue);
     visit("alignment", self.alignment);
     visit("workspace", self.workspace);
@@ -116,7 +119,7 @@ struct Problem {
 
 // Whether more is done to sums than to round them.
 inline bool has_epilogue(const Problem& problem) {
-  return problem.has_bias || problem.epilogue != EpilogueOp::kNone;
+  return problem.has_bias || problem.gated || problem.epilogue != EpilogueOp::kNone;
 }
 
 struct Buffers {
@@ -124,6 +127,7 @@ struct Buffers {
   const void* b;
   const void* c;     // null if the problem has none; beta is ignored then
   const void* bias;  // null if the problem has none
+  const void* up;    // null if the problem is not gated
   void* result;
   void* workspace;
   double alpha;

@@ -147,6 +147,7 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
 
 // Why the algorithm does not take the problem; empty if it does.
 std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device& device) {
+  if (problem.gated && algorithm != Algorithm::kTensorCore) return "has no gate";
   if (is_8_bit(problem.dtype) && algorithm != Algorithm::kTensorCore) {
     return "takes no " + text(info(problem.dtype).name) + "; 'tensor_core' does";
   }
@@ -194,6 +195,11 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
         "matmul kernels multiply float32 by BF16_BF16_F32_X6 on tensor cores alone, and "
         "'bf16_x6' " +
         why);
+  }
+  if (problem.gated) {
+    const std::string why = refusal_of_tensor_core(problem, device);
+    if (why.empty()) return {Algorithm::kTensorCore, "it alone has a gate"};
+    throw std::invalid_argument("of the matmul kernels 'tensor_core' alone has a gate, and " + why);
   }
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);

@@ -17,9 +17,14 @@ constexpr std::int64_t kTensorCoreGroup = 8;
 // A matrix is at most what a stride of a tensor map spans.
 constexpr std::int64_t kMostTensorBytes = std::int64_t{1} << 39;
 
+// Of a gated problem half of a tile's columns are those of up.
+std::int64_t result_cols(const Problem& problem, std::int64_t cols) {
+  return problem.gated ? cols / 2 : cols;
+}
+
 std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
   return problem.batch * divide_up(problem.m, tile.rows * tile.cluster_rows) *
-         divide_up(problem.n, tile.cols);
+         divide_up(problem.n, result_cols(problem, tile.cols));
 }
 
 // Estimates: what a cluster's exchange of sums takes, and a multiprocessor for a step of 64 x 128
@@ -132,6 +137,13 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
       return "has a bias and an activation for factors that are not transposed";
     }
   }
+  if (problem.gated) {
+    if (!is_16_bit_float(problem.dtype) || problem.result_dtype != problem.dtype) {
+      return "has a gate for float16 and bfloat16 and results of these";
+    }
+    if (problem.has_bias) return "has no bias with a gate";
+    if (copies_bytes(problem) > 0) return "has a gate for factors whose rows are whole 16 bytes";
+  }
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
@@ -141,7 +153,8 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
   }
   // As many tiles as the least of them make.
   const double tiles = static_cast<double>(problem.batch) *
-                       static_cast<double>(divide_up(problem.m, 64) * divide_up(problem.n, 128));
+                       static_cast<double>(divide_up(problem.m, 64) *
+                                           divide_up(problem.n, result_cols(problem, 128)));
   if (tiles > static_cast<double>(most)) return "takes at most 2^30 tiles";
   const std::int64_t needed = copies_bytes(problem);
   if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {

@@ -820,10 +820,10 @@ void check_matmul(const Shape& shape, unsigned clusters) {
   order.a_batch_stride = 1;
   order.b_batch_stride = shares_b ? 0 : 1;
 
-  const std::string error =
-      error_of({std::min(clusters, order.tiles) * Config::kBlocks, Config::kThreads,
-                matmul::kSharedBytes<matmul::PersistentStorage<Config>>, Config::kBlocks},
-               [&] { matmul::persistent_kernel<Config>(a_map, b_map, result_map, {}, order, {}); });
+  const std::string error = error_of(
+      {std::min(clusters, order.tiles) * Config::kBlocks, Config::kThreads,
+       matmul::kSharedBytes<matmul::PersistentStorage<Config>>, Config::kBlocks},
+      [&] { matmul::persistent_kernel<Config>(a_map, b_map, result_map, {}, order, {}, {}); });
   CHECK(error.empty());
   if (!error.empty()) std::printf("%s\n", error.c_str());
 

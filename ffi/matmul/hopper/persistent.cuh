@@ -38,7 +38,7 @@ namespace matmul {
 
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kClusterCols_, int kPending_,
-          int kLead_, bool kLateStores_, bool kPromotes_, bool kFinishes_>
+          int kLead_, bool kLateStores_, bool kPromotes_, bool kFinishes_, bool kGated_>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
@@ -66,9 +66,14 @@ struct Persistent {
   static constexpr bool kPromotes = kPromotes_;
   // Whether sums get a bias or an activation.
   static constexpr bool kFinishes = kFinishes_;
+  // Whether b's stages are half of b and half of up, whose sums gate each other: both halves have
+  // the same columns, those of the result's tile.
+  static constexpr bool kGated = kGated_;
+  static constexpr int kResultCols = kGated ? kCols / 2 : kCols;
 
   static constexpr int kWaves = kRows / kConsumers / kProductRows;
   static constexpr int kSums = kCols / 2;
+  static constexpr int kResultSums = kResultCols / 2;
   // Of a stage's own, as many columns as the registers have room for.
   static constexpr int kStageCols = kCols < 128 ? kCols : 128;
   static constexpr int kBlocks = kClusterRows * kClusterCols;
@@ -79,7 +84,7 @@ struct Persistent {
 
   // Results pass through shared memory in panels of 64 rows and 128 bytes.
   static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Result));
-  static constexpr int kPanels = kWaves * kCols / kPanelCols;
+  static constexpr int kPanels = kWaves * kResultCols / kPanelCols;
   static constexpr int kPanelBuffers = 2;
 
   // All blocks whose producers fill a stage of this one, itself among them, are told by each warp
@@ -98,6 +103,7 @@ struct Persistent {
   static_assert(kRows / kClusterCols % 64 == 0 && kCols / kClusterRows % 64 == 0,
                 "blocks copy whole panels for each other");
   static_assert(kRows <= 256 && kCols <= 256, "the copy engine's largest box");
+  static_assert(!kGated || (kFinishes && kCols / 2 % 64 == 0), "whole panels of both factors");
   static_assert(kPending == 0 || kPending == 1);
   static_assert(kLead < kStages && (kLead == 0 || kConsumers == 2));
   static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
@@ -143,15 +149,25 @@ __device__ __forceinline__ TilePosition locate(const TileOrder& order, unsigned 
   const unsigned row = first + in_rows - col * rows;
   return {
       static_cast<int>(row * Config::kClusterRows + rank / Config::kClusterCols) * Config::kRows,
-      static_cast<int>(col * Config::kClusterCols + rank % Config::kClusterCols) * Config::kCols,
+      static_cast<int>(col * Config::kClusterCols + rank % Config::kClusterCols) *
+          Config::kResultCols,
       static_cast<int>(matrix)};
 }
 
 // ---- The producer ----
 
+// The second factor of gated problems.
+template <bool kGated>
+struct UpFactor {};
+template <>
+struct UpFactor<true> {
+  TensorMap map;
+};
+
 template <class Config>
 __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, const TensorMap& a,
-                                        const TensorMap& b, const TileOrder& order, int rank) {
+                                        const TensorMap& b, const UpFactor<Config::kGated>& up,
+                                        const TileOrder& order, int rank) {
   constexpr int kClusterRows = Config::kClusterRows;
   constexpr int kClusterCols = Config::kClusterCols;
   const int rank_row = rank / kClusterCols;
@@ -175,9 +191,22 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
       copy_slice<Config::kDeepA, Config::kRows, kClusterCols>(
           storage.a[ring.stage], a, at.row, step * kStageDepth<typename Config::Factor>,
           at.matrix * order.a_batch_stride, full, rank_col, row_blocks);
-      copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(
-          storage.b[ring.stage], b, at.col, step * kStageDepth<typename Config::Factor>,
-          at.matrix * order.b_batch_stride, full, rank_row, col_blocks);
+      const int b_depth = step * kStageDepth<typename Config::Factor>;
+      const int b_matrix = at.matrix * order.b_batch_stride;
+      if constexpr (!Config::kGated) {
+        copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(
+            storage.b[ring.stage], b, at.col, b_depth, b_matrix, full, rank_row, col_blocks);
+      } else if constexpr (kClusterRows == 1) {
+        constexpr int kHalf = Config::kResultCols;
+        copy_slice<Config::kDeepB, kHalf, 1>(storage.b[ring.stage], b, at.col, b_depth, b_matrix,
+                                             full, 0, col_blocks);
+        copy_slice<Config::kDeepB, kHalf, 1>(storage.b[ring.stage] + kHalf * kLineBytes, up.map,
+                                             at.col, b_depth, b_matrix, full, 0, col_blocks);
+      } else {  // one block copies b, the other up, from the same column on
+        copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(
+            storage.b[ring.stage], rank_row == 0 ? b : up.map,
+            at.col - rank_row * Config::kResultCols, b_depth, b_matrix, full, rank_row, col_blocks);
+      }
       ring.advance();
     }
   }
@@ -200,8 +229,8 @@ struct PlainResult {
   int cols;
 };
 
-// Adds the bias to a consumer's sums of a tile, and applies the activation: a loop over all of them
-// for each function, since sums in registers have constant indices.
+// Adds the bias to a consumer's sums of a tile, applies the activation, and the gate: a loop over
+// all of them for each function, since sums in registers have constant indices.
 template <class Config>
 __device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config::kSums],
                                             const Finish& finish, const TilePosition& at) {
@@ -213,7 +242,7 @@ __device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config
     const Result* const bias =
         static_cast<const Result*>(finish.bias) + at.matrix * finish.bias_stride + first_col;
 #pragma unroll
-    for (int i = 0; i < Config::kSums / 4; ++i) {
+    for (int i = 0; i < Config::kResultSums / 4; ++i) {
       float added[2];
 #pragma unroll
       for (int j = 0; j < 2; ++j) added[j] = 8 * i + j < left ? widen(bias[8 * i + j]) : 0.0f;
@@ -228,12 +257,21 @@ __device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config
 #pragma unroll
     for (int wave = 0; wave < Config::kWaves; ++wave) {
 #pragma unroll
-      for (int i = 0; i < Config::kSums; ++i) {
+      for (int i = 0; i < Config::kResultSums; ++i) {
         constexpr bool kFast = sizeof(Result) == 2;
         sums[wave][i] = activated<decltype(op)::value, kFast>(sums[wave][i]);
       }
     }
   });
+  if constexpr (Config::kGated) {
+#pragma unroll
+    for (int wave = 0; wave < Config::kWaves; ++wave) {
+#pragma unroll
+      for (int i = 0; i < Config::kResultSums; ++i) {
+        sums[wave][i] *= sums[wave][Config::kResultSums + i];
+      }
+    }
+  }
 }
 
 // How a consumer writes its rows of a tile: panel by panel through two buffers in shared memory, of
@@ -258,7 +296,7 @@ class ResultWriter {
   // themselves.
   template <class Word>
   __device__ __forceinline__ void write(int panel, const TilePosition& at, const Word& word) {
-    constexpr int kPerWave = Config::kCols / Config::kPanelCols;
+    constexpr int kPerWave = Config::kResultCols / Config::kPanelCols;
     const int wave = panel / kPerWave;
     const int first = panel % kPerWave;
     unsigned char* const buffer = buffers_ + turn_ * kPanelBytes;
@@ -421,7 +459,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     ring.advance();
   };
 
-  std::uint32_t words[Config::kWaves][Config::kLateStores ? Config::kSums / 2 : 1];
+  std::uint32_t words[Config::kWaves][Config::kLateStores ? Config::kResultSums / 2 : 1];
   TilePosition before{};
   bool waiting = false;
 
@@ -479,7 +517,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 #pragma unroll
       for (int wave = 0; wave < Config::kWaves; ++wave) {
 #pragma unroll
-        for (int i = 0; i < Config::kSums / 2; ++i) {
+        for (int i = 0; i < Config::kResultSums / 2; ++i) {
           words[wave][i] = round_to_pair<Result>(sums[wave][2 * i], sums[wave][2 * i + 1]);
         }
       }
@@ -518,7 +556,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     persistent_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                       const __grid_constant__ TensorMap result,
                       const __grid_constant__ PlainResult<typename Config::Result> plain,
-                      const TileOrder order, const __grid_constant__ Finish finish) {
+                      const TileOrder order, const __grid_constant__ Finish finish,
+                      const __grid_constant__ UpFactor<Config::kGated> up) {
 #if JAX_GPUOPS_HAS_WGMMA
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
@@ -532,6 +571,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     prefetch_tensor_map(a);
     prefetch_tensor_map(b);
+    if constexpr (Config::kGated) prefetch_tensor_map(up.map);
     if (plain.data == nullptr) prefetch_tensor_map(result);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       initialise(&storage.full[stage]);
@@ -547,7 +587,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // -- Roles: warpgroup 0 produces, by one thread; the others consume --
   if (warpgroup == 0) {
     if constexpr (Config::kConsumers > 1) give_up_registers<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) produce(storage, a, b, order, rank);
+    if (threadIdx.x == 0) produce(storage, a, b, up, order, rank);
   } else {
     if constexpr (Config::kConsumers > 1) take_registers<Config::kConsumerRegisters>();
     consume(storage, result, plain, finish, order, rank, warpgroup - 1);

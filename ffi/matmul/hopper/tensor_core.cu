@@ -22,9 +22,14 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
   TensorMap a{}, b{}, result{};
   PlainResult<Result> plain{};
   TileOrder order{};
+  UpFactor<Kernel::kGated> up{};
   if (!queue.preparing) {
     a = map_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows / Kernel::kClusterCols);
     b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols / Kernel::kClusterRows);
+    if constexpr (Kernel::kGated) {
+      const ReadFactor factor{buffers.up, factors.b.stored, factors.b.pitch};
+      up.map = map_of_factor<T, Kernel::kDeepB>(factor, Kernel::kCols / 2);
+    }
     if (config.writes_elements) {
       plain = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
                static_cast<int>(problem.n)};
@@ -33,7 +38,8 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
                               problem.n, problem.n, kProductRows);
     }
     order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows * Kernel::kClusterRows));
-    order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kCols * Kernel::kClusterCols));
+    order.cols =
+        static_cast<unsigned>(divide_up(problem.n, Kernel::kResultCols * Kernel::kClusterCols));
     order.tiles = order.rows * order.cols * static_cast<unsigned>(problem.batch);
     order.group = static_cast<unsigned>(config.group);
     order.steps = static_cast<int>(divide_up(problem.k, kStageDepth<T>));
@@ -41,7 +47,7 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
     order.b_batch_stride = problem.share_b ? 0 : 1;
   }
   launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order,
-                                           finish_of(problem, buffers));
+                                           finish_of(problem, buffers), up);
 }
 
 // Calls function(Type<Result>{}) for the type of the result, of those that factors of T have.
@@ -58,7 +64,8 @@ void dispatch_result(DType result, Function&& function) {
   }
 }
 
-template <class T, class Result, bool kDeepA, bool kDeepB, bool kFinishes, const auto& kTiles>
+template <class T, class Result, bool kDeepA, bool kDeepB, bool kFinishes, bool kGated,
+          const auto& kTiles>
 void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
                  const Buffers& buffers) {
   const auto matches = [&](const TensorCoreTile& tile) {
@@ -72,7 +79,7 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
     if constexpr (kExists) {
       using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
                                 kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, kTile.pending,
-                                kTile.lead, kTile.late_stores, kTile.promotes, kFinishes>;
+                                kTile.lead, kTile.late_stores, kTile.promotes, kFinishes, kGated>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
       launch_persistent<Kernel>(queue, config, problem, buffers);
@@ -80,19 +87,24 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
   });
 }
 
-template <class T, bool kDeepA, bool kDeepB, bool kFinishes>
+template <class T, bool kDeepA, bool kDeepB, bool kFinishes = false, bool kGated = false>
 void launch_layout(const Queue& queue, const Config& config, const Problem& problem,
                    const Buffers& buffers) {
-  dispatch_result<T>(problem.result_dtype, [&](auto type) {
+  const auto launch_result = [&](auto type) {
     using Result = typename decltype(type)::type;
     if constexpr (sizeof(T) == 1) {
-      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kTensorCoreByteTiles>(queue, config,
-                                                                              problem, buffers);
+      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kGated, kTensorCoreByteTiles>(
+          queue, config, problem, buffers);
     } else {
-      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kTensorCoreTiles>(queue, config, problem,
-                                                                          buffers);
+      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kGated, kTensorCoreTiles>(queue, config,
+                                                                                  problem, buffers);
     }
-  });
+  };
+  if constexpr (kGated) {
+    dispatch<T>(problem.result_dtype, launch_result);
+  } else {
+    dispatch_result<T>(problem.result_dtype, launch_result);
+  }
 }
 
 }  // namespace
@@ -104,14 +116,19 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
     const std::int64_t elements = problem.batch * problem.m * problem.n;
     return clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
   }
+  if constexpr (sizeof(T) == 2) {
+    if (problem.gated) {
+      return launch_layout<T, true, false, true, true>(queue, config, problem, buffers);
+    }
+  }
   if constexpr (sizeof(T) > 1) {
     if (has_epilogue(problem)) {  // factors are as linear has them, or floats, which are deep
       return launch_layout<T, true, sizeof(T) == 4, true>(queue, config, problem, buffers);
     }
   }
   dispatch_layouts<T>(problem, [&](auto deep_a, auto deep_b) {
-    launch_layout<T, decltype(deep_a)::value, decltype(deep_b)::value, false>(queue, config,
-                                                                              problem, buffers);
+    launch_layout<T, decltype(deep_a)::value, decltype(deep_b)::value>(queue, config, problem,
+                                                                       buffers);
   });
 }
 

@@ -1,0 +1,225 @@
+"""glu: the product of two dense layers, of which one has an activation."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.interpreters import ad, batching
+
+from jax_gpuops import _arguments, _linear, _matmul, _primitive
+from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._linear import ACTIVATIONS
+
+
+def glu(
+    x: jax.typing.ArrayLike,
+    w_gate: jax.typing.ArrayLike,
+    w_up: jax.typing.ArrayLike,
+    *,
+    activation: str | None = "silu",
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """A gated linear unit: `activation(x @ w_gate) * (x @ w_up)`, by one kernel.
+
+    With "silu" it is SwiGLU, with "gelu" GEGLU (Shazeer, 2020). The kernel multiplies x by both
+    factors at once, applies activation and gate to the sums in float32, and rounds once. It runs on
+    Hopper's tensor cores alone, for float16 and bfloat16. For what else kernels are asked for, two
+    of them compute the products, and XLA the rest. XLA alone runs the formula in the dtype of the
+    result.
+
+    For derivatives the two products are computed by themselves, and kept.
+
+    Args:
+      x: an array of shape (..., k); dtypes as for `matmul`.
+      w_gate: an array of shape (k, n). The one kernel takes k and n that are multiples of 8.
+      w_up: an array of the same shape.
+      activation: as for `linear`.
+      precision: as for `matmul`.
+      preferred_element_type: the dtype of the result; None for that to which x, w_gate and w_up
+        promote, which is what the one kernel supports.
+      implementation: as for `matmul`.
+      algorithm: None, or "tensor_core".
+
+    Returns:
+      An array of shape (..., n).
+
+    Raises:
+      TypeError: as `linear` does.
+      ValueError: as `linear` does.
+    """
+    arrays = {"x": x, "w_gate": w_gate, "w_up": w_up}
+    arrays = {name: _arguments.as_array(name, each) for name, each in arrays.items()}
+    _linear.check_operands("glu", arrays)
+    if jnp.shape(arrays["w_up"]) != jnp.shape(arrays["w_gate"]):
+        raise ValueError(
+            f"w_gate and w_up must have one shape, got {jnp.shape(arrays['w_gate'])} and "
+            f"{jnp.shape(arrays['w_up'])}"
+        )
+    _linear.check_activation(activation)
+    return _jitted_glu(
+        *arrays.values(),
+        activation=activation,
+        precision=_matmul.hashable(precision),
+        preferred_element_type=preferred_element_type,
+        implementation=resolve("matmul", implementation, algorithm),
+        algorithm=algorithm,
+    )
+
+
+def _glu(
+    x, gate, up, *, activation, precision, preferred_element_type, implementation, algorithm
+) -> jax.Array:
+    dtype = jnp.result_type(x, gate, up)
+    result_dtype = jnp.dtype(preferred_element_type or dtype)
+    x, gate, up = (each.astype(dtype) for each in (x, gate, up))
+
+    def xla():
+        y, factor = (
+            jnp.matmul(x, w, precision=precision, preferred_element_type=result_dtype)
+            for w in (gate, up)
+        )
+        return (y if activation is None else ACTIVATIONS[activation](y)) * factor
+
+    def kernel():
+        _matmul.check_sharding(x, gate, up)
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        how = {
+            "precision": precision,
+            "implementation": implementation,
+            "algorithm": algorithm,
+        }
+        gated = {"activation": activation, "preferred_element_type": result_dtype}
+        try:
+            y = _matmul.bind_product(_glu_p, rows, gate, up, **gated, **how)
+        except NoKernelError:
+            if implementation is None or algorithm is not None:
+                raise
+            wide = _primitive.accumulator(dtype)
+            y, factor = (
+                _matmul.bind_product(
+                    _matmul.gemm_p,
+                    rows,
+                    w,
+                    **_linear.gemm_params(rows, w),
+                    preferred_element_type=wide,
+                    **how,
+                )
+                for w in (gate, up)
+            )
+            y = _gated(y, factor, activation=activation, dtype=result_dtype)
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    return dispatch("glu", [x, gate, up], implementation, algorithm, kernel, xla)
+
+
+_jitted_glu = _primitive.jit(
+    "glu",
+    _glu,
+    *("activation", "precision", "preferred_element_type", "implementation", "algorithm"),
+    inline=True,
+)
+
+
+# The primitive: activation(x @ gate) * (x @ up). x is (m, k), or a batch of these; gate and up are
+# (k, n), or both are batches of these.
+
+
+def _gated(gate: jax.Array, up: jax.Array, *, activation: str | None, dtype: Any) -> jax.Array:
+    """Applies the gate in the accumulator's dtype, and rounds to `dtype`."""
+    wide = _primitive.accumulator(dtype)
+    factor = gate.astype(wide) if activation is None else ACTIVATIONS[activation](gate.astype(wide))
+    return (factor * up.astype(wide)).astype(dtype)
+
+
+def _reference(x, gate, up, *, activation, precision, preferred_element_type) -> jax.Array:
+    """The primitive in JAX's operations."""
+    wide = _primitive.accumulator(preferred_element_type)
+    numbers = _linear.dimension_numbers(x, gate)
+    products = (
+        _linear.in_place(lax.dot_general(x, w, numbers, precision, wide), x, w) for w in (gate, up)
+    )
+    return _gated(*products, activation=activation, dtype=preferred_element_type)
+
+
+def _problem(x, gate, up, **params) -> dict[str, Any]:
+    del up
+    return _linear.problem(x, gate, **params) | {"gated": 1}
+
+
+def _call(
+    launch: _primitive.Launch, x, gate, up, *, activation, precision, preferred_element_type
+) -> jax.Array:
+    y, _ = launch.custom_call(
+        "jax_gpuops_glu_v1",
+        [x, gate, up],
+        [
+            jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
+            jax.ShapeDtypeStruct((0,), np.uint8),
+        ],
+        **_linear.attributes(activation, precision),
+    )
+    return y
+
+
+_glu_p = _primitive.primitive(
+    _primitive.Kernel(
+        name="gpuops_glu", op="matmul", reference=_reference, problem=_problem, call=_call
+    )
+)
+
+
+# Derivatives: those of two products, and of the gate.
+
+
+def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
+    (x, gate, up), (x_dot, *factor_dots) = primals, tangents
+    how = {"preferred_element_type": preferred_element_type, **params}
+    products, product_dots = [], []
+    for factor, factor_dot in zip((gate, up), factor_dots, strict=True):
+        y = _matmul.bind_derivative(x, factor, **_linear.gemm_params(x, factor), **how)
+        products.append(_linear.in_place(y, x, factor))
+        if type(x_dot) is ad.Zero and type(factor_dot) is ad.Zero:
+            product_dots.append(jnp.zeros_like(products[-1]))
+        else:
+            product_dots.append(_linear.tangent_of_sums(x, factor, x_dot, factor_dot, **how))
+    function = functools.partial(_gated, activation=activation, dtype=preferred_element_type)
+    return jax.jvp(_linear.keeping_arguments(function), products, product_dots)
+
+
+# Batching
+
+
+def _batch(operands, axes, *, activation, preferred_element_type, **params):
+    """As that of linear. Where one of gate and up is mapped, the other is repeated."""
+    how = {"preferred_element_type": preferred_element_type, **params}
+    size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+    x, *factors = (
+        each if axis is None else jnp.moveaxis(each, axis, 0)
+        for each, axis in zip(operands, axes, strict=True)
+    )
+    mapped = [axis is not None for axis in axes]
+    if mapped[1] or mapped[2]:
+        factors = [
+            each if is_mapped else jnp.broadcast_to(each, (size, *each.shape))
+            for each, is_mapped in zip(factors, mapped[1:], strict=True)
+        ]
+        mapped[1:] = [True, True]
+    return _linear.batched(
+        lambda *xs: _glu_p.bind(*xs, activation=activation, **how),
+        [x, *factors],
+        mapped,
+        [2, 2, 2],
+    )
+
+
+ad.primitive_jvps[_glu_p] = _jvp
+batching.primitive_batchers[_glu_p] = _batch
