@@ -358,6 +358,7 @@ struct TensorCoreTile {
   int consumers;  // warpgroups that multiply
   int stages;
   int cluster_rows;
+  int pending;       // see Persistent
   bool late_stores;  // see Persistent
   // Speed once all multiprocessors have a tile, in percent of that of the largest: of factors whose
   // rows begin at multiples of 128 bytes, and of others. Measured on an H200 with 16-bit results;
@@ -377,9 +378,9 @@ struct TensorCoreTile {
 };
 
 inline constexpr TensorCoreTile kTensorCoreTiles[] = {
-    {2, 128, 256, 2, 4, 2, true, 100, 100}, {2, 128, 128, 2, 6, 1, true, 96, 57},
-    {2, 64, 128, 1, 6, 1, false, 86, 38},   {4, 128, 256, 2, 4, 2, false, 100, 100},
-    {4, 64, 128, 1, 6, 1, false, 90, 40},
+    {2, 128, 256, 2, 4, 2, 0, true, 100, 100}, {2, 128, 128, 2, 6, 1, 1, true, 96, 57},
+    {2, 64, 128, 1, 6, 1, 1, false, 86, 38},   {4, 128, 256, 2, 4, 2, 0, false, 100, 100},
+    {4, 64, 128, 1, 6, 1, 1, false, 90, 40},
 };
 
 // split_k: the tiles that it has kernels for, all of as many columns.

@@ -63,10 +63,9 @@ void launch_layout(const Queue& queue, const Config& config, const Problem& prob
     constexpr auto kLeast = static_cast<int>(sizeof(T));
     if constexpr (kGated ? kTile.result_bytes == kLeast : kTile.result_bytes >= kLeast) {
       using Result = std::conditional_t<kTile.result_bytes == 4, float, T>;
-      using Kernel =
-          Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
-                     kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, /*kPending=*/1,
-                     /*kLead=*/0, kTile.late_stores, kFinishes, kGated>;
+      using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
+                                kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, kTile.pending,
+                                /*kLead=*/0, kTile.late_stores, kFinishes, kGated>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
       launch_persistent<Kernel>(queue, config, problem, buffers);
