@@ -220,4 +220,5 @@ def _host() -> Iterator[Problem]:
     yield ops.make("gemm", (67, 45, 70), "float32")
     yield ops.make("linear", (67, 45, 70), "float32", activation="gelu")
     yield ops.make("linear", (67, 72, 70), "bfloat16", activation="silu")
+    yield ops.make("glu", (67, 72, 80), "float32")
     yield ops.make("glu", (67, 72, 80), "bfloat16")

@@ -104,14 +104,9 @@ def on_tensor_cores(implementation):
     return {"implementation": implementation, "algorithm": "tensor_core"}
 
 
-def to_tf32(x):
-    fraction, exponent = np.frexp(np.asarray(x, np.float64))
-    return np.ldexp(np.round(np.ldexp(fraction, 11)), exponent - 11).astype(np.float32)
-
-
 def operands_of_tensor_cores(m, n, k, dtype, result, batch=()):
     x, w, b = operands(m, n, k, dtype, result, batch)
-    return (to_tf32(x), to_tf32(w), b) if dtype == "float32" else (x, w, b)
+    return (helpers.to_tf32(x), helpers.to_tf32(w), b) if dtype == "float32" else (x, w, b)
 
 
 @pytest.mark.kernel
@@ -205,7 +200,7 @@ def test_activations_are_exact_in_their_tails(algorithm, dtype, activation, impl
     with helpers.x64(dtype):
         # Sums of one term: the activations of these numbers themselves.
         x = SPREAD.astype(helpers.np_dtype(dtype))
-        x = to_tf32(x) if dtype == "float32" else x
+        x = helpers.to_tf32(x) if dtype == "float32" else x
         x = x[np.isfinite(x.astype(np.float64))][:, None]
         columns = np.zeros((1, 8), x.dtype)
         columns[0, 3] = 1

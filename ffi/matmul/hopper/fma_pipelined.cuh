@@ -49,6 +49,7 @@ struct FmaPipelined {
   static constexpr int kStages = kStages_;
   static constexpr int kClusterRows = 1;
   static constexpr int kClusterCols = 1;
+  static constexpr int kResultCols = kCols;
 
   static constexpr int kConsumerWarps = 8;
   static constexpr int kThreads = kWarpgroupThreads + kConsumerWarps * 32;
