@@ -23,7 +23,7 @@ AGREEMENT = 0.05
 """How far the two times of a large problem may be apart, as a fraction of the kernel time."""
 
 _KEPT_BYTES = 8 << 30  # the profiler keeps the result of every iteration
-_MAX_CHUNK = 70  # over three rounds that makes 200 runs of a kernel that is soon done
+_MAX_CHUNK = 35  # over six rounds that makes 200 runs of a kernel that is soon done
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,7 +86,7 @@ def times_us(timings: Sequence[Timing]) -> list[float]:
     return [each.loop_us for each in timings]
 
 
-def measure(calls: Sequence[Call], *, rounds: int = 3, seconds: float = 0.2) -> list[Timing]:
+def measure(calls: Sequence[Call], *, rounds: int = 6, seconds: float = 0.2) -> list[Timing]:
     """Times calls in turns, so that they share the GPU's state.
 
     Args:
@@ -104,7 +104,8 @@ def measure(calls: Sequence[Call], *, rounds: int = 3, seconds: float = 0.2) -> 
     loop_times: list[list[float]] = [[] for _ in calls]
     kernels = [0] * len(calls)
     for turn in range(rounds):
-        # A GPU that gets warm gets slower, so that each call is once among the first.
+        # A GPU that gets warm gets slower: in an even number of rounds, two calls are each first
+        # as often as the other.
         order = [(turn + i) % len(calls) for i in range(len(calls))]
         for i in order:
             call, estimate = calls[i], estimates[i]

@@ -182,7 +182,7 @@ class Sweep:
           cores: how many programs are compiled at a time; None for all cores.
         """
         self._implementation = implementation
-        self._timed = timed or functools.partial(measure.measure, seconds=SECONDS)
+        self._timed = timed or functools.partial(measure.measure, rounds=2, seconds=SECONDS)
         self._cores = cores or os.cpu_count() or 1
 
     def run(

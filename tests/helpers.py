@@ -117,6 +117,12 @@ def buffers_at(offset: int):
         module.set_buffer_offset(0)
 
 
+def to_tf32(x):
+    """The nearest numbers of TF32: 11 bits of a float's 24."""
+    fraction, exponent = np.frexp(np.asarray(x, np.float64))
+    return np.ldexp(np.round(np.ldexp(fraction, 11)), exponent - 11).astype(np.float32)
+
+
 def primitive(function: str):
     """The primitive of one of our kernels, for what no argument of a public function reaches."""
     return next(p for p, k in _primitive.KERNELS.items() if k.name == f"gpuops_{function}")

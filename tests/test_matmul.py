@@ -195,16 +195,10 @@ def on_tensor_cores(implementation):
     return {"implementation": implementation, "algorithm": "tensor_core"}
 
 
-def to_tf32(x):
-    """The nearest numbers of TF32: 11 bits of a float's 24."""
-    fraction, exponent = np.frexp(np.asarray(x, np.float64))
-    return np.ldexp(np.round(np.ldexp(fraction, 11)), exponent - 11).astype(np.float32)
-
-
 def factor(shape, dtype, seed=0):
     """Normal numbers that tensor cores multiply as they are: of float32, those of TF32."""
     x = helpers.normal(shape, dtype, seed)
-    return to_tf32(x) if dtype == "float32" else x
+    return helpers.to_tf32(x) if dtype == "float32" else x
 
 
 def stored(x, transpose):

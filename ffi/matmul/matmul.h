@@ -343,6 +343,7 @@ struct TensorCoreTile {
   int consumers;  // warpgroups that multiply
   int stages;
   int cluster_rows;
+  int pending;       // see Persistent
   bool late_stores;  // see Persistent
   // Speed once all multiprocessors have a tile, in percent of that of the largest: of factors whose
   // rows begin at multiples of 128 bytes, and of others. Measured on an H200 with 16-bit results;
@@ -350,7 +351,7 @@ struct TensorCoreTile {
   int speed;
   int unaligned_speed;
   bool promotes = false;  // see Persistent
-  int lead = 0;
+  int lead = 0;           // see Persistent
 
   constexpr int threads() const { return 128 * (1 + consumers); }
 
@@ -364,19 +365,23 @@ struct TensorCoreTile {
 };
 
 inline constexpr TensorCoreTile kTensorCoreTiles[] = {
-    {2, 128, 256, 2, 4, 2, true, 100, 100}, {2, 128, 128, 2, 6, 1, true, 96, 57},
-    {2, 64, 128, 1, 6, 1, false, 86, 38},   {4, 128, 256, 2, 4, 2, false, 100, 100},
-    {4, 64, 128, 1, 6, 1, false, 90, 40},
+    {2, 128, 256, 2, 4, 2, 0, true, 100, 100}, {2, 128, 128, 2, 6, 1, 1, true, 96, 57},
+    {2, 64, 128, 1, 6, 1, 1, false, 86, 38},   {4, 128, 256, 2, 4, 2, 0, false, 100, 100},
+    {4, 64, 128, 1, 6, 1, 1, false, 90, 40},
 };
 
 // Of factors of 8 bits. Their stages have as many bytes and take as long, so that the speeds are
 // the same, those of sums that are promoted estimates. There the first consumer is a stage ahead,
 // so that the tensor cores have the one's products while the other adds its own.
 inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
-    {2, 128, 256, 2, 4, 2, true, 100, 100},         {2, 64, 128, 1, 6, 1, false, 86, 38},
-    {4, 128, 256, 2, 4, 2, false, 100, 100},        {4, 64, 128, 1, 6, 1, false, 90, 40},
-    {2, 128, 256, 2, 4, 2, false, 90, 90, true, 1}, {2, 64, 128, 1, 6, 1, false, 60, 38, true},
-    {4, 128, 256, 2, 4, 2, false, 90, 90, true, 1}, {4, 64, 128, 1, 6, 1, false, 60, 38, true},
+    {2, 128, 256, 2, 4, 2, 0, true, 100, 100},
+    {2, 64, 128, 1, 6, 1, 1, false, 86, 38},
+    {4, 128, 256, 2, 4, 2, 0, false, 100, 100},
+    {4, 64, 128, 1, 6, 1, 1, false, 90, 40},
+    {2, 128, 256, 2, 4, 2, 0, false, 90, 90, true, 1},
+    {2, 64, 128, 1, 6, 1, 0, false, 60, 38, true},
+    {4, 128, 256, 2, 4, 2, 0, false, 90, 90, true, 1},
+    {4, 64, 128, 1, 6, 1, 0, false, 60, 38, true},
 };
 
 // split_k: the tiles that it has kernels for, all of as many columns.

@@ -70,9 +70,8 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
                              !(kTile.promotes && std::is_integral_v<T>);
     if constexpr (kExists) {
       using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
-                                kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1,
-                                /*kPending=*/kTile.promotes ? 0 : 1, kTile.lead, kTile.late_stores,
-                                kTile.promotes>;
+                                kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, kTile.pending,
+                                kTile.lead, kTile.late_stores, kTile.promotes>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
       launch_persistent<Kernel>(queue, config, problem, buffers);
