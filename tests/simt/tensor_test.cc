@@ -609,7 +609,9 @@ std::string fault_of_8_bits(Fault fault) {
   };
   return error_of(1, 128, kAlignedBytes<Storage>, [&] {
     auto& storage = aligned<Storage>();
-    for (int i = threadIdx.x; i < 2 * kPanelBytes; i += 128) storage.operands[0][i] = 56;
+    for (int i = threadIdx.x; i < 2 * kPanelBytes; i += 128) {
+      storage.operands[i / kPanelBytes][i % kPanelBytes] = 56;
+    }
     finish_writes_before_copies();
     __syncthreads();
     ProductSum<T> sums[32];
