@@ -46,6 +46,9 @@ void check(const Problem& problem) {
                                 " by " + text(kPrecisions[static_cast<int>(own)]) + ", not by " +
                                 text(kPrecisions[static_cast<int>(problem.precision)]));
   }
+  if (has_epilogue(problem) && (problem.has_c || problem.scaled)) {
+    throw std::invalid_argument("matmul kernels have no bias and no activation with c or alpha");
+  }
   if (problem.result_dtype != problem.dtype &&
       !(is_16_bit_float(problem.dtype) && problem.result_dtype == DType::kFloat32)) {
     throw std::invalid_argument("matmul kernels have no result of dtype " +
