@@ -223,6 +223,13 @@ def mask(*shape):
             {**GEMM, "algorithm": "cublas"},
             "'cublas', and no other, has a target of its own",
         ),
+        *(
+            ("gemm_v2", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *c], options, "with c or alpha")
+            for c, options in [
+                ([(4, 5)], {**GEMM, "epilogue": "relu"}),
+                ([], {**GEMM, "epilogue": "relu", "alpha": np.float64(2)}),
+            ]
+        ),
         ("linear", [struct(4, 5), NO_BYTES], [(4, 8), (7, 5)], GEMM, "same depth k"),
         ("linear", [struct(5, 4), NO_BYTES], [(4, 8), (8, 5), (5,)], GEMM, "shape of the product"),
         ("linear", [struct(4, 5), struct(4)], [(4, 8), (8, 5), (5,)], GEMM, "must be of bytes"),

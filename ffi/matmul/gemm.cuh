@@ -32,7 +32,7 @@ struct Factor {
   bool packed;  // packs of kPack start at aligned addresses and never straddle an edge
 };
 
-// Sums become results: result = activation(alpha sum + beta c + bias), rounded once.
+// Sums become results: result = alpha sum + beta c, or activation(sum + bias); rounded once.
 template <class T>
 struct Epilogue {
   using A = Accumulator<T>;
@@ -96,15 +96,22 @@ __device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, st
   const std::int64_t offset = (batch * gemm.a.extent + row) * gemm.b.extent + col;
   const std::int64_t left = gemm.b.extent - col;
 
+  A finished[kSize];
+#pragma unroll
+  for (int i = 0; i < kSize; ++i) finished[i] = sum[i];
+  if (epilogue.finishes) {  // then alpha is 1, and there is no c
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) {
+      const A bias = epilogue.wide ? bias_of<A>(epilogue.finish, batch, col + i)
+                                   : bias_of<T>(epilogue.finish, batch, col + i);
+      finished[i] = activated(epilogue.finish.op, sum[i] + bias);
+    }
+  }
+
   const auto store_to = [&](auto* result, const auto* c) {
     A value[kSize];
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) value[i] = epilogue.alpha * sum[i];
-    const auto finish = [&](int i) {
-      using Result = std::remove_reference_t<decltype(*result)>;
-      value[i] = activated(epilogue.finish.op,
-                           value[i] + bias_of<Result>(epilogue.finish, batch, col + i));
-    };
+    for (int i = 0; i < kSize; ++i) value[i] = epilogue.alpha * finished[i];
     if (epilogue.packed) {
       if (c != nullptr) {
         A added[kSize];
@@ -112,17 +119,12 @@ __device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, st
 #pragma unroll
         for (int i = 0; i < kSize; ++i) value[i] += epilogue.beta * added[i];
       }
-      if (epilogue.finishes) {
-#pragma unroll
-        for (int i = 0; i < kSize; ++i) finish(i);
-      }
       store<kSize>(value, result + offset);
     } else {
 #pragma unroll
       for (int i = 0; i < kSize; ++i) {
         if (i < left) {
           if (c != nullptr) value[i] += epilogue.beta * widen(c[offset + i]);
-          if (epilogue.finishes) finish(i);
           result[offset + i] = narrow<std::remove_reference_t<decltype(*result)>>(value[i]);
         }
       }

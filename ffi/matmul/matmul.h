@@ -60,18 +60,18 @@ inline constexpr std::string_view kPrecisions[] = {
 };
 constexpr auto& names_of(Precision) { return kPrecisions; }
 
-// What is done to alpha op(a) op(b) + beta c + bias before it is rounded: the function of jax.nn of
-// that name, or with kGeluExact jax.nn.gelu(approximate=False).
+// What is done to op(a) op(b) + bias before it is rounded, where there is no c: the function of
+// jax.nn of that name, or with kGeluExact jax.nn.gelu(approximate=False).
 enum class EpilogueOp { kNone, kRelu, kGelu, kGeluExact, kSilu };
 
 inline constexpr std::string_view kEpilogueOps[] = {"none", "relu", "gelu", "gelu_exact", "silu"};
 constexpr auto& names_of(EpilogueOp) { return kEpilogueOps; }
 
-// result[i] = epilogue(alpha op(a[i]) op(b[i]) + beta c[i] + bias[i]) for each i in the batch, all
-// row-major: op(a) is m x k and stored k x m if `transpose_a`; op(b) is k x n and stored n x k if
-// `transpose_b`; c and the result are m x n; a bias is n numbers, which are added to each row. A
-// shared factor or bias is one for the whole batch. A gated result is multiplied by op(a[i]) up[i],
-// where `up` is stored and shared as b is.
+// result[i] = alpha op(a[i]) op(b[i]) + beta c[i], or epilogue(op(a[i]) op(b[i]) + bias[i]), for
+// each i in the batch, all row-major: op(a) is m x k and stored k x m if `transpose_a`; op(b) is k
+// x n and stored n x k if `transpose_b`; c and the result are m x n; a bias is n numbers, which are
+// added to each row. A shared factor or bias is one for the whole batch. A gated result is
+// multiplied by op(a[i]) up[i], where `up` is stored and shared as b is.
 struct Problem {
   DType dtype;         // of a and b
   DType result_dtype;  // of c, bias and the result: see takes_result() in plan.h

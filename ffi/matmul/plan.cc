@@ -72,6 +72,9 @@ void check(const Problem& problem) {
                                 " by " + text(kPrecisions[static_cast<int>(own)]) + ", not by " +
                                 text(kPrecisions[static_cast<int>(problem.precision)]));
   }
+  if (has_epilogue(problem) && (problem.has_c || problem.scaled)) {
+    throw std::invalid_argument("matmul kernels have no bias and no activation with c or alpha");
+  }
   if (!takes_result(problem.dtype, problem.result_dtype)) {
     throw std::invalid_argument("matmul kernels have no result of dtype " +
                                 text(info(problem.result_dtype).name) + " for operands of " +

@@ -38,7 +38,8 @@ namespace matmul {
 
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kClusterCols_, int kPending_,
-          int kLead_, bool kLateStores_, bool kPromotes_, bool kFinishes_, bool kGated_>
+          int kLead_, bool kLateStores_, bool kPromotes_ = false, bool kFinishes_ = false,
+          bool kGated_ = false>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
