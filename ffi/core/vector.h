@@ -10,6 +10,7 @@
 
 #include "core/cuda.h"
 #include "core/dtype.h"
+#include "core/ptx/math.cuh"
 #include "core/ptx/memory.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -113,11 +114,11 @@ inline constexpr int kWidestPack = 16 / sizeof(T);
 
 // Conversions to and from the type that kernels compute in.
 template <class T>
-__host__ __device__ inline Accumulator<T> widen(T value) {
+__device__ inline Accumulator<T> widen(T value) {
   if constexpr (std::is_same_v<T, __half>) {
     return __half2float(value);
   } else if constexpr (std::is_same_v<T, __nv_bfloat16>) {
-    return __bfloat162float(value);
+    return widen_bfloat16(value);
   } else {
     return value;
   }

@@ -1,3 +1,5 @@
+// Compiled for each architecture.
+//
 // Instantiates the matmul kernels and launches them.
 
 #include <stdexcept>

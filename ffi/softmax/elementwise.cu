@@ -1,16 +1,19 @@
-// Compiled for each of: __half __nv_bfloat16 float double
 #include "softmax/elementwise.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
-using T = JAX_GPUOPS_ELEMENT;
+template <class T>
+RegisterLaunchers launchers() {
+  return {kDTypeOf<T>,
+          {
+              {Algorithm::kElementwise, launch_elementwise<T>, nullptr},
+          }};
+}
 
-const RegisterLaunchers kLaunchers(kDTypeOf<T>,
-                                   {
-                                       {Algorithm::kElementwise, launch_elementwise<T>, nullptr},
-                                   });
+const RegisterLaunchers kLaunchers[] = {launchers<__half>(), launchers<__nv_bfloat16>(),
+                                        launchers<float>(), launchers<double>()};
 
 }  // namespace
 }  // namespace softmax

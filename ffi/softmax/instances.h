@@ -1,6 +1,7 @@
 // The sizes that kernels are compiled for: what plans choose from, and launchers find.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "core/dtype.h"
@@ -40,6 +41,24 @@ inline constexpr WarpInstance kSmallWarpInstances[] = {
 // Rows that do not begin and end with a pack, or have masks.
 inline constexpr WarpInstance kUnalignedWarpInstances[] = {
     {8, 1, 1}, {8, 4, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
+
+// How many packs of each operand a lane of an instance holds.
+constexpr int packs_of_each(const WarpInstance& instance, int operands) {
+  return instance.packs < operands ? 1 : instance.packs / operands;
+}
+
+// Whether plans take an instance of a table, since none before it has room for as many packs. Two
+// operands have some in common that differ for one.
+template <std::size_t kCount>
+constexpr bool is_planned(const WarpInstance (&table)[kCount], std::size_t index, int operands) {
+  const auto room = [&](std::size_t i) {
+    return table[i].lanes * packs_of_each(table[i], operands);
+  };
+  for (std::size_t i = 0; i < index; ++i) {
+    if (room(i) >= room(index)) return false;
+  }
+  return true;
+}
 
 // Packs that a thread of a block holds of a row: few in short rows, for as many threads as it takes
 // to hide their waits, and more in long ones, for fewer warps to wait for each other. 5 of

@@ -1,4 +1,3 @@
-// Compiled for each of: __half __nv_bfloat16 float double
 #include "softmax/ladder/01_baseline.cuh"
 #include "softmax/ladder/02_one_warp_rows.cuh"
 #include "softmax/ladder/03_block.cuh"
@@ -7,20 +6,24 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
-using T = JAX_GPUOPS_ELEMENT;
+template <class T>
+RegisterLaunchers launchers() {
+  return {kDTypeOf<T>,
+          {
+              {Algorithm::kBaseline, launch_baseline<T>, nullptr},
+              {Algorithm::kOneWarpOneRow, launch_one_warp<T>, nullptr},
+              {Algorithm::kOneWarpTwoRows, launch_one_warp<T>, nullptr},
+              {Algorithm::kOneWarpFourRows, launch_one_warp<T>, nullptr},
+              {Algorithm::kOneWarpOneRowFloat4, launch_one_warp<T>, nullptr},
+              {Algorithm::kOneWarpTwoRowsFloat4, launch_one_warp<T>, nullptr},
+              {Algorithm::kOneWarpFourRowsFloat4, launch_one_warp<T>, nullptr},
+              {Algorithm::kBlockShared, launch_block_shared<T>, nullptr},
+              {Algorithm::kBlockUncached, launch_block_uncached<T>, nullptr},
+          }};
+}
 
-const RegisterLaunchers kLaunchers(
-    kDTypeOf<T>, {
-                     {Algorithm::kBaseline, launch_baseline<T>, nullptr},
-                     {Algorithm::kOneWarpOneRow, launch_one_warp<T>, nullptr},
-                     {Algorithm::kOneWarpTwoRows, launch_one_warp<T>, nullptr},
-                     {Algorithm::kOneWarpFourRows, launch_one_warp<T>, nullptr},
-                     {Algorithm::kOneWarpOneRowFloat4, launch_one_warp<T>, nullptr},
-                     {Algorithm::kOneWarpTwoRowsFloat4, launch_one_warp<T>, nullptr},
-                     {Algorithm::kOneWarpFourRowsFloat4, launch_one_warp<T>, nullptr},
-                     {Algorithm::kBlockShared, launch_block_shared<T>, nullptr},
-                     {Algorithm::kBlockUncached, launch_block_uncached<T>, nullptr},
-                 });
+const RegisterLaunchers kLaunchers[] = {launchers<__half>(), launchers<__nv_bfloat16>(),
+                                        launchers<float>(), launchers<double>()};
 
 }  // namespace
 }  // namespace softmax

@@ -1,17 +1,21 @@
-// Compiled for each of: __half __nv_bfloat16 float double
+// Compiled for each architecture.
 #include "softmax/staged.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
-using T = JAX_GPUOPS_ELEMENT;
+template <class T>
+RegisterLaunchers launchers() {
+  return {kDTypeOf<T>,
+          {
+              {Algorithm::kStaged, launch_staged<ForwardFunctions, T>,
+               launch_staged<TangentFunctions, T>},
+          }};
+}
 
-const RegisterLaunchers kLaunchers(kDTypeOf<T>,
-                                   {
-                                       {Algorithm::kStaged, launch_staged<ForwardFunctions, T>,
-                                        launch_staged<TangentFunctions, T>},
-                                   });
+const RegisterLaunchers kLaunchers[] = {launchers<__half>(), launchers<__nv_bfloat16>(),
+                                        launchers<float>(), launchers<double>()};
 
 }  // namespace
 }  // namespace softmax

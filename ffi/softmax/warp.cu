@@ -5,12 +5,15 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
-using T = JAX_GPUOPS_ELEMENT;
+template <class T>
+RegisterLaunchers launchers() {
+  return {kDTypeOf<T>,
+          {
+              {Algorithm::kWarp, launch_warp<ForwardFunctions, T>, nullptr},
+          }};
+}
 
-const RegisterLaunchers kLaunchers(kDTypeOf<T>, {
-                                                    {Algorithm::kWarp,
-                                                     launch_warp<ForwardFunctions, T>, nullptr},
-                                                });
+const RegisterLaunchers kLaunchers[] = {JAX_GPUOPS_ELEMENTS(launchers)};
 
 }  // namespace
 }  // namespace softmax

@@ -11,6 +11,8 @@
 // at a time for that reason: one pack a thread does not fill the memory's pipe.
 #pragma once
 
+#include <stdexcept>
+
 #include "softmax/fragment.cuh"
 #include "softmax/launcher.cuh"
 #include "softmax/redo.cuh"
@@ -81,9 +83,13 @@ void launch_warp_from(const Call& call) {
   };
   dispatch_instance<kTable>(planned, [&](auto index) {
     constexpr WarpInstance kInstance = kTable[index];
-    using Fragment = FragmentOf<Functions, T, kInstance.packs, kLayout, kVariant>;
-    launch_kernel<warp_kernel<Fragment, kInstance.lanes, kInstance.rows>>(
-        call.queue, launch_shape(call), kernel_args<T>(call));
+    if constexpr (is_planned(kTable, index, Functions::kOperands)) {
+      using Fragment = FragmentOf<Functions, T, kInstance.packs, kLayout, kVariant>;
+      launch_kernel<warp_kernel<Fragment, kInstance.lanes, kInstance.rows>>(
+          call.queue, launch_shape(call), kernel_args<T>(call));
+    } else {
+      throw std::logic_error("plans take another instance before this one");
+    }
   });
 }
 

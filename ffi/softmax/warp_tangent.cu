@@ -1,16 +1,19 @@
-// Compiled for each of: __half __nv_bfloat16 float double
 #include "softmax/warp.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
-using T = JAX_GPUOPS_ELEMENT;
+template <class T>
+RegisterLaunchers launchers() {
+  return {kDTypeOf<T>,
+          {
+              {Algorithm::kWarp, nullptr, launch_warp<TangentFunctions, T>},
+          }};
+}
 
-const RegisterLaunchers kLaunchers(kDTypeOf<T>, {
-                                                    {Algorithm::kWarp, nullptr,
-                                                     launch_warp<TangentFunctions, T>},
-                                                });
+const RegisterLaunchers kLaunchers[] = {launchers<__half>(), launchers<__nv_bfloat16>(),
+                                        launchers<float>(), launchers<double>()};
 
 }  // namespace
 }  // namespace softmax

@@ -2,8 +2,8 @@
 // sizes are multiples of 16.
 #pragma once
 
+#include "core/ptx/hopper.h"
 #include "core/ptx/mbarrier.cuh"
-#include "core/ptx/target.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 

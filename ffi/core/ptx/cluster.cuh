@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/ptx/hopper.h"
 #include "core/ptx/mbarrier.cuh"
-#include "core/ptx/target.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 

@@ -1,7 +1,7 @@
 // Kernels that are launched while the one before may still run (programmatic dependent launch).
 #pragma once
 
-#include "core/ptx/target.h"
+#include "core/ptx/hopper.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 

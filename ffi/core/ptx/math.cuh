@@ -50,6 +50,20 @@ __device__ inline float fast_reciprocal(float x) {
 }
 __device__ inline double fast_reciprocal(double x) { return 1.0 / x; }
 
+// A bfloat16 is the upper half of a float. __bfloat162float() has an instruction for this in PTX
+// for 9.0, and for 8.0 another one that ptxas makes more of than the shift that both come to.
+__device__ inline float widen_bfloat16(__nv_bfloat16 value) {
+#ifdef JAX_GPUOPS_INTERPRET
+  return __bfloat162float(value);
+#else
+  float result;
+  asm("{\n\t.reg .b32 word;\n\tcvt.u32.u16 word, %1;\n\tshl.b32 %0, word, 16;\n\t}"
+      : "=f"(result)
+      : "h"(__bfloat16_as_ushort(value)));
+  return result;
+#endif
+}
+
 // Two floats, rounded to nearest even, as 16-bit floats in one word, the first in the low half.
 template <class T>
 __device__ __forceinline__ std::uint32_t round_to_pair(float low, float high) {

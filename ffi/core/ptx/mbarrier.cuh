@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "core/ptx/target.h"
+#include "core/ptx/hopper.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 

@@ -1,30 +1,10 @@
-// What the code that is being compiled runs on, for the headers of this folder.
+// What the headers of this folder have in common.
 //
 // Each function of theirs stands there with its PTX and, beside it, with what the host executor
-// runs instead. What needs compute capability 9.0 does nothing in code for older GPUs, where
-// kernels ask JAX_GPUOPS_HAS_CLUSTERS and have another way, or trap.
+// runs instead.
 #pragma once
 
 #include "core/cuda.h"
-
-// Thread-block clusters, and copies that run beside the threads.
-#if defined(JAX_GPUOPS_INTERPRET) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
-#define JAX_GPUOPS_HAS_CLUSTERS 1
-#else
-#define JAX_GPUOPS_HAS_CLUSTERS 0
-#endif
-// PTX of compute capability 9.0.
-#if JAX_GPUOPS_HAS_CLUSTERS && !defined(JAX_GPUOPS_INTERPRET)
-#define JAX_GPUOPS_HOPPER_PTX 1
-#else
-#define JAX_GPUOPS_HOPPER_PTX 0
-#endif
-// Hopper's own instructions, which no later GPU has: compiled for sm_90a alone.
-#if defined(JAX_GPUOPS_INTERPRET) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define JAX_GPUOPS_HAS_WGMMA 1
-#else
-#define JAX_GPUOPS_HAS_WGMMA 0
-#endif
 
 namespace JAX_GPUOPS_NAMESPACE {
 

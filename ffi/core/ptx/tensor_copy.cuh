@@ -8,8 +8,8 @@
 #include <cstdint>
 
 #include "core/ptx/bulk_copy.cuh"
+#include "core/ptx/hopper.h"
 #include "core/ptx/mbarrier.cuh"
-#include "core/ptx/target.h"
 #include "core/tensor_map.h"
 
 namespace JAX_GPUOPS_NAMESPACE {

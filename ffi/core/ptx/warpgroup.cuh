@@ -1,7 +1,7 @@
 // Warpgroups, four warps each, with roles of their own in a block.
 #pragma once
 
-#include "core/ptx/target.h"
+#include "core/ptx/hopper.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 

@@ -13,8 +13,8 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/ptx/hopper.h"
 #include "core/ptx/mbarrier.cuh"
-#include "core/ptx/target.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 

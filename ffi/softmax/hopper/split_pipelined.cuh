@@ -11,7 +11,7 @@
 #pragma once
 
 #include "core/ptx/mbarrier.cuh"
-#include "core/ptx/memory.cuh"
+#include "core/ptx/words.cuh"
 #include "core/shared.h"
 #include "softmax/block.cuh"
 #include "softmax/launcher.cuh"

@@ -1,0 +1,128 @@
+#include "core/launch.h"
+
+#include <algorithm>
+
+#ifdef JAX_GPUOPS_INTERPRET
+#include <cstring>
+#else
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <tuple>
+
+#include "core/errors.h"
+#endif
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+#ifdef JAX_GPUOPS_INTERPRET
+
+std::string kernel_name_in(std::string_view function) {
+  const std::size_t begin = function.find("kKernel = ") + std::string_view("kKernel = ").size();
+  return std::string(function.substr(begin, function.rfind("; std::string") - begin));
+}
+
+void clear(const Queue& queue, void* memory, std::size_t bytes) {
+  if (!queue.preparing) std::memset(memory, 0, bytes);
+}
+
+#else
+
+namespace {
+
+// Loads the kernel onto the device and lifts its shared memory limit. The limit becomes the
+// device's maximum rather than one launch's need: the kernel is shared by every program of the
+// process, and a later, smaller need must not lower it.
+void load_kernel(const Queue& queue, const void* kernel) {
+  cudaFuncAttributes attributes;
+  check_cuda(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
+  const int dynamic_bytes = static_cast<int>(queue.device->shared_bytes_per_block) -
+                            static_cast<int>(attributes.sharedSizeBytes);
+  check_cuda(
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes),
+      "raising a kernel's shared memory limit");
+  if (queue.device->runs_hopper_code()) {
+    check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
+               "allowing a kernel large clusters");
+  }
+}
+
+}  // namespace
+
+std::string kernel_name_of(const void* kernel) {
+  const char* mangled = nullptr;
+  check_cuda(cudaFuncGetName(&mangled, kernel), "naming a kernel");
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
+  return status == 0 ? name.get() : mangled;
+}
+
+void launch_at(const void* kernel, const Queue& queue, const LaunchShape& shape, void** arguments) {
+  if (queue.preparing) {
+    load_kernel(queue, kernel);
+    return;
+  }
+  cudaLaunchConfig_t config{};
+  config.gridDim = shape.grid;
+  config.blockDim = shape.block;
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = queue.stream;
+  cudaLaunchAttribute attributes[3] = {};
+  config.attrs = attributes;
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
+  }
+  if (shape.together) {
+    cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
+    cooperative.id = cudaLaunchAttributeCooperative;
+    cooperative.val.cooperative = 1;
+  }
+  if (shape.early && queue.device->runs_hopper_code()) {
+    cudaLaunchAttribute& early = attributes[config.numAttrs++];
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = 1;
+  }
+  check_cuda(cudaLaunchKernelExC(&config, kernel, arguments), "launching a kernel");
+}
+
+void clear(const Queue& queue, void* memory, std::size_t bytes) {
+  if (queue.preparing) return;
+  check_cuda(cudaMemsetAsync(memory, 0, bytes, queue.stream), "clearing memory");
+}
+
+#endif
+
+int resident_blocks_at(const Queue& queue, [[maybe_unused]] const void* kernel, int threads,
+                       std::size_t shared_bytes) {
+  constexpr std::size_t kReservedBytes = 1024;  // of shared memory, for each block
+  const Device& device = *queue.device;
+  const auto by_shared = static_cast<int>((device.shared_bytes_per_block + kReservedBytes) /
+                                          (shared_bytes + kReservedBytes));
+  const int most = std::max(1, std::min(device.threads_per_multiprocessor / threads, by_shared));
+#ifdef JAX_GPUOPS_INTERPRET
+  return most;
+#else
+  if (device.ordinal < 0) return most;
+  // The query takes microseconds and its result never changes, so it is cached.
+  using Key = std::tuple<int, const void*, int, std::size_t>;
+  static std::mutex mutex;
+  static auto& answers = *new std::map<Key, int>;
+  const Key key{device.ordinal, kernel, threads, shared_bytes};
+  std::lock_guard lock(mutex);
+  const auto found = answers.find(key);
+  if (found != answers.end()) return found->second;
+  int blocks = 0;
+  load_kernel(queue, kernel);
+  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
+             "querying the occupancy of a kernel");
+  return answers[key] = std::max(1, blocks);
+#endif
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE
