@@ -14,7 +14,7 @@
 #include "core/ptx/bulk_copy.cuh"
 #include "core/ptx/cluster.cuh"
 #include "core/ptx/mbarrier.cuh"
-#include "core/ptx/memory.cuh"
+#include "core/ptx/words.cuh"
 #include "core/shared.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
