@@ -417,6 +417,10 @@ def test_a_product_by_its_preset(bf16_x6):
             lambda x, **how: jax_gpuops.matmul(x.astype("bfloat16"), x.astype("bfloat16"), **how),
             "takes float32, not bfloat16",
         ),
+        (
+            lambda x, **how: jax_gpuops.linear(x, x, x[0], precision="highest", **how),
+            "has no bias and no activation",
+        ),
     ],
 )
 def test_what_it_refuses(call, why, bf16_x6):

@@ -2,11 +2,13 @@
 // it refuses a problem, how long it would take, and how it is launched.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
 #include <string_view>
 
 #include "core/device.h"
+#include "core/integer.h"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -83,6 +85,15 @@ inline std::int64_t copies_bytes(const Problem& problem) {
 inline constexpr double kLaunchTime = 2700;
 
 // ---- The kernels on tensor cores ----
+
+// The blocks of a launch whose clusters take tile after tile: as few as take no more turns than all
+// that fit. A large product is bound by the power that the GPU may draw, and multiprocessors
+// without work leave theirs to the others.
+inline std::int64_t blocks_of(std::int64_t tiles, int cluster_rows, const Device& device) {
+  const std::int64_t turns = divide_up(tiles, device.multiprocessors / cluster_rows);
+  return cluster_rows * divide_up(tiles, std::max<std::int64_t>(turns, 1));
+}
+
 //
 // A refusal says why a kernel does not take a problem, and is empty if it does. Estimates and
 // configurations are of problems that it takes.

@@ -23,12 +23,14 @@ constexpr std::int64_t kLeastBF16X6Extent = 64;
 // in vain.
 constexpr double kLeastBF16X6Work = 1 << 25;
 
-// Predictions, not measured yet, in nanoseconds: a multiprocessor's six products of a slice of a
-// tile, at 125 TFLOP/s on 132 of them; the end of a tile; the splitting of an element, of which
-// four bytes are read and six written at 4 TB/s; and the launches before and after the products.
-constexpr double kSliceTime = 2.0 * kBF16X6Tile * kBF16X6Tile * kSliceDepth / 947;
+// Measured on an H200 (docs/tuning.md), in nanoseconds: what a multiprocessor takes for the six
+// products of a slice of a tile, of which it does 142 TFLOP/s with 131 others; the end of a tile;
+// the splitting of an element whose neighbours lie along the depth, and of another; and the
+// launches before and after the products.
+constexpr double kSliceTime = 2.0 * kBF16X6Tile * kBF16X6Tile * kSliceDepth / 1075;
 constexpr double kTileEndTime = 1000;
-constexpr double kSplitTime = 10.0 / 4000;
+constexpr double kSplitTime = 0.0025;
+constexpr double kStridedSplitTime = 0.005;
 constexpr double kSplitLaunchTime = 2500;
 
 // Blocks of a cluster share columns of b; without a second row of tiles there is nobody to share
@@ -41,15 +43,16 @@ std::int64_t clusters_of(const Problem& problem) {
 }
 
 double bf16_x6_time(const Problem& problem, const Device& device) {
-  double elements = 0;
+  double splitting = 0;
   for (const StoredFactor& factor : {stored_a(problem), stored_b(problem)}) {
-    elements +=
-        static_cast<double>(factor.batch * factor.rows) * static_cast<double>(factor.length);
+    splitting += static_cast<double>(factor.batch * factor.rows) *
+                 static_cast<double>(factor.length) *
+                 (factor.deep ? kSplitTime : kStridedSplitTime);
   }
   const auto turns = static_cast<double>(
       divide_up(clusters_of(problem), device.multiprocessors / cluster_rows_of(problem)));
   const auto slices = static_cast<double>(divide_up(problem.k, kSliceDepth));
-  return kLaunchTime + 3 * kSplitLaunchTime + elements * kSplitTime +
+  return kLaunchTime + 3 * kSplitLaunchTime + splitting +
          turns * (slices * kSliceTime + kTileEndTime);
 }
 
@@ -105,9 +108,7 @@ Config configure_bf16_x6(const Problem& problem, const Device& device) {
   config.tile_rows = kBF16X6Tile;
   config.tile_cols = kBF16X6Tile;
   config.cluster_rows = cluster_rows_of(problem);
-  config.blocks =
-      config.cluster_rows *
-      std::min<std::int64_t>(clusters_of(problem), device.multiprocessors / config.cluster_rows);
+  config.blocks = blocks_of(clusters_of(problem), config.cluster_rows, device);
   config.stages = kBF16X6Stages;
   config.group = kBF16X6Group;
   config.shared_bytes = kBF16X6SharedBytes;

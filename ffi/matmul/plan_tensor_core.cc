@@ -175,11 +175,7 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
   config.threads = tile.threads();
   config.tile_rows = tile.rows;
   config.tile_cols = tile.cols;
-  // As few blocks as take no more turns: a large product is bound by the power that the GPU may
-  // draw, and multiprocessors without work leave theirs to the others.
-  const std::int64_t clusters = clusters_of(problem, tile);
-  const std::int64_t turns = divide_up(clusters, device.multiprocessors / tile.cluster_rows);
-  config.blocks = tile.cluster_rows * divide_up(clusters, std::max<std::int64_t>(turns, 1));
+  config.blocks = blocks_of(clusters_of(problem, tile), tile.cluster_rows, device);
   config.cluster_rows = tile.cluster_rows;
   config.stages = tile.stages;
   config.group = kTensorCoreGroup;
