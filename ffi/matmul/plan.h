@@ -85,6 +85,12 @@ inline std::int64_t copies_bytes(const Problem& problem) {
 inline constexpr double kLaunchTime = 2700;
 
 // ---- The kernels on tensor cores ----
+//
+// A refusal says why a kernel does not take a problem, and is empty if it does. Estimates and
+// configurations are of problems that it takes.
+
+// Coordinates of tensor copies and numbers of tiles are ints.
+inline constexpr std::int64_t kMostTensorExtent = 1 << 30;
 
 // The blocks of a launch whose clusters take tile after tile: as few as take no more turns than all
 // that fit. A large product is bound by the power that the GPU may draw, and multiprocessors
@@ -93,13 +99,6 @@ inline std::int64_t blocks_of(std::int64_t tiles, int cluster_rows, const Device
   const std::int64_t turns = divide_up(tiles, device.multiprocessors / cluster_rows);
   return cluster_rows * divide_up(tiles, std::max<std::int64_t>(turns, 1));
 }
-
-//
-// A refusal says why a kernel does not take a problem, and is empty if it does. Estimates and
-// configurations are of problems that it takes.
-
-// Coordinates of tensor copies and numbers of tiles are ints.
-inline constexpr std::int64_t kMostTensorExtent = 1 << 30;
 
 // Of c and alpha, which none of these kernels has.
 std::string refusal_of_epilogue(const Problem& problem);
