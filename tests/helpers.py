@@ -1,6 +1,7 @@
 """Oracles and data that tests share."""
 
 import contextlib
+import re
 
 import jax
 import ml_dtypes
@@ -129,6 +130,11 @@ def buffers_at(offset: int):
         yield
     finally:
         module.set_buffer_offset(0)
+
+
+def base_name(kernel: str) -> str:
+    """The name of a kernel without return type, namespaces, template arguments and parameters."""
+    return re.match(r"(?:void )?(?:\w+::)*(\w+)", kernel).group(1)
 
 
 def to_tf32(x):

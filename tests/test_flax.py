@@ -176,8 +176,11 @@ def test_layers_refuse_what_they_do_not_know():
 
 
 def test_a_layer_with_an_out_sharding_runs_in_xla():
-    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,))
-    with jax.set_mesh(mesh):
+    devices = jax.devices("cpu")[:2]
+    mesh = jax.make_mesh(
+        (2,), ("d",), axis_types=(jax.sharding.AxisType.Explicit,), devices=devices
+    )
+    with jax.default_device(devices[0]), jax.set_mesh(mesh):
         layer = jax_gpuops.flax.Linear(6, 4, activation="silu", rngs=nnx.Rngs(0))
         x = jnp.asarray(helpers.normal((2, 6), "float32"))
         y = layer(x, out_sharding=jax.P(None, "d"))

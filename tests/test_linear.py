@@ -18,7 +18,7 @@ NAMES = [None, *ACTIVATIONS]
 LADDER = [
     a.name
     for a in jax_gpuops.algorithms("matmul")
-    if a.name not in ("tensor_core", "split_k", "skinny", "cublas")
+    if a.name not in ("tensor_core", "split_k", "skinny", "bf16_x6", "fma_pipelined", "cublas")
 ]
 SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 """The smallest normal numbers. A factor of an argument that is less may become 0."""
@@ -78,6 +78,18 @@ def test_every_algorithm_for_every_gpu(sizes, algorithm, dtype, activation, impl
         )
         assert y.dtype == x.dtype
         assert_linear(y, x, w, b, activation)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("sizes", [(33, 36, 20), (300, 260, 520)], ids=str)
+def test_the_highest_precision(sizes, implementation):
+    """The kernels that products alone have, of float32, are not taken."""
+    x, w, b = operands(*sizes, "float32")
+    how = {"precision": "highest", "implementation": implementation}
+    assert_linear(jax_gpuops.linear(x, w, b, activation="relu", **how), x, w, b, "relu")
+    for algorithm in ("bf16_x6", "fma_pipelined"):
+        with pytest.raises(ValueError, match=f"'{algorithm}' has no bias and no activation"):
+            jax_gpuops.linear(x, w, b, algorithm=algorithm, **how)
 
 
 # For each tile, m, n and k that the plan gives it to: the host simulates 4 multiprocessors.
@@ -327,7 +339,7 @@ def test_arrays_in_other_objects(implementation):
         (((4, 5), (5, 3), (1, 3)), {}, ValueError, "b must have an element for each column"),
         (((4, 5), (5, 3)), {"activation": "tanh"}, ValueError, "None or one of 'relu', 'gelu'"),
         (((4, 5), (5, 3)), {"activation": jax.nn.relu}, ValueError, "None or one of 'relu'"),
-        (((4, 5), (5, 3)), {"algorithm": "cublas"}, ValueError, "cublas"),
+        (((4, 5), (5, 3), (3,)), {"algorithm": "cublas"}, ValueError, "cublas"),
         (((4, 5), (5, 3)), {"algorithm": "fastest"}, ValueError, "'fastest' is unknown"),
     ],
 )
@@ -347,17 +359,17 @@ def test_what_kernels_cannot_take_runs_in_xla(activation, implementation):
     x, w = jnp.ones((4, 5), jnp.complex64), jnp.ones((5, 3), jnp.complex64)
     with pytest.raises(TypeError, match="matmul kernels take two operands of one dtype among"):
         jax_gpuops.linear(x, w, activation=None, implementation=implementation)
-    x, w = jnp.ones((4, 5), jnp.bfloat16), jnp.ones((5, 3), jnp.bfloat16)
     with jax_gpuops.use(implementation, strict=False):
-        y = jax_gpuops.linear(x, w, activation=activation, preferred_element_type=jnp.float16)
-    assert y.dtype == jnp.float16
+        y = jax_gpuops.linear(x, w, activation=activation)
+    assert y.dtype == jnp.complex64
 
 
 def test_arrays_with_explicit_shardings_are_refused():
-    mesh = Mesh(np.array(jax.devices()[:2]), ("d",), axis_types=(AxisType.Explicit,))
-    with jax.set_mesh(mesh):
-        x = jax.device_put(jnp.ones((4, 6)), NamedSharding(mesh, P("d", None)))
-        w = jnp.ones((6, 3))
+    devices = np.array(jax.devices("cpu")[:2])
+    mesh = Mesh(devices, ("d",), axis_types=(AxisType.Explicit,))
+    with jax.default_device(devices[0]), jax.set_mesh(mesh):
+        x = jax.device_put(np.ones((4, 6), np.float32), NamedSharding(mesh, P("d", None)))
+        w = jax.device_put(np.ones((6, 3), np.float32), NamedSharding(mesh, P(None, None)))
         with pytest.raises(ValueError, match="no rule for explicit sharding"):
             jax_gpuops.linear(x, w, implementation="interpret")
         assert jax.typeof(jax_gpuops.linear(x, w, activation="silu")).sharding.spec[0] == "d"

@@ -6,7 +6,6 @@
 import dataclasses
 import functools
 import os
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -429,11 +428,6 @@ def planned(implementation, family, problem, algorithm) -> tuple[str, dict[str, 
     return plan["algorithm"], plan["config"]
 
 
-def base_name(kernel: str) -> str:
-    """The name of a kernel without return type, namespaces, template arguments and parameters."""
-    return re.match(r"(?:void )?(?:\w+::)*(\w+)", kernel).group(1)
-
-
 def names(family: str) -> list[str]:
     return [each.name for each in jax_gpuops.algorithms(family)]
 
@@ -483,7 +477,7 @@ def test_the_plan_is_what_runs(family, data, implementation):
         assert what == planned(implementation, family, ran, named)
         if ran["alignment"] == problem["alignment"]:
             assert what == planned(implementation, family, problem, named)
-        launched = [base_name(kernel) for kernel in execution["kernels"]]
+        launched = [helpers.base_name(kernel) for kernel in execution["kernels"]]
         hypothesis.event(f"{what[0]}: {', '.join(sorted(set(launched)))}")
         assert set(launched) <= set(kernels[what[0]]), execution
         assert bool(launched) == bool(kernels[what[0]]), execution

@@ -197,15 +197,15 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "float32 at full accuracy on tensor cores: three bfloat16 parts of each element, six products "
      "of parts, sums that leave the tensor cores every 32 or 64 of the depth.",
      kBF16X6Source,
-     "float32; precision up to the highest, or BF16_BF16_F32_X6; compute capability 9.0",
+     "float32; precision up to the highest, or BF16_BF16_F32_X6; no bias, no activation; compute "
+     "capability 9.0",
      "split_rows_kernel split_columns_kernel bf16_x6_kernel double_buffered_kernel"},
     {"fma_pipelined",
-     "float32 by FMAs alone: one thread copies by tensor maps, eight warps multiply 128 x 256 or "
-     "128 x "
-     "128 tiles.",
+     "float32 by FMAs alone: one thread copies by tensor maps, eight warps multiply tiles of 128 x "
+     "256 or 128 x 128.",
      "jax_gpuops",
-     "float32; arrays aligned to 16 bytes, factors with rows of whole 16 bytes; compute capability "
-     "9.0",
+     "float32; arrays aligned to 16 bytes, factors with rows of whole 16 bytes; no bias, no "
+     "activation; compute capability 9.0",
      "fma_pipelined_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only; no bias, no activation"},

@@ -74,6 +74,7 @@ std::string refusal_of_fma_pipelined(const Problem& problem, const Device& devic
     return "takes float32, not " + text(info(problem.dtype).name);
   }
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
+  if (has_epilogue(problem)) return "has no bias and no activation";
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
   if (problem.k < 1) return "takes a depth of at least 1";
   for (const StoredFactor& factor : {stored_a(problem), stored_b(problem)}) {
