@@ -33,9 +33,9 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
-#include "matmul/hopper/persistent.cuh"
 #include "matmul/hopper/split_bf16.cuh"
 #include "matmul/hopper/stages.cuh"
+#include "matmul/hopper/tile_order.cuh"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {

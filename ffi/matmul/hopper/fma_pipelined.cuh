@@ -31,8 +31,8 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/shared.h"
 #include "core/vector.h"
-#include "matmul/hopper/persistent.cuh"
 #include "matmul/hopper/stages.cuh"
+#include "matmul/hopper/tile_order.cuh"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
