@@ -549,12 +549,30 @@ def test_vmap_on_tensor_cores(mapped, on_tensor_cores):
     np.testing.assert_allclose(np.asarray(y(*xs), np.float64), exact, rtol=1e-2, atol=1e-3)
 
 
+def differentiates_erf(mesh) -> bool:
+    """False if JAX refuses the derivative of erf inside shard_map, as 0.12.0 does."""
+    tangent = jax.shard_map(
+        lambda x: jax.jvp(jax.lax.erf, (x,), (x,))[1],
+        mesh=mesh,
+        in_specs=P("d"),
+        out_specs=P("d"),
+    )
+    try:
+        jax.eval_shape(tangent, jnp.ones(2))
+    except ValueError as error:
+        assert "varying manual axes" in str(error)  # noqa: PT017
+        return False
+    return True
+
+
 @every_activation
 def test_gradients_inside_shard_map(activation, implementation):
     """Rows are divided, weights are not, and their cotangents are summed over the devices."""
     if len(jax.devices()) < 2:
         pytest.skip("needs two devices")
     mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    if activation == "gelu_exact" and not differentiates_erf(mesh):
+        pytest.skip("this version of JAX does not differentiate erf there")
     layer = functools.partial(ours, activation=activation, implementation=implementation)
     specs = (P("d"), P(), P())
     divided = jax.jit(jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("d")))
