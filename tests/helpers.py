@@ -137,6 +137,23 @@ def base_name(kernel: str) -> str:
     return re.match(r"(?:void )?(?:\w+::)*(\w+)", kernel).group(1)
 
 
+def options(op: str, algorithm: str, implementation: str, shapes, dtype: str) -> dict[str, str]:
+    """The options of a call that names an algorithm; skips the test if it takes no such call."""
+    if why := refusal(op, algorithm, shapes, dtype):
+        pytest.skip(why)
+    return {"implementation": implementation, "algorithm": algorithm}
+
+
+def swap(x):
+    """The transposed matrices, as they lie in memory."""
+    return np.ascontiguousarray(np.swapaxes(x, -1, -2))
+
+
+def stored(x, transpose: bool):
+    """Matrices as they are, or transposed."""
+    return swap(x) if transpose else x
+
+
 def to_tf32(x):
     """The nearest numbers of TF32: 11 bits of a float's 24."""
     fraction, exponent = np.frexp(np.asarray(x, np.float64))

@@ -18,9 +18,7 @@ every_activation = pytest.mark.parametrize("activation", [None, *ACTIVATIONS], i
 @pytest.fixture
 def on_tensor_cores(implementation):
     """The options of a call by the kernel, which not every GPU can run."""
-    if why := helpers.refusal("glu", "tensor_core", [(8, 8)] * 3, "bfloat16"):
-        pytest.skip(why)
-    return {"implementation": implementation, "algorithm": "tensor_core"}
+    return helpers.options("glu", "tensor_core", implementation, [(8, 8)] * 3, "bfloat16")
 
 
 def operands(m, n, k, dtype, batch=()):

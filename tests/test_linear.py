@@ -111,9 +111,7 @@ DTYPES = [
 @pytest.fixture
 def on_tensor_cores(implementation):
     """The options of a call by tensor_core, which not every GPU can run."""
-    if why := helpers.refusal("linear", "tensor_core", [(8, 8), (8, 8)], "bfloat16"):
-        pytest.skip(why)
-    return {"implementation": implementation, "algorithm": "tensor_core"}
+    return helpers.options("linear", "tensor_core", implementation, [(8, 8), (8, 8)], "bfloat16")
 
 
 def operands_of_tensor_cores(m, n, k, dtype, result, batch=()):

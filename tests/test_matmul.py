@@ -48,10 +48,6 @@ def assert_matmul(actual, a, b):
     assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
 
 
-def swap(x):
-    return np.ascontiguousarray(np.swapaxes(x, -1, -2))
-
-
 # The kernels
 
 
@@ -82,8 +78,8 @@ def test_gemm_of_every_algorithm(algorithm, transpose_a, transpose_b, sizes, imp
     a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
     c = helpers.normal((m, n), "float32", seed=2)
     y = jax_gpuops.gemm(
-        swap(a) if transpose_a else a,
-        swap(b) if transpose_b else b,
+        helpers.swap(a) if transpose_a else a,
+        helpers.swap(b) if transpose_b else b,
         c,
         alpha=0.5,
         beta=-2.0,
@@ -190,19 +186,13 @@ TENSOR_CORE_TILES = {
 @pytest.fixture
 def on_tensor_cores(implementation):
     """The options of a product by tensor_core, which not every GPU can run."""
-    if why := helpers.refusal("matmul", "tensor_core", [(8, 8), (8, 8)], "bfloat16"):
-        pytest.skip(why)
-    return {"implementation": implementation, "algorithm": "tensor_core"}
+    return helpers.options("matmul", "tensor_core", implementation, [(8, 8), (8, 8)], "bfloat16")
 
 
 def factor(shape, dtype, seed=0):
     """Normal numbers that tensor cores multiply as they are: of float32, those of TF32."""
     x = helpers.normal(shape, dtype, seed)
     return helpers.to_tf32(x) if dtype == "float32" else x
-
-
-def stored(x, transpose):
-    return swap(x) if transpose else x
 
 
 def dot(a, b, transpose_a, transpose_b, dtype, **how):
@@ -221,7 +211,7 @@ def dot(a, b, transpose_a, transpose_b, dtype, **how):
 def recorded_dot(a, b, transpose_a, transpose_b, dtype, **how):
     """a @ b with the factors stored transposed or not, and the config of the kernel that ran."""
     with helpers.recorded(how["implementation"]) as executions:
-        a, b = stored(a, transpose_a), stored(b, transpose_b)
+        a, b = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
         y = jax.block_until_ready(dot(a, b, transpose_a, transpose_b, dtype, **how))
     (execution,) = executions
     return y, execution["config"]
@@ -231,8 +221,8 @@ def assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **how):
     """Compares the products of a batch of factors, of which `share`, if any, is one matrix."""
     a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
     y = jax_gpuops.gemm(
-        stored(a, transpose_a),
-        stored(b, transpose_b),
+        helpers.stored(a, transpose_a),
+        helpers.stored(b, transpose_b),
         transpose_a=transpose_a,
         transpose_b=transpose_b,
         **how,
@@ -406,9 +396,15 @@ def test_rounding_to_tf32(left, transposed, algorithm, on_tensor_cores):
     one = np.eye(64, dtype="float32")
     how = {**on_tensor_cores, "algorithm": algorithm}
     if left:
-        y = dot(stored(x, transposed), one, transposed, False, "float32", **how)
+        y = dot(helpers.stored(x, transposed), one, transposed, False, "float32", **how)
     else:
-        y = swap(np.asarray(dot(one, stored(swap(x), transposed), False, transposed, None, **how)))
+        y = helpers.swap(
+            np.asarray(
+                dot(
+                    one, helpers.stored(helpers.swap(x), transposed), False, transposed, None, **how
+                )
+            )
+        )
     unit = 2.0**-10 * 2.0 ** np.floor(np.log2(np.maximum(np.abs(x), 2.0**-126)))
     assert np.all(np.abs(helpers.exact(y) - helpers.exact(x)) <= unit / 2)
 
@@ -456,8 +452,8 @@ def test_gradients_by_tf32(on_tensor_cores):
     g = factor((72, 136), "float32", seed=2)
     _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
     a_bar, b_bar = pull(jnp.asarray(g))
-    assert_matmul(a_bar, g, swap(b))
-    assert_matmul(b_bar, swap(a), g)
+    assert_matmul(a_bar, g, helpers.swap(b))
+    assert_matmul(b_bar, helpers.swap(a), g)
 
 
 @pytest.mark.kernel
@@ -517,8 +513,8 @@ def test_gradients_by_tensor_core(on_tensor_cores):
     g = helpers.normal((72, 136), "bfloat16", seed=2)
     _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
     a_bar, b_bar = pull(jnp.asarray(g))
-    assert_matmul(a_bar, g, swap(b))
-    assert_matmul(b_bar, swap(a), g)
+    assert_matmul(a_bar, g, helpers.swap(b))
+    assert_matmul(b_bar, helpers.swap(a), g)
 
 
 def test_gradients_that_tensor_core_cannot_take(on_tensor_cores):
@@ -658,7 +654,7 @@ def test_layouts_of_8_bits(sizes, transpose_b, transpose_a, share, dtype, result
     a = helpers.factor_of_8_bits((3, m, k), dtype)
     b = helpers.factor_of_8_bits((3, k, n), dtype, seed=1)
     a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
-    left, right = stored(a, transpose_a), stored(b, transpose_b)
+    left, right = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
     with helpers.recorded(on_tensor_cores["implementation"]) as executions:
         y = dot(left, right, transpose_a, transpose_b, result, **on_tensor_cores)
         jax.block_until_ready(y)
@@ -831,7 +827,9 @@ def test_gradients_of_8_bit_floats(precision, result, dtype, on_tensor_cores):
     g = jnp.asarray(helpers.normal((72, 136), "bfloat16", seed=2)).astype(result)
     how = on_tensor_cores | {"precision": precision, "preferred_element_type": result}
     _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **how), a, b)
-    for actual, (left, right) in zip(pull(g), [(g, swap(b)), (swap(a), g)], strict=True):
+    for actual, (left, right) in zip(
+        pull(g), [(g, helpers.swap(b)), (helpers.swap(a), g)], strict=True
+    ):
         assert actual.dtype == dtype
         exact = np.asarray(left).astype(np.float64) @ np.asarray(right).astype(np.float64)
         expected = exact.astype(np.float32).astype(actual.dtype)
@@ -895,9 +893,7 @@ def test_8_bits_in_any_order_of_threads(dtype, result, precision, on_tensor_core
 @pytest.fixture
 def skinny(implementation):
     """The options of a product by skinny, which not every GPU can run."""
-    if why := helpers.refusal("matmul", "skinny", [(8, 8), (8, 8)], "bfloat16"):
-        pytest.skip(why)
-    return {"implementation": implementation, "algorithm": "skinny"}
+    return helpers.options("matmul", "skinny", implementation, [(8, 8), (8, 8)], "bfloat16")
 
 
 def skinny_tile(config, m, n):
@@ -994,8 +990,8 @@ def test_special_values_stay_in_their_row_and_column_of_skinny(sizes, skinny):
     for transpose_a in (False, True):
         for transpose_b in (False, True):
             y = dot(
-                stored(a, transpose_a),
-                stored(b, transpose_b),
+                helpers.stored(a, transpose_a),
+                helpers.stored(b, transpose_b),
                 transpose_a,
                 transpose_b,
                 "float32",

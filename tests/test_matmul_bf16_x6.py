@@ -16,9 +16,7 @@ LEAST = 2.0**-149
 @pytest.fixture
 def bf16_x6(implementation):
     """The options of a product by bf16_x6, which not every GPU can run."""
-    if why := helpers.refusal("matmul", "bf16_x6", [(8, 8), (8, 8)]):
-        pytest.skip(why)
-    return {"implementation": implementation, "algorithm": "bf16_x6"}
+    return helpers.options("matmul", "bf16_x6", implementation, [(8, 8), (8, 8)], "float32")
 
 
 def fma_chain(a, b):
@@ -123,20 +121,12 @@ def test_long_sums_are_more_exact_than_a_chain(kind, depth, bf16_x6):
 # Shapes and layouts
 
 
-def swap(x):
-    return np.ascontiguousarray(np.swapaxes(x, -1, -2))
-
-
-def stored(x, transpose):
-    return swap(x) if transpose else x
-
-
 def recorded_gemm(a, b, transpose_a, transpose_b, **how):
     """a @ b with the factors stored transposed or not, and the execution of the handler."""
     with helpers.recorded(how["implementation"]) as executions:
         y = jax_gpuops.gemm(
-            stored(a, transpose_a),
-            stored(b, transpose_b),
+            helpers.stored(a, transpose_a),
+            helpers.stored(b, transpose_b),
             transpose_a=transpose_a,
             transpose_b=transpose_b,
             **how,
@@ -286,7 +276,11 @@ def test_one_special_value_anywhere_is_seen(position, value, bf16_x6):
     a, b = helpers.normal((130, 129), "float32"), helpers.normal((129, 5), "float32", seed=1)
     a[position] = value
     assert_like_sgemm(jax_gpuops.matmul(a, b, **bf16_x6), a, b)
-    assert_like_sgemm(jax_gpuops.matmul(swap(b), swap(a), **bf16_x6), swap(b), swap(a))
+    assert_like_sgemm(
+        jax_gpuops.matmul(helpers.swap(b), helpers.swap(a), **bf16_x6),
+        helpers.swap(b),
+        helpers.swap(a),
+    )
 
 
 @pytest.mark.kernel
@@ -456,8 +450,8 @@ def test_gradients(bf16_x6):
     g = helpers.normal((72, 136), "float32", seed=2)
     _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **bf16_x6), a, b)
     a_bar, b_bar = pull(jnp.asarray(g))
-    assert_exact(a_bar, g, swap(b))
-    assert_exact(b_bar, swap(a), g)
+    assert_exact(a_bar, g, helpers.swap(b))
+    assert_exact(b_bar, helpers.swap(a), g)
 
 
 @pytest.mark.kernel

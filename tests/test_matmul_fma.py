@@ -12,13 +12,7 @@ import jax_gpuops
 @pytest.fixture
 def fma_pipelined(implementation):
     """The options of a product by fma_pipelined, which not every GPU can run."""
-    if why := helpers.refusal("matmul", "fma_pipelined", [(8, 8), (8, 8)]):
-        pytest.skip(why)
-    return {"implementation": implementation, "algorithm": "fma_pipelined"}
-
-
-def stored(x, transpose):
-    return np.ascontiguousarray(np.swapaxes(x, -1, -2)) if transpose else x
+    return helpers.options("matmul", "fma_pipelined", implementation, [(8, 8), (8, 8)], "float32")
 
 
 def assert_product(y, a, b, scale=1.0, added=0.0):
@@ -46,7 +40,7 @@ def test_every_layout(tile, k, transpose_b, transpose_a, fma_pipelined):
     m, n = TILES[tile][implementation]
     a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
     how = {"transpose_a": transpose_a, "transpose_b": transpose_b}
-    factors = stored(a, transpose_a), stored(b, transpose_b)
+    factors = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
     with helpers.recorded(implementation) as executions:
         y = np.asarray(jax_gpuops.gemm(*factors, **how, **fma_pipelined))
     assert_product(y, a, b)
@@ -66,7 +60,9 @@ def test_batches(transpose_b, transpose_a, share, fma_pipelined):
     a, b = helpers.normal((5, 132, 68), "float32"), helpers.normal((5, 68, 140), "float32", seed=1)
     a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
     how = {"transpose_a": transpose_a, "transpose_b": transpose_b, **fma_pipelined}
-    assert_product(jax_gpuops.gemm(stored(a, transpose_a), stored(b, transpose_b), **how), a, b)
+    assert_product(
+        jax_gpuops.gemm(helpers.stored(a, transpose_a), helpers.stored(b, transpose_b), **how), a, b
+    )
 
 
 @pytest.mark.kernel
@@ -81,7 +77,7 @@ def test_results_of_any_size(m, n, transpose_b, fma_pipelined):
         pytest.skip("b has such rows")
     y = jax_gpuops.gemm(
         a,
-        stored(b, transpose_b),
+        helpers.stored(b, transpose_b),
         c,
         alpha=0.5,
         beta=-2,
@@ -101,8 +97,8 @@ def test_special_values_stay_in_their_row_and_column(fma_pipelined):
     for transpose_a in (False, True):
         for transpose_b in (False, True):
             y = jax_gpuops.gemm(
-                stored(a, transpose_a),
-                stored(b, transpose_b),
+                helpers.stored(a, transpose_a),
+                helpers.stored(b, transpose_b),
                 transpose_a=transpose_a,
                 transpose_b=transpose_b,
                 **fma_pipelined,

@@ -60,13 +60,7 @@ void launch_products(const Queue& queue, const Config& config, const Problem& pr
               config.pack_result,
               factor_a.exponents,
               factor_b.exponents};
-    order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows * Kernel::kClusterRows));
-    order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kCols));
-    order.tiles = order.rows * order.cols * static_cast<unsigned>(problem.batch);
-    order.group = static_cast<unsigned>(config.group);
-    order.steps = static_cast<int>(divide_up(problem.k, kStageDepth<__nv_bfloat16>));
-    order.a_batch_stride = problem.share_a ? 0 : 1;
-    order.b_batch_stride = problem.share_b ? 0 : 1;
+    order = order_of_tiles<Kernel>(problem, config, kStageDepth<__nv_bfloat16>);
   }
   const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
                           static_cast<unsigned>(config.threads),

@@ -33,13 +33,7 @@ void launch_kernel_of(const Queue& queue, const Config& config, const Problem& p
               static_cast<int>(problem.m),
               static_cast<int>(problem.n),
               config.pack_result};
-    order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows));
-    order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kCols));
-    order.tiles = order.rows * order.cols * static_cast<unsigned>(problem.batch);
-    order.group = static_cast<unsigned>(config.group);
-    order.steps = static_cast<int>(divide_up(problem.k, kFloatsOfLine));
-    order.a_batch_stride = problem.share_a ? 0 : 1;
-    order.b_batch_stride = problem.share_b ? 0 : 1;
+    order = order_of_tiles<Kernel>(problem, config, kFloatsOfLine);
   }
   const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
                           static_cast<unsigned>(config.threads),

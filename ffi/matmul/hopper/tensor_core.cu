@@ -37,14 +37,7 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
       result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch, problem.m,
                               problem.n, problem.n, kProductRows);
     }
-    order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows * Kernel::kClusterRows));
-    order.cols =
-        static_cast<unsigned>(divide_up(problem.n, Kernel::kResultCols * Kernel::kClusterCols));
-    order.tiles = order.rows * order.cols * static_cast<unsigned>(problem.batch);
-    order.group = static_cast<unsigned>(config.group);
-    order.steps = static_cast<int>(divide_up(problem.k, kStageDepth<T>));
-    order.a_batch_stride = problem.share_a ? 0 : 1;
-    order.b_batch_stride = problem.share_b ? 0 : 1;
+    order = order_of_tiles<Kernel>(problem, config, kStageDepth<T>);
   }
   launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order,
                                            finish_of(problem, buffers), up);

@@ -3,7 +3,9 @@
 #pragma once
 
 #include "core/cuda.h"
+#include "core/integer.h"
 #include "matmul/hopper/stages.cuh"
+#include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
@@ -19,6 +21,21 @@ struct TileOrder {
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
 };
+
+// The order of a launch whose stages are `stage_depth` deep.
+template <class Kernel>
+TileOrder order_of_tiles(const Problem& problem, const Config& config, int stage_depth) {
+  TileOrder order{};
+  order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows * Kernel::kClusterRows));
+  order.cols =
+      static_cast<unsigned>(divide_up(problem.n, Kernel::kResultCols * Kernel::kClusterCols));
+  order.tiles = order.rows * order.cols * static_cast<unsigned>(problem.batch);
+  order.group = static_cast<unsigned>(config.group);
+  order.steps = static_cast<int>(divide_up(problem.k, stage_depth));
+  order.a_batch_stride = problem.share_a ? 0 : 1;
+  order.b_batch_stride = problem.share_b ? 0 : 1;
+  return order;
+}
 
 template <class Config>
 __device__ __forceinline__ TilePosition locate(const TileOrder& order, unsigned tile, int rank) {
