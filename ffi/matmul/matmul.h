@@ -394,7 +394,6 @@ struct TensorCoreTile {
   int cluster_rows;
   // See Persistent.
   int pending;
-  int lead;
   bool late_stores;
   bool promotes;
   // Speed once all multiprocessors have a tile, in percent of that of the largest: of factors whose
@@ -416,26 +415,25 @@ struct TensorCoreTile {
 
 // clang-format off
 inline constexpr TensorCoreTile kTensorCoreTiles[] = {
-    // result  tile   consumers, stages, cluster  pending, lead  late   promotes  speeds
-    {2, 128, 256,     2, 4, 2,                    0, 0,          true,  false,    100, 100},
-    {2, 128, 128,     2, 6, 1,                    1, 0,          true,  false,    96, 57},
-    {2, 64, 128,      1, 6, 1,                    1, 0,          false, false,    86, 38},
-    {4, 128, 256,     2, 4, 2,                    0, 0,          false, false,    100, 100},
-    {4, 64, 128,      1, 6, 1,                    1, 0,          false, false,    90, 40},
+    // result  tile   consumers, stages, cluster  pending, late   promotes  speeds
+    {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
+    {2, 128, 128,     2, 6, 1,                    1,       true,  false,    96, 57},
+    {2, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
+    {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
+    {4, 64, 128,      1, 6, 1,                    1,       false, false,    90, 40},
 };
 
 // Of factors of 8 bits. Their stages have as many bytes and take as long, so that the speeds are
-// the same, those of sums that are promoted estimates. There the first consumer is a stage ahead,
-// so that the tensor cores have the one's products while the other adds its own.
+// the same, those of sums that are promoted estimates.
 inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
-    {2, 128, 256,     2, 4, 2,                    0, 0,          true,  false,    100, 100},
-    {2, 64, 128,      1, 6, 1,                    1, 0,          false, false,    86, 38},
-    {4, 128, 256,     2, 4, 2,                    0, 0,          false, false,    100, 100},
-    {4, 64, 128,      1, 6, 1,                    1, 0,          false, false,    90, 40},
-    {2, 128, 256,     2, 4, 2,                    0, 1,          false, true,     90, 90},
-    {2, 64, 128,      1, 6, 1,                    0, 0,          false, true,     60, 38},
-    {4, 128, 256,     2, 4, 2,                    0, 1,          false, true,     90, 90},
-    {4, 64, 128,      1, 6, 1,                    0, 0,          false, true,     60, 38},
+    {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
+    {2, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
+    {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
+    {4, 64, 128,      1, 6, 1,                    1,       false, false,    90, 40},
+    {2, 128, 256,     2, 4, 2,                    0,       false, true,     90, 90},
+    {2, 64, 128,      1, 6, 1,                    0,       false, true,     60, 38},
+    {4, 128, 256,     2, 4, 2,                    0,       false, true,     90, 90},
+    {4, 64, 128,      1, 6, 1,                    0,       false, true,     60, 38},
 };
 // clang-format on
 

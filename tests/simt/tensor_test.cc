@@ -806,16 +806,15 @@ void check_matmul(const Shape& shape, unsigned clusters) {
                             {box_cols, box_rows, 1}});
   };
   constexpr int kBox = kLineBytes / sizeof(Factor);
-  const TensorMap a_map = map(a, a_inner, a_lines, a_stride, batch, kBox,
-                              kDeepA ? Config::kRows / Config::kClusterCols : 64);
+  const TensorMap a_map =
+      map(a, a_inner, a_lines, a_stride, batch, kBox, kDeepA ? Config::kRows : 64);
   const TensorMap b_map = map(b, b_inner, b_lines, b_stride, b_batch, kBox,
                               kDeepB ? Config::kCols / Config::kClusterRows : 64);
   const TensorMap result_map = map(result, cols, rows, stride, batch, Config::kPanelCols, 64);
   matmul::TileOrder order{};
   order.rows = static_cast<unsigned>(round_up(rows, Config::kRows * Config::kClusterRows) /
                                      (Config::kRows * Config::kClusterRows));
-  order.cols = static_cast<unsigned>(round_up(cols, Config::kCols * Config::kClusterCols) /
-                                     (Config::kCols * Config::kClusterCols));
+  order.cols = static_cast<unsigned>(round_up(cols, Config::kCols) / Config::kCols);
   order.tiles = order.rows * order.cols * static_cast<unsigned>(batch);
   order.group = 2;
   order.steps = round_up(depth, matmul::kStageDepth<Factor>) / matmul::kStageDepth<Factor>;
@@ -889,26 +888,25 @@ void check_matmul() {
 void test_matmul() {
   using B = __nv_bfloat16;
   using H = __half;
-  // Layouts (is k contiguous in a, in b), tile, consumers, stages, cluster, pending, lead, late.
-  check_matmul<matmul::Persistent<B, B, true, false, 128, 128, 2, 3, 2, 1, 1, 0, false>>();
-  check_matmul<matmul::Persistent<B, B, true, true, 128, 128, 2, 3, 1, 2, 1, 1, true>>();
-  check_matmul<matmul::Persistent<B, B, false, false, 256, 128, 2, 2, 1, 2, 1, 0, true>>();
-  check_matmul<matmul::Persistent<B, float, false, true, 128, 128, 2, 3, 2, 1, 1, 2, false>>();
-  check_matmul<matmul::Persistent<H, H, false, false, 128, 192, 2, 2, 1, 1, 0, 0, true>>();
-  check_matmul<matmul::Persistent<H, H, true, true, 128, 256, 2, 2, 2, 1, 1, 1, false>>();
-  check_matmul<matmul::Persistent<H, float, true, false, 64, 64, 1, 2, 1, 1, 0, 0, false>>();
-  check_matmul<matmul::Persistent<float, float, true, true, 128, 256, 2, 2, 2, 1, 1, 0, false>>();
+  // Layouts (is k contiguous in a, in b), tile, consumers, stages, cluster, pending, late.
+  check_matmul<matmul::Persistent<B, B, true, false, 128, 128, 2, 3, 2, 1, false>>();
+  check_matmul<matmul::Persistent<B, B, true, true, 128, 128, 2, 3, 1, 1, true>>();
+  check_matmul<matmul::Persistent<B, B, false, false, 256, 128, 2, 2, 1, 1, true>>();
+  check_matmul<matmul::Persistent<B, float, false, true, 128, 128, 2, 3, 2, 1, false>>();
+  check_matmul<matmul::Persistent<H, H, false, false, 128, 192, 2, 2, 1, 0, true>>();
+  check_matmul<matmul::Persistent<H, H, true, true, 128, 256, 2, 2, 2, 1, false>>();
+  check_matmul<matmul::Persistent<H, float, true, false, 64, 64, 1, 2, 1, 0, false>>();
+  check_matmul<matmul::Persistent<float, float, true, true, 128, 256, 2, 2, 2, 1, false>>();
   using E4M3 = __nv_fp8_e4m3;
   using E5M2 = __nv_fp8_e5m2;
   using I = std::int8_t;
-  check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 1, 1, 0, true>>();
-  check_matmul<matmul::Persistent<E5M2, H, true, true, 64, 128, 1, 2, 1, 1, 1, 0, false>>();
-  check_matmul<matmul::Persistent<I, int, true, true, 128, 256, 2, 2, 2, 1, 1, 0, false>>();
+  check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 1, true>>();
+  check_matmul<matmul::Persistent<E5M2, H, true, true, 64, 128, 1, 2, 1, 1, false>>();
+  check_matmul<matmul::Persistent<I, int, true, true, 128, 256, 2, 2, 2, 1, false>>();
   // Sums that are promoted.
-  check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 1, 0, 1, false, true>>();
-  check_matmul<
-      matmul::Persistent<E4M3, float, true, true, 256, 64, 2, 2, 1, 1, 0, 1, false, true>>();
-  check_matmul<matmul::Persistent<E5M2, B, true, true, 64, 128, 1, 2, 1, 1, 0, 0, false, true>>();
+  check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 0, false, true>>();
+  check_matmul<matmul::Persistent<E4M3, float, true, true, 256, 64, 2, 2, 1, 0, false, true>>();
+  check_matmul<matmul::Persistent<E5M2, B, true, true, 64, 128, 1, 2, 1, 0, false, true>>();
 }
 
 }  // namespace

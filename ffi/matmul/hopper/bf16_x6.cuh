@@ -54,7 +54,6 @@ struct BF16X6 {
   static constexpr int kStages = kBF16X6Stages;
   // Blocks of a cluster are neighbours along m, and copy halves of b for each other.
   static constexpr int kClusterRows = kClusterRows_;
-  static constexpr int kClusterCols = 1;
   static constexpr int kResultCols = kCols;
 
   static constexpr int kWaves = 1;

@@ -48,7 +48,6 @@ struct FmaPipelined {
   static constexpr int kCols = kCols_;
   static constexpr int kStages = kStages_;
   static constexpr int kClusterRows = 1;
-  static constexpr int kClusterCols = 1;
   static constexpr int kResultCols = kCols;
 
   static constexpr int kConsumerWarps = 8;

@@ -21,6 +21,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "core/collectives.h"
 #include "core/cuda.h"
 #include "core/ptx/bulk_copy.cuh"
 #include "core/ptx/cluster.cuh"
@@ -30,6 +31,7 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
+#include "core/vector.h"
 #include "matmul/epilogue.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/hopper/tile_order.cuh"
@@ -38,9 +40,8 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
-          int kConsumers_, int kStages_, int kClusterRows_, int kClusterCols_, int kPending_,
-          int kLead_, bool kLateStores_, bool kPromotes_ = false, bool kFinishes_ = false,
-          bool kGated_ = false>
+          int kConsumers_, int kStages_, int kClusterRows_, int kPending_, bool kLateStores_,
+          bool kPromotes_ = false, bool kFinishes_ = false, bool kGated_ = false>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
@@ -54,13 +55,9 @@ struct Persistent {
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kStages = kStages_;
   static constexpr int kClusterRows = kClusterRows_;
-  static constexpr int kClusterCols = kClusterCols_;
   // How many stages a consumer has under way when it waits, so that the tensor cores do not run
   // dry.
   static constexpr int kPending = kPending_;
-  // How many stages the first consumer is ahead of the second: the one multiplies while the other
-  // writes its results. 0: no order.
-  static constexpr int kLead = kLead_;
   // Whether results are written while the next tile is multiplied, and not before.
   static constexpr bool kLateStores = kLateStores_;
   // Whether the products of each stage have sums of their own, which are added to the tile's: of
@@ -78,7 +75,7 @@ struct Persistent {
   static constexpr int kResultSums = kResultCols / 2;
   // Of a stage's own, as many columns as the registers have room for.
   static constexpr int kStageCols = kCols < 128 ? kCols : 128;
-  static constexpr int kBlocks = kClusterRows * kClusterCols;
+  static constexpr int kBlocks = kClusterRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr int kABytes = kRows * kLineBytes;
   static constexpr int kBBytes = kCols * kLineBytes;
@@ -89,9 +86,9 @@ struct Persistent {
   static constexpr int kPanels = kWaves * kResultCols / kPanelCols;
   static constexpr int kPanelBuffers = 2;
 
-  // All blocks whose producers fill a stage of this one, itself among them, are told by each warp
-  // that has consumed it.
-  static constexpr int kEmptyArrivals = kConsumers * 4 * (kClusterRows + kClusterCols - 1);
+  // All blocks of the cluster, whose producers fill a stage of this one together, are told by each
+  // warp that has consumed it.
+  static constexpr int kEmptyArrivals = kConsumers * 4 * kClusterRows;
 
   // 65536 registers, less what the launch leaves over, which is shared out in eights per thread:
   // 40 + 2 x 232 = 3 x 168.
@@ -102,12 +99,11 @@ struct Persistent {
                 "wgmma takes rows of k only for 16 bits");
   static_assert(kConsumers == 1 || kConsumers == 2);
   static_assert(kRows % (kConsumers * kProductRows) == 0, "a consumer has whole wgmmas");
-  static_assert(kRows / kClusterCols % 64 == 0 && kCols / kClusterRows % 64 == 0,
-                "blocks copy whole panels for each other");
+  static_assert(kCols / kClusterRows % 64 == 0, "blocks copy whole panels for each other");
+  static_assert(kClusterRows <= 2);
   static_assert(kRows <= 256 && kCols <= 256, "the copy engine's largest box");
   static_assert(!kGated || (kFinishes && kCols / 2 % 64 == 0), "whole panels of both factors");
   static_assert(kPending == 0 || kPending == 1);
-  static_assert(kLead < kStages && (kLead == 0 || kConsumers == 2));
   static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
                 "sums of 32 bits, or a stage's, and results that wait do not fit the registers");
   static_assert(!kPromotes || (sizeof(Factor) == 1 && kPending == 0 && kCols % kStageCols == 0));
@@ -138,15 +134,7 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
                                         const TensorMap& b, const UpFactor<Config::kGated>& up,
                                         const TileOrder& order, int rank) {
   constexpr int kClusterRows = Config::kClusterRows;
-  constexpr int kClusterCols = Config::kClusterCols;
-  const int rank_row = rank / kClusterCols;
-  const int rank_col = rank % kClusterCols;
-  // Bit i is block i: those in this block's row share its rows of a, those in its column its b.
-  constexpr unsigned kRowBits = (1u << kClusterCols) - 1;
-  constexpr unsigned kColBits = kClusterRows == 1 ? 1u : 1u | 1u << kClusterCols;
-  static_assert(kClusterRows <= 2);
-  const auto row_blocks = static_cast<std::uint16_t>(kRowBits << rank_row * kClusterCols);
-  const auto col_blocks = static_cast<std::uint16_t>(kColBits << rank_col);
+  constexpr auto kAll = static_cast<std::uint16_t>((1u << kClusterRows) - 1);
   RingPlace<Config> ring;
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
@@ -157,24 +145,23 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
       Mbarrier* const full = &storage.full[ring.stage];
       // Bytes from other blocks may come first; the phase cannot end before this arrival.
       announce(full, Config::kStageBytes);
-      copy_slice<Config::kDeepA, Config::kRows, kClusterCols>(
-          storage.a[ring.stage], a, at.row, step * kStageDepth<typename Config::Factor>,
-          at.matrix * order.a_batch_stride, full, rank_col, row_blocks);
-      const int b_depth = step * kStageDepth<typename Config::Factor>;
+      const int k = step * kStageDepth<typename Config::Factor>;
+      copy_slice<Config::kDeepA, Config::kRows, 1>(storage.a[ring.stage], a, at.row, k,
+                                                   at.matrix * order.a_batch_stride, full, 0, kAll);
       const int b_matrix = at.matrix * order.b_batch_stride;
       if constexpr (!Config::kGated) {
-        copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(
-            storage.b[ring.stage], b, at.col, b_depth, b_matrix, full, rank_row, col_blocks);
+        copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(storage.b[ring.stage], b, at.col, k,
+                                                                b_matrix, full, rank, kAll);
       } else if constexpr (kClusterRows == 1) {
         constexpr int kHalf = Config::kResultCols;
-        copy_slice<Config::kDeepB, kHalf, 1>(storage.b[ring.stage], b, at.col, b_depth, b_matrix,
-                                             full, 0, col_blocks);
+        copy_slice<Config::kDeepB, kHalf, 1>(storage.b[ring.stage], b, at.col, k, b_matrix, full, 0,
+                                             kAll);
         copy_slice<Config::kDeepB, kHalf, 1>(storage.b[ring.stage] + kHalf * kLineBytes, up.map,
-                                             at.col, b_depth, b_matrix, full, 0, col_blocks);
+                                             at.col, k, b_matrix, full, 0, kAll);
       } else {  // one block copies b, the other up, from the same column on
         copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(
-            storage.b[ring.stage], rank_row == 0 ? b : up.map,
-            at.col - rank_row * Config::kResultCols, b_depth, b_matrix, full, rank_row, col_blocks);
+            storage.b[ring.stage], rank == 0 ? b : up.map, at.col - rank * Config::kResultCols, k,
+            b_matrix, full, rank, kAll);
       }
       ring.advance();
     }
@@ -198,23 +185,68 @@ struct PlainResult {
   int cols;
 };
 
+// The bias of a tile's columns, in words of four bytes. A warp loads them together, before the
+// products: word 32 r + i is the r-th of lane i. Each thread asks the lane that has them for those
+// of its columns when it needs them, since the registers have no room for all of its own.
+template <class Config>
+struct TileBias {
+  using Result = typename Config::Result;
+  static constexpr int kPerWord = 4 / static_cast<int>(sizeof(Result));
+  static constexpr int kWords = Config::kResultCols / kPerWord / kWarpSize;
+  static_assert(kWords * kPerWord * kWarpSize == Config::kResultCols);
+
+  std::uint32_t words[kWords];
+
+  __device__ __forceinline__ void load(const Finish& finish, const TilePosition& at) {
+    const int first_col = at.col + static_cast<int>(threadIdx.x) % kWarpSize * kPerWord;
+    const int left = static_cast<int>(finish.cols) - first_col;
+    const Result* const from =
+        static_cast<const Result*>(finish.bias) + at.matrix * finish.bias_stride + first_col;
+#pragma unroll
+    for (int r = 0; r < kWords; ++r) {
+      Pack<Result, kPerWord> word{};
+#pragma unroll
+      for (int e = 0; e < kPerWord; ++e) {
+        const int col = r * kWarpSize * kPerWord + e;
+        if (col < left) word.element[e] = from[col];
+      }
+      words[r] = __builtin_bit_cast(std::uint32_t, word);
+    }
+  }
+
+  // Of column 8 * `eight` + 2 * (lane % 4) + j, for j = 0 and 1.
+  __device__ __forceinline__ void columns(int eight, float (&bias)[2]) const {
+    const int first = 8 * eight / kPerWord;
+    const int quad = static_cast<int>(threadIdx.x) % 4;
+    Pack<Result, 2> both;
+    if constexpr (kPerWord == 2) {
+      both = __builtin_bit_cast(decltype(both), __shfl_sync(0xffffffff, words[first / kWarpSize],
+                                                            first % kWarpSize + quad));
+    } else {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        both.element[j] = __builtin_bit_cast(
+            float,
+            __shfl_sync(0xffffffff, words[first / kWarpSize], first % kWarpSize + 2 * quad + j));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) bias[j] = widen(both.element[j]);
+  }
+};
+
 // Adds the bias to a consumer's sums of a tile, applies the activation, and the gate: a loop over
 // all of them for each function, since sums in registers have constant indices.
 template <class Config>
 __device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config::kSums],
-                                            const Finish& finish, const TilePosition& at) {
+                                            const Finish& finish, const TileBias<Config>& bias) {
   using Result = typename Config::Result;
   if (finish.bias != nullptr) {
     // Sums 4 i to 4 i + 3 are those of two columns, in two rows.
-    const int first_col = at.col + threadIdx.x % 4 * 2;
-    const int left = static_cast<int>(finish.cols) - first_col;
-    const Result* const bias =
-        static_cast<const Result*>(finish.bias) + at.matrix * finish.bias_stride + first_col;
 #pragma unroll
     for (int i = 0; i < Config::kResultSums / 4; ++i) {
       float added[2];
-#pragma unroll
-      for (int j = 0; j < 2; ++j) added[j] = 8 * i + j < left ? widen(bias[8 * i + j]) : 0.0f;
+      bias.columns(i, added);
 #pragma unroll
       for (int wave = 0; wave < Config::kWaves; ++wave) {
 #pragma unroll
@@ -381,7 +413,6 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
                                         const Finish& finish, const TileOrder& order, int rank,
                                         int consumer) {
   using Result = typename Config::Result;
-  constexpr int kLeadBarrier = 1 + Config::kConsumers;
 
   typename Config::Sum sums[Config::kWaves][Config::kSums];
   RingPlace<Config> ring;
@@ -392,11 +423,9 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
       matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * Config::kWaves * kPanelBytes);
   const std::uint64_t b_first = matrix_descriptor<Config::kDeepB>(storage.b[0]);
 
-  // Lane i tells block i, if that fills stages of this one.
+  // Lane i tells block i.
   const int lane = threadIdx.x % 32;
-  const bool tells =
-      lane < Config::kBlocks && (lane / Config::kClusterCols == rank / Config::kClusterCols ||
-                                 lane % Config::kClusterCols == rank % Config::kClusterCols);
+  const bool tells = lane < Config::kBlocks;
   const unsigned empty =
       Config::kBlocks > 1 ? shared_address_in_block(storage.empty, tells ? lane : rank) : 0;
   const auto release = [&](int stage) {
@@ -432,18 +461,13 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
   TilePosition before{};
   bool waiting = false;
 
-  bool leads = Config::kLead > 0 && consumer == 0;
-  if (Config::kLead > 0 && consumer == 1) meet(kLeadBarrier, 2 * kWarpgroupThreads);
-  const auto give_lead = [&](int step) {
-    if (leads && step + 1 >= min(Config::kLead, order.steps)) {
-      pass(kLeadBarrier, 2 * kWarpgroupThreads);
-      leads = false;
-    }
-  };
-
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     // -- Multiply, and write what the tile before has left meanwhile --
+    [[maybe_unused]] TileBias<Config> bias;
+    if constexpr (Config::kFinishes) {
+      if (finish.bias != nullptr) bias.load(finish, locate<Config>(order, tile, rank));
+    }
     int step = 0;
     if constexpr (Config::kPromotes) {
 #pragma unroll
@@ -460,7 +484,6 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
           writer.write(panel, before, [&](int wave, int i) { return words[wave][i]; });
         }
         if (step < order.steps) {
-          if (Config::kLead > 0) give_lead(step);
           retire(step);
           ++step;
         }
@@ -469,7 +492,6 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 #pragma unroll 1
     for (; step < order.steps; ++step) {
       multiply(step);
-      if (Config::kLead > 0) give_lead(step);
       retire(step);
     }
     wait_for_products<0>();
@@ -481,7 +503,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 
     // -- Write, or round and leave it for later --
     const TilePosition at = locate<Config>(order, tile, rank);
-    if constexpr (Config::kFinishes) finish_sums<Config>(sums, finish, at);
+    if constexpr (Config::kFinishes) finish_sums<Config>(sums, finish, bias);
     if constexpr (Config::kLateStores) {
 #pragma unroll
       for (int wave = 0; wave < Config::kWaves; ++wave) {
@@ -513,8 +535,6 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
       }
     }
   }
-  // A block without a tile has not let the second consumer go.
-  if (leads) pass(kLeadBarrier, 2 * kWarpgroupThreads);
   writer.finish();
 }
 

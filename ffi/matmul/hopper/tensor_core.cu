@@ -24,7 +24,7 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
   TileOrder order{};
   UpFactor<Kernel::kGated> up{};
   if (!queue.preparing) {
-    a = map_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows / Kernel::kClusterCols);
+    a = map_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
     b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols / Kernel::kClusterRows);
     if constexpr (Kernel::kGated) {
       const ReadFactor factor{buffers.up, factors.b.stored, factors.b.pitch};
@@ -71,8 +71,8 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
                              !(kTile.promotes && std::is_integral_v<T>);
     if constexpr (kExists) {
       using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
-                                kTile.stages, kTile.cluster_rows, /*kClusterCols=*/1, kTile.pending,
-                                kTile.lead, kTile.late_stores, kTile.promotes, kFinishes, kGated>;
+                                kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
+                                kTile.promotes, kFinishes, kGated>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
       launch_persistent<Kernel>(queue, config, problem, buffers);

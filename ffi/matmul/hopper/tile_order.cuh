@@ -27,8 +27,7 @@ template <class Kernel>
 TileOrder order_of_tiles(const Problem& problem, const Config& config, int stage_depth) {
   TileOrder order{};
   order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows * Kernel::kClusterRows));
-  order.cols =
-      static_cast<unsigned>(divide_up(problem.n, Kernel::kResultCols * Kernel::kClusterCols));
+  order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kResultCols));
   order.tiles = order.rows * order.cols * static_cast<unsigned>(problem.batch);
   order.group = static_cast<unsigned>(config.group);
   order.steps = static_cast<int>(divide_up(problem.k, stage_depth));
@@ -49,11 +48,8 @@ __device__ __forceinline__ TilePosition locate(const TileOrder& order, unsigned 
   const unsigned in_rows = number - group * in_group;
   const unsigned col = in_rows / rows;
   const unsigned row = first + in_rows - col * rows;
-  return {
-      static_cast<int>(row * Config::kClusterRows + rank / Config::kClusterCols) * Config::kRows,
-      static_cast<int>(col * Config::kClusterCols + rank % Config::kClusterCols) *
-          Config::kResultCols,
-      static_cast<int>(matrix)};
+  return {(static_cast<int>(row) * Config::kClusterRows + rank) * Config::kRows,
+          static_cast<int>(col) * Config::kResultCols, static_cast<int>(matrix)};
 }
 
 }  // namespace matmul
