@@ -132,8 +132,12 @@ def _gpu() -> Iterator[Problem]:
     yield ops.make("matmul", (4096, 4096, 4096), "float16")
     yield ops.make("matmul", (4096, 4096, 4096), "float64")
     yield ops.make("matmul", (4096, 4096, 4096), "float32", precision="default")
+    yield ops.make("matmul", (4096, 1024, 4096), "float32")
+    yield ops.make("dot_general_of_rows", (4096, 4096, 4096), "float32")
+    yield ops.make("matmul", (4097, 4095, 4099), "float32")
     yield from _products_of_8_bits()
-    yield ops.make("matmul", (4097, 4095, 4099), "bfloat16")
+    for shape in _UNALIGNED_PRODUCTS:
+        yield ops.make("matmul", shape, "bfloat16")
     yield ops.make("matmul", (1, 4096, 4096), "bfloat16")
     yield ops.make("matmul", (64, 512, 64, 512), "bfloat16")
     yield ops.make("dot_general", (128, 1024, 128, 1024), "bfloat16")
@@ -178,6 +182,17 @@ _TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
     ((16, 3, 1024, 1024), (0, 2, 3, 1), "float32"),
     ((16, 1024, 1024, 3), (0, 3, 1, 2), "float32"),
     ((1000, 1000, 100), (0, 2, 1), "float32"),
+)
+
+# Rows that begin at no multiple of 16 bytes: of both factors, of a, of b, and with the vocabulary of
+# a language model.
+_UNALIGNED_PRODUCTS: tuple[Shape, ...] = (
+    (1025, 1023, 1027),
+    (4097, 4095, 4099),
+    (4096, 4095, 4096),
+    (4096, 4096, 4095),
+    (2048, 1024, 50257),
+    (8192, 2048, 50257),
 )
 
 _SQUARES = {
