@@ -53,6 +53,7 @@ _LONG_ROWS = tuple(2**e for e in range(14, 19))
 _ODD_ROWS = (31, 33, 127, 1000, 1001, 1023, 4097, 50257, 128257)
 _SMALL = tuple(itertools.product((32, 1024, 2048), repeat=2))
 _ATTENTION = (8, 16, 2048, 2048)
+_ODD_ATTENTION = ((4, 1500), (8, 1000), (128, 197))
 
 
 def _softmax_family() -> Iterator[Problem]:
@@ -85,6 +86,11 @@ def _softmax_family() -> Iterator[Problem]:
     yield attention(scale=0.125)
     yield ops.make("softmax_vjp", _ATTENTION, "bfloat16", scale=0.125)
     yield attention(axis=1, floor=Floor(ceiling=0.90))
+    for batch, n in _ODD_ATTENTION:
+        for dtype in ("bfloat16", "float32"):
+            masked = functools.partial(ops.make, "softmax", (batch, 12, n, n), dtype, scale=0.125)
+            yield masked(causal=True, floor=Floor(ratio=1.0))
+            yield masked(where=True, floor=Floor(ratio=1.0))
     yield ops.make("softmax", (8192, 32768), "float32", axis=0, floor=Floor(ceiling=0.90))
     yield ops.make("softmax", (8192, 32768), "bfloat16", axis=0)
     for dtype in ("float32", "bfloat16"):
@@ -132,8 +138,12 @@ def _gpu() -> Iterator[Problem]:
     yield ops.make("matmul", (4096, 4096, 4096), "float16")
     yield ops.make("matmul", (4096, 4096, 4096), "float64")
     yield ops.make("matmul", (4096, 4096, 4096), "float32", precision="default")
+    yield ops.make("matmul", (4096, 1024, 4096), "float32")
+    yield ops.make("dot_general_of_rows", (4096, 4096, 4096), "float32")
+    yield ops.make("matmul", (4097, 4095, 4099), "float32")
     yield from _products_of_8_bits()
-    yield ops.make("matmul", (4097, 4095, 4099), "bfloat16")
+    for shape in _UNALIGNED_PRODUCTS:
+        yield ops.make("matmul", shape, "bfloat16")
     yield ops.make("matmul", (1, 4096, 4096), "bfloat16")
     yield ops.make("matmul", (64, 512, 64, 512), "bfloat16")
     yield ops.make("dot_general", (128, 1024, 128, 1024), "bfloat16")
@@ -178,6 +188,17 @@ _TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
     ((16, 3, 1024, 1024), (0, 2, 3, 1), "float32"),
     ((16, 1024, 1024, 3), (0, 3, 1, 2), "float32"),
     ((1000, 1000, 100), (0, 2, 1), "float32"),
+)
+
+# Rows that begin at no multiple of 16 bytes: of both factors, of a, of b, and of b with the
+# vocabulary of a language model.
+_UNALIGNED_PRODUCTS: tuple[Shape, ...] = (
+    (1025, 1023, 1027),
+    (4097, 4095, 4099),
+    (4096, 4095, 4096),
+    (4096, 4096, 4095),
+    (2048, 1024, 50257),
+    (8192, 2048, 50257),
 )
 
 _SQUARES = {

@@ -274,7 +274,7 @@ def matmul(problem: Problem, y, reference, operands) -> Errors:
     Products of 8-bit floats are added with 13 bits of fraction, whose roundings add up alike; a
     higher precision stops that at 128 products.
     """
-    k = operands[0].shape[-1]
+    k = problem.shape[-2]
     rounding = _computed_epsilon(y.dtype)
     if y.dtype == jnp.float32 and problem.options.get("precision", "highest") != "highest":
         rounding = 2.0**-10

@@ -5,9 +5,13 @@ their bytes are a multiple of 16, which both XLA and our kernels read faster. Of
 of a grid stands for several lengths, an odd one, an even one and so on: a kernel has to be faster
 for all of them.
 
+Of products the factors are aligned if the rows of both, as they are stored, and those of the result
+are.
+
 Left out, so that `None` leaves it to XLA: arrays of less than 2^14 elements, masks and scales of
 other functions than softmax, causal softmax of more or fewer queries than keys, reductions with
-`where`, axes that lie apart, and products.
+`where`, axes that lie apart, `prod` and `argmin`, and products of less than 1024 rows, columns or
+terms, of batches, with an addend, and in layers.
 """
 
 from __future__ import annotations
@@ -48,13 +52,15 @@ class Point:
 
     Attributes:
       kernel: the primitive's name, without "gpuops_".
-      shape: of the array that the kernel is named after.
-      dtype: of that array.
-      axes: along which the rows lie; of a transpose, the permutation.
+      shape: of the array that the kernel is named after; of a product, M x K x N.
+      dtype: of that array, or of the factors.
+      axes: along which the rows lie; of a transpose, the permutation; of a product, the factors'
+        dims that are contracted.
       mask: what leaves elements out: "causal", "padding" (a mask of the columns for each batch),
         "full" (one of the whole shape), or several of these; empty for none.
       scale: the factor of the operand.
-      result: the dtype of a reduction's result.
+      result: the dtype of the result of a reduction or a product.
+      precision: of a product, as JAX names it.
     """
 
     kernel: str
@@ -64,13 +70,14 @@ class Point:
     mask: str = ""
     scale: float = 1.0
     result: str = ""
+    precision: str = ""
 
     def __str__(self) -> str:
         """Returns the point on one line, as raw results name it."""
         axes = "axes=" + ",".join(map(str, self.axes))
         scale = "" if self.scale == 1 else f"scale={self.scale}"
         parts = [self.kernel, "x".join(map(str, self.shape)), self.dtype, axes, self.mask, scale]
-        return " ".join(filter(None, [*parts, self.result and f"to {self.result}"]))
+        return " ".join(filter(None, [*parts, self.precision, self.result and f"to {self.result}"]))
 
     @property
     def masks(self) -> list[Shape]:
@@ -85,10 +92,28 @@ class Point:
         return "full" in self.mask or "padding" in self.mask
 
     @property
+    def arrays(self) -> list[tuple[Shape, str]]:
+        """The shapes and dtypes of what the problem is made of: an array and masks, or factors."""
+        if not self.precision:
+            return [(self.shape, self.dtype), *((mask, "bool") for mask in self.masks)]
+        m, k, n = self.shape
+        a, b = ((k, m) if self.axes[0] == 0 else (m, k)), ((n, k) if self.axes[1] == 1 else (k, n))
+        return [(a, self.dtype), (b, self.dtype)]
+
+    @property
     def params(self) -> dict[str, Any]:
         """The parameters of the primitive but `implementation` and `algorithm`."""
         if self.kernel == "transpose":
             return {"permutation": self.axes}
+        if self.precision:
+            a_axis, b_axis = self.axes
+            return {
+                "dimension_numbers": (((a_axis,), (b_axis,)), ((), ())),
+                "precision": (jax.lax.Precision(self.precision),) * 2,
+                "preferred_element_type": jnp.dtype(self.result),
+                "alpha": 1.0,
+                "beta": 0.0,
+            }
         if self.result:
             return {"axes": self.axes, "dtype": jnp.dtype(self.result)}
         if self.kernel.startswith("cross_entropy"):
@@ -99,9 +124,8 @@ class Point:
     def problem(self) -> dict[str, Any]:
         """What the table of measurements knows of the call."""
         kernel = _primitive.KERNELS[PRIMITIVES[self.kernel]]
-        x = jax.ShapeDtypeStruct(self.shape, self.dtype)
-        masks = [jax.ShapeDtypeStruct(shape, bool) for shape in self.masks]
-        problem = kernel.problem(x, *masks, **self.params)
+        arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.arrays]
+        problem = kernel.problem(*arrays, **self.params)
         known = {k: v for k, v in problem.items() if k not in _primitive.OF_EXECUTION}
         return {"op": kernel.op, **known}
 
@@ -128,6 +152,8 @@ class Grid:
 
 def fills_the_gpu(point: Point) -> bool:
     """True if more rows only take longer."""
+    if point.precision:  # the result has more tiles than a GPU has multiprocessors
+        return True
     return math.prod(point.shape) * jnp.dtype(point.dtype).itemsize >= FILLING_BYTES
 
 
@@ -161,7 +187,7 @@ def _is_measured(elements: int, dtype: str) -> bool:
 def _fixed(vertices: dict[tuple[int, ...], tuple[Point, ...]], **more: Any) -> dict[str, Any]:
     """What all problems of a grid have in common, as classes name it."""
     problems = [point.problem for vertex in vertices.values() for point in vertex]
-    sizes = {"outer", "columns", "inner", "queries", "masked", "scaled", "copied"}
+    sizes = {"outer", "columns", "inner", "queries", "masked", "scaled", "copied", "m", "n", "k"}
     flags = {key: 1 for key in ("masked", "scaled") if problems[0].get(key)}
     aligned = [_measurements.traits(problem)["aligned"] for problem in problems]
     low, high = min(aligned), max(aligned)
@@ -297,8 +323,7 @@ def _softmax() -> Iterator[Grid]:
             yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
     for dtype in floats:
         yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _counts(3))
-    for dtype in ("float16", "float64"):
-        yield _rows("softmax", dtype, _powers(5, 17, 2), _counts(4))
+    yield _rows("softmax", "float16", _powers(5, 17, 2), _counts(4))
 
 
 def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
@@ -316,15 +341,12 @@ def _reduce() -> Iterator[Grid]:
     for dtype, result in sums:
         yield _rows("sum", dtype, columns, counts, result=result)
         yield _inner("sum", dtype, *places, result=result)
-    for kernel, dtype in itertools.product(
-        ("max", "argmax", "min", "argmin"), ("float32", "bfloat16")
-    ):
+    for kernel, dtype in itertools.product(("max", "argmax", "min"), ("float32", "bfloat16")):
         result = "int32" if kernel.startswith("arg") else dtype
         yield _rows(kernel, dtype, _powers(7, 27, 4), counts, result=result)
         yield _inner(kernel, dtype, *places, result=result)
     for dtype, result in sums[:3]:
         yield _odd_rows("sum", dtype, _odd(7, 17, 5), counts, result=result)
-    yield _rows("prod", "float32", _powers(7, 27, 4), counts, result="float32")
 
 
 # Transposes, by what is left of them once dims that stay neighbours are merged
@@ -375,9 +397,79 @@ def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
     )
 
 
+# Products. Of 8-bit factors the tensor cores read only those whose terms are contiguous, and XLA is
+# slow with others.
+
+
+def _matmul() -> Iterator[Grid]:
+    rows, cols, depths = (1024, 8192), (1024, 8192, 65536), (1024, 8192)
+    for axes in _LAYOUTS.values():
+        yield _products("float32", axes, rows, cols, depths, "highest")
+    for name in ("NN", "NT"):
+        yield _products("bfloat16", _LAYOUTS[name], (1025, 8193), (1025, 50257), (1025, 8193))
+    for axes in _LAYOUTS.values():
+        yield _products("bfloat16", axes, rows, cols, depths)
+    bytes_of = (2048, 8192), (2048, 8192), (2048, 8192)
+    for name in ("NN", "NT"):
+        yield _products("int8", _LAYOUTS[name], *bytes_of, result="int32")
+        for precision in ("default", "highest"):
+            axes, how = _LAYOUTS[name], (precision, "bfloat16")
+            yield _products("float8_e4m3fn", axes, *bytes_of, *how)
+    yield _products("float16", _LAYOUTS["NN"], rows, cols[:2], depths)
+    yield _products("float32", _LAYOUTS["NN"], rows, cols[:2], depths)
+
+
+_LAYOUTS = {"NN": (1, 0), "NT": (1, 1), "TN": (0, 0)}
+"""The dims of a and of b that are contracted; "T": the matrix is stored transposed."""
+
+
+def _products(
+    dtype: str,
+    axes: Shape,
+    rows: Sequence[int],
+    cols: Sequence[int],
+    depths: Sequence[int],
+    precision: str = "default",
+    result: str = "",
+) -> Grid:
+    """Products of one layout.
+
+    With odd sizes a vertex stands for n and k of which one is aligned, and for even ones that are
+    not.
+
+    Args:
+      dtype: of the factors.
+      axes: the dims that are contracted, of a and of b.
+      rows: the values of m.
+      cols: the values of n.
+      depths: the values of k.
+      precision: as a point has it.
+      result: the dtype of the result; that of the factors unless given.
+    """
+    how = {"result": result or dtype, "precision": precision}
+    is_odd = rows[0] % 2 == 1
+    more = [(0, 0), (-1, 0), (0, -1), (3, 3)] if is_odd else [(0, 0)]  # of n and of k
+    vertices = {
+        (m, n, k): tuple(
+            Point("gemm", (m, k + more_k, n + more_n), dtype, axes, **how)
+            for more_n, more_k in more
+        )
+        for m, n, k in itertools.product(rows, cols, depths)
+    }
+    (layout,) = (name for name, each in _LAYOUTS.items() if each == axes)
+    return Grid(
+        _name(vertices, layout, precision, "odd sizes" if is_odd else ""),
+        _fixed(vertices),
+        {"m": tuple(rows), "n": tuple(cols), "k": tuple(depths)},
+        vertices,
+        open="m",
+    )
+
+
 FAMILIES: dict[str, Callable[[], Iterator[Grid]]] = {
     "softmax": _softmax,
     "reduce": _reduce,
     "transpose": _transpose,
+    "matmul": _matmul,
 }
 """The grids of each op family that has some; a family's place in the sweep is its place here."""

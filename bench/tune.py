@@ -60,8 +60,10 @@ def _kernel(name: str) -> _primitive.Kernel:
 def _draw(point: Point) -> tuple[jax.Array, ...]:
     """Draws the operands of the primitive: an array and what belongs to it, such as a mask."""
     keys = iter(jax.random.split(ops.key(str(point)), 4))
+    if point.precision:
+        return tuple(ops.normal(next(keys), shape, jnp.dtype(of)) for shape, of in point.arrays)
     shape, dtype = point.shape, jnp.dtype(point.dtype)
-    x = (ops.factors if point.kernel == "prod" else ops.normal)(next(keys), shape, dtype)
+    x = ops.normal(next(keys), shape, dtype)
     masks = [
         jax.random.bernoulli(next(keys), 7 / 8, mask).at[..., 0].set(True) for mask in point.masks
     ]
@@ -126,7 +128,7 @@ _ERRORS: dict[str, Callable[..., check.Errors]] = {
     "cross_entropy": check.cross_entropy,
     "cross_entropy_cotangent": check.logsumexp_cotangent,
     "sum": check.total,
-    "prod": check.product,
+    "gemm": check.matmul,
 }
 
 
@@ -141,13 +143,15 @@ def _excess(point: Point, results: Any, *operands: jax.Array) -> jax.Array:
         widened = tuple(
             x.astype(jnp.float64) if f else x for x, f in zip(operands, is_float, strict=True)
         )
-        params |= {"dtype": jnp.dtype("float64")} if "dtype" in params else {}
+        result = params.keys() & {"dtype", "preferred_element_type"}
+        params |= dict.fromkeys(result, jnp.dtype("float64"))
     reference = _kernel(point.kernel).reference(*widened, **params)
     options = {
         "axis": point.axes,
         "scale": point.scale,
         "causal": "causal" in point.mask,
         "where": point.has_mask,
+        "precision": point.precision,
     }
     problem = Problem(point.kernel, point.shape, point.dtype, options)
     error = _ERRORS[point.kernel] if rounds else check.exact

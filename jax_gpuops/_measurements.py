@@ -41,7 +41,7 @@ KEYS = {
     "matmul": {
         *("dtype", "result_dtype", "precision", "batch", "m", "n", "k", "has_c", "scaled"),
         *("transpose_a", "transpose_b", "share_a", "share_b"),
-        *("has_bias", "share_bias", "gated", "epilogue"),
+        *("has_bias", "share_bias", "gated", "epilogue", "aligned"),
     },
 }
 """What a class may name, by op family: what a plan takes, and what `traits` adds."""
@@ -286,10 +286,13 @@ def traits(problem: dict[str, Any]) -> dict[str, Any]:
     in memory, and "square", 1 if a causal problem has as many queries as columns. Of a transpose:
     the number of "elements", and the same problem without dims of size 1 and with dims that stay
     neighbours merged, as "merged_permutation" and the sizes "size0", "size1" and so on of the
-    operand; "aligned" is that of its and its result's last dims.
+    operand; "aligned" is that of its and its result's last dims. Of a product: "aligned" of the rows
+    of both factors, as they are stored, and of the result.
     """
     if "permutation" in problem:
         return _transpose_traits(problem["shape"], problem["permutation"], problem["element_bytes"])
+    if "transpose_a" in problem:
+        return _product_traits(problem)
     if "columns" not in problem or "dtype" not in problem:
         return {}
     inner, columns = problem.get("inner", 1), problem["columns"]
@@ -298,6 +301,15 @@ def traits(problem: dict[str, Any]) -> dict[str, Any]:
         return {}
     result = {"aligned": math.gcd(together * jnp.dtype(problem["dtype"]).itemsize, 16)}
     return result | ({"square": int(problem["queries"] == columns)} if "queries" in problem else {})
+
+
+def _product_traits(problem: dict[str, Any]) -> dict[str, Any]:
+    m, n, k = (problem[name] for name in ("m", "n", "k"))
+    if not all(isinstance(size, int) for size in (m, n, k)):
+        return {}
+    rows_a, rows_b = m if problem["transpose_a"] else k, k if problem["transpose_b"] else n
+    factor, result = (jnp.dtype(problem[name]).itemsize for name in ("dtype", "result_dtype"))
+    return {"aligned": math.gcd(16, rows_a * factor, rows_b * factor, n * result)}
 
 
 def _transpose_traits(shape, permutation, element_bytes) -> dict[str, Any]:

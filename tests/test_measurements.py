@@ -128,6 +128,29 @@ def test_traits_of_rows(problem, traits):
 
 
 @pytest.mark.parametrize(
+    ("sizes", "transposed", "dtypes", "aligned"),
+    [
+        ((4096, 4096, 4096), "", ("bfloat16", "bfloat16"), 16),
+        ((4095, 4096, 4096), "", ("bfloat16", "bfloat16"), 16),
+        ((4095, 4096, 4096), "a", ("bfloat16", "bfloat16"), 2),
+        ((4096, 4100, 4096), "b", ("bfloat16", "bfloat16"), 8),
+        ((4096, 4096, 4098), "", ("bfloat16", "bfloat16"), 4),
+        ((4096, 4096, 4098), "a", ("bfloat16", "bfloat16"), 16),
+        ((4096, 50257, 2048), "b", ("float8_e4m3fn", "bfloat16"), 2),
+        ((4096, 4098, 4096), "", ("int8", "int32"), 2),
+    ],
+)
+def test_traits_of_a_product_are_those_of_the_rows_of_its_matrices(
+    sizes, transposed, dtypes, aligned
+):
+    """m, n and k; a row of a has k elements, or m if a is transposed."""
+    problem = dict(zip(("m", "n", "k"), sizes, strict=True))
+    problem |= {f"transpose_{name}": int(name in transposed) for name in "ab"}
+    problem |= dict(zip(("dtype", "result_dtype"), dtypes, strict=True))
+    assert _measurements.traits(problem) == {"aligned": aligned}
+
+
+@pytest.mark.parametrize(
     ("shape", "permutation", "merged", "sizes", "aligned"),
     [
         ((4, 6), (1, 0), [1, 0], [4, 6], 8),

@@ -36,6 +36,10 @@ def test_a_vertex_is_a_problem_of_its_size(each):
             if i > 0 and "odd rows" in each.name:  # a vertex stands for longer rows, too
                 assert 0 < point.shape[1] - sizes["columns"] <= 3
                 sizes["columns"] = point.shape[1]
+            if i > 0 and "odd sizes" in each.name:  # or for products of which some rows are aligned
+                _, k, n = point.shape
+                assert (k - sizes["k"], n - sizes["n"]) in {(-1, 0), (0, -1), (3, 3)}
+                sizes |= {"k": k, "n": n}
             assert _measurements.contains(each.fixed | sizes, point.problem), point
 
 
@@ -53,7 +57,7 @@ def test_no_problem_is_in_two_grids():
 def test_every_kernel_that_is_not_left_out_has_points():
     kernels = {point.kernel for point in grid.points(GRIDS)}
     assert grid.PRIMITIVES.keys() - kernels == {
-        *("logsumexp_with_residuals", "gemm", "linear", "glu")
+        *("logsumexp_with_residuals", "prod", "argmin", "linear", "glu"),
     }
     assert len({str(point) for point in grid.points(GRIDS)}) == len(grid.points(GRIDS))
 
@@ -65,7 +69,20 @@ def test_masks_scales_and_kinds_of_axes_are_there():
     }
     assert {point.scale for point in softmax} == {1.0, 0.125}
     assert {len(point.shape) - 1 - point.axes[0] for point in softmax} == {0, 1}
-    assert {p.dtype for p in softmax} == {"bfloat16", "float32", "float16", "float64"}
+    assert {p.dtype for p in softmax} == {"bfloat16", "float32", "float16"}
+
+
+def test_products_are_of_every_layout_and_precision():
+    products = [point for point in grid.points(GRIDS) if point.kernel == "gemm"]
+    assert {(p.dtype, p.precision) for p in products} == {
+        *(("float32", "highest"), ("float32", "default"), ("bfloat16", "default")),
+        *(("float16", "default"), ("float8_e4m3fn", "default"), ("float8_e4m3fn", "highest")),
+        ("int8", "default"),
+    }
+    layouts = {(p.problem["transpose_a"], p.problem["transpose_b"]) for p in products}
+    assert layouts == {(0, 0), (0, 1), (1, 0)}
+    aligned = {_measurements.traits(p.problem)["aligned"] for p in products}
+    assert aligned == {2, 8, 16}
 
 
 def test_all_of_it_fits_into_25_minutes_on_16_cores():
@@ -78,7 +95,7 @@ def test_the_documentation_counts_the_points():
     points = grid.points(GRIDS)
     counts = collections.Counter(point.kernel for point in points)
     assert f"| {len(points)} points |" in text
-    for kernel in ("softmax", "sum", "transpose"):
+    for kernel in ("softmax", "sum", "transpose", "gemm"):
         assert f"| {kernel} | {counts[kernel]} |" in text
 
 
@@ -94,12 +111,11 @@ SMALL = {
     "cross_entropy": Point("cross_entropy", (5, 33), "float32", (1,)),
     "cross_entropy_cotangent": Point("cross_entropy_cotangent", (5, 33), "bfloat16", (1,)),
     "sum": Point("sum", (5, 33), "bfloat16", (1,), result="float32"),
-    "prod": Point("prod", (5, 33), "float32", (1,), result="float32"),
     "max": Point("max", (3, 33, 8), "float32", (1,), result="float32"),
     "min": Point("min", (5, 33), "bfloat16", (1,), result="bfloat16"),
     "argmax": Point("argmax", (5, 33), "float32", (1,), result="int32"),
-    "argmin": Point("argmin", (5, 33), "bfloat16", (1,), result="int32"),
     "transpose": Point("transpose", (5, 6, 7), "int8", (0, 2, 1)),
+    "gemm": Point("gemm", (5, 33, 7), "bfloat16", (0, 1), result="float32", precision="highest"),
 }
 
 
