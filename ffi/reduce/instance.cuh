@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "core/dispatch.h"
 #include "core/integer.h"
@@ -27,10 +28,11 @@ struct Call {
 
  private:
   IntegerOrder order() const {
-    const DType dtype = problem.dtype;
+    const auto all_bits = [](bool flips) { return static_cast<std::int8_t>(flips ? -1 : 0); };
+    const auto [function, dtype] = std::pair(problem.function, problem.dtype);
     return {static_cast<std::uint8_t>(8 * info(dtype).bytes - 1),
-            dtype >= DType::kUInt8 && dtype <= DType::kUInt64,
-            problem.function == Function::kMin || problem.function == Function::kArgMin};
+            all_bits(dtype >= DType::kUInt8 && dtype <= DType::kUInt64),
+            all_bits(function == Function::kMin || function == Function::kArgMin)};
   }
 };
 

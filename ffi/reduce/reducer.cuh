@@ -45,16 +45,16 @@ __device__ inline Indexed<A> shuffle_xor(Indexed<A> value, int distance) {
 //     max, argmax      x             x ^ sign bit
 //     min, argmin      ~x            ~(x ^ sign bit)
 struct IntegerOrder {
-  std::uint8_t sign_bit;  // its position in the elements
-  bool is_unsigned;
-  bool is_reversed;
+  std::uint8_t sign_bit;   // its position in the elements
+  std::int8_t flips_sign;  // all bits, or none: where kernels use this, a branch would take longer
+  std::int8_t flips_all;   // likewise
 
   // What is flipped of elements, or of what they are widened to, which have the sign extended.
   template <class T>
   __device__ T flipped() const {
-    const auto all = std::numeric_limits<std::make_unsigned_t<T>>::max();
-    const auto sign = static_cast<T>(all << sign_bit);
-    return static_cast<T>((is_unsigned ? sign : 0) ^ (is_reversed ? -1 : 0));
+    using Bits = std::make_unsigned_t<T>;
+    const auto sign = static_cast<Bits>(static_cast<Bits>(flips_sign) << sign_bit);
+    return static_cast<T>(sign ^ static_cast<Bits>(flips_all));
   }
 };
 
