@@ -20,9 +20,9 @@ namespace JAX_GPUOPS_NAMESPACE {
 
 #ifdef JAX_GPUOPS_INTERPRET
 
-std::string kernel_name_in(std::string_view function) {
+void record_name_in(const Queue& queue, std::string_view function) {
   const std::size_t begin = function.find("kKernel = ") + std::string_view("kKernel = ").size();
-  return std::string(function.substr(begin, function.rfind("; std::string") - begin));
+  queue.launched->emplace_back(function.substr(begin, function.rfind(']') - begin));
 }
 
 void clear(const Queue& queue, void* memory, std::size_t bytes) {
@@ -52,13 +52,13 @@ void load_kernel(const Queue& queue, const void* kernel) {
 
 }  // namespace
 
-std::string kernel_name_of(const void* kernel) {
+void record_name_of(const Queue& queue, const void* kernel) {
   const char* mangled = nullptr;
   check_cuda(cudaFuncGetName(&mangled, kernel), "naming a kernel");
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> name(
       abi::__cxa_demangle(mangled, nullptr, nullptr, &status), std::free);
-  return status == 0 ? name.get() : mangled;
+  queue.launched->emplace_back(status == 0 ? name.get() : mangled);
 }
 
 void launch_at(const void* kernel, const Queue& queue, const LaunchShape& shape, void** arguments) {

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
-#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -42,20 +41,20 @@ inline unsigned grid_extent_beyond_x(std::int64_t items) {
 }
 
 #ifdef JAX_GPUOPS_INTERPRET
-// From "... [with auto kKernel = ns::kernel<float>; ...]" what stands for the kernel.
-std::string kernel_name_in(std::string_view function);
+// Of "... [with auto kKernel = ns::kernel<float>]" what stands for the kernel.
+void record_name_in(const Queue& queue, std::string_view function);
 
 template <auto kKernel>
-std::string kernel_name() {
-  return kernel_name_in(__PRETTY_FUNCTION__);
+void record_name(const Queue& queue) {
+  record_name_in(queue, __PRETTY_FUNCTION__);
 }
 #else
 // What the CUDA runtime calls it, which is what profilers show: "void ns::kernel<float>(...)".
-std::string kernel_name_of(const void* kernel);
+void record_name_of(const Queue& queue, const void* kernel);
 
 template <auto kKernel>
-std::string kernel_name() {
-  return kernel_name_of(reinterpret_cast<const void*>(kKernel));
+void record_name(const Queue& queue) {
+  record_name_of(queue, reinterpret_cast<const void*>(kKernel));
 }
 
 // Launches a kernel with the arguments at these addresses, or while the queue prepares loads it.
@@ -86,7 +85,7 @@ void clear(const Queue& queue, void* memory, std::size_t bytes);
 // Launches kKernel, or while the queue prepares loads it.
 template <auto kKernel, class... Arguments>
 void launch_kernel(const Queue& queue, const LaunchShape& shape, Arguments&&... arguments) {
-  if (queue.launched != nullptr) queue.launched->push_back(kernel_name<kKernel>());
+  if (queue.launched != nullptr) record_name<kKernel>(queue);
   launch_as(+kKernel, queue, shape, std::forward<Arguments>(arguments)...);
 }
 

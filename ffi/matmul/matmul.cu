@@ -1,5 +1,3 @@
-// Compiled for each architecture.
-//
 // Instantiates the matmul kernels and launches them.
 
 #include <stdexcept>

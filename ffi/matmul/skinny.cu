@@ -1,4 +1,4 @@
-// Compiled for each of: __half __nv_bfloat16
+// Compiled for each of: __half+__nv_bfloat16
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -79,8 +79,10 @@ void launch_skinny(const Queue& queue, const Config& config, const Problem& prob
   });
 }
 
-template void launch_skinny<JAX_GPUOPS_ELEMENT>(const Queue&, const Config&, const Problem&,
-                                                const Buffers&);
+#define JAX_GPUOPS_INSTANTIATE(T) \
+  template void launch_skinny<T>(const Queue&, const Config&, const Problem&, const Buffers&);
+JAX_GPUOPS_EACH_ELEMENT(JAX_GPUOPS_INSTANTIATE)
+#undef JAX_GPUOPS_INSTANTIATE
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

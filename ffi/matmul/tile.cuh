@@ -58,11 +58,11 @@ class TileLoader {
         pack_ = *reinterpret_cast<const Pack<T, kPack>*>(next_);
       } else {
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) pack_.element[i] = T(0);
+        for (int i = 0; i < kPack; ++i) pack_.element[i] = T{};
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) pack_.element[i] = i < valid ? next_[i] : T(0);
+      for (int i = 0; i < kPack; ++i) pack_.element[i] = i < valid ? next_[i] : T{};
     }
     next_ += step_;
   }

@@ -41,6 +41,7 @@ __global__ void __launch_bounds__(kColumnThreads)
   using Value = Accumulator<Element>;
   auto& upper = shared<ColumnStorage<Reducer, kPack>>().upper;
   const typename Reducer::Combine combine;
+  const typename Reducer::Reader read(y);
   const int lane = threadIdx.x % rows.lanes;
   const int depth = threadIdx.x / rows.lanes;
   const int depths = kColumnThreads / rows.lanes;
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kColumnThreads)
         for (int i = 0; i < kPack; ++i) mask[i] = masks.of(outer * rows.inner + inner + i);
       }
       const auto load_column = [&](int u) {
-        load<kPack>(row + (column + u * depths) * rows.inner, value[u]);
+        read.load(row + (column + u * depths) * rows.inner, value[u]);
         if constexpr (Masks::kMasks) {
 #pragma unroll
           for (int i = 0; i < kPack; ++i) {

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "core/dispatch.h"
 #include "core/integer.h"
@@ -22,7 +23,17 @@ struct Call {
   const Problem& problem;
   const Buffers& buffers;
 
-  Target result() const { return {buffers.y, problem.result, false}; }
+  Target result() const { return {buffers.y, problem.result, false, order()}; }
+  Target partials(void* data, DType dtype) const { return {data, dtype, true, order()}; }
+
+ private:
+  IntegerOrder order() const {
+    const auto all_bits = [](bool flips) { return static_cast<std::int8_t>(flips ? -1 : 0); };
+    const auto [function, dtype] = std::pair(problem.function, problem.dtype);
+    return {static_cast<std::uint8_t>(8 * info(dtype).bytes - 1),
+            all_bits(dtype >= DType::kUInt8 && dtype <= DType::kUInt64),
+            all_bits(function == Function::kMin || function == Function::kArgMin)};
+  }
 };
 
 // The reducers of a function of elements of T, computed in A: of the first launch, and of the
@@ -41,7 +52,9 @@ struct Instance {
   static Partial* partials(const Call& call) {
     return static_cast<Partial*>(call.buffers.workspace);
   }
-  static Target partial_target(const Call& call) { return {call.buffers.workspace, DType{}, true}; }
+  static Target partial_target(const Call& call) {
+    return call.partials(call.buffers.workspace, DType{});
+  }
   static Masks masks(const Call& call) {
     if constexpr (Masks::kMasks) {
       return Masks(call.buffers.mask, call.problem.rows());
@@ -76,14 +89,14 @@ void dispatch_modular(DType dtype, DType result, F&& f) {
   });
 }
 
-// Of integers that are compared, in 32 or 64 bits of their own sign.
+// Of integers that are compared, in 32 or 64 bits: the largest of their keys is looked for.
 template <Function kFunction, class F>
 void dispatch_ordered(DType dtype, F&& f) {
   dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
            std::int64_t, std::uint64_t>(dtype, [&](auto type) {
-    using T = typename decltype(type)::type;
-    using Narrow = std::conditional_t<std::is_signed_v<T>, std::int32_t, std::uint32_t>;
-    f(Instance<kFunction, T, std::conditional_t<sizeof(T) == 8, T, Narrow>>{});
+    constexpr Function kLargest = is_arg(kFunction) ? Function::kArgMax : Function::kMax;
+    using Key = std::make_signed_t<typename decltype(type)::type>;
+    f(Instance<kLargest, Key, std::conditional_t<sizeof(Key) == 8, Key, std::int32_t>>{});
   });
 }
 

@@ -37,13 +37,96 @@ __device__ inline Indexed<A> shuffle_xor(Indexed<A> value, int distance) {
           __shfl_xor_sync(kFullWarp, value.index, distance)};
 }
 
+// How integers that are compared map to keys, of which the largest is looked for whatever the
+// function and the sign: to flip the sign bit makes unsigned integers signed ones, in the same
+// order, and to flip all bits turns the order around. The same again maps keys back.
+//
+//                      signed        unsigned
+//     max, argmax      x             x ^ sign bit
+//     min, argmin      ~x            ~(x ^ sign bit)
+struct IntegerOrder {
+  std::uint8_t sign_bit;   // its position in the elements
+  std::int8_t flips_sign;  // all bits, or none: where kernels use this, a branch would take longer
+  std::int8_t flips_all;   // likewise
+
+  // What is flipped of elements, or of what they are widened to, which have the sign extended.
+  template <class T>
+  __device__ T flipped() const {
+    using Bits = std::make_unsigned_t<T>;
+    const auto sign = static_cast<Bits>(static_cast<Bits>(flips_sign) << sign_bit);
+    return static_cast<T>(sign ^ static_cast<Bits>(flips_all));
+  }
+};
+
 // Where a launch writes: the results, or partials for the next launch. The dtype of a result is
 // known at run time only; there is one result for a whole row, so the choice costs nothing and
-// spares a kernel for each dtype.
+// spares a kernel for each dtype. So does the order of the elements.
 struct Target {
   void* data;
   DType dtype;
   bool partials;
+  IntegerOrder order;
+};
+
+// Whether a reducer compares keys in place of its elements, which are computed in A.
+template <Function kFunction, class A>
+inline constexpr bool kComparesKeys =
+    std::is_integral_v<A> && kFunction != Function::kSum && kFunction != Function::kProd;
+
+// Reads elements of T, or partials of an earlier launch. Both lie in memory as they are, and
+// become keys here, if the reducer compares these.
+template <class T, class A, bool kKeys>
+class Reader {
+ public:
+  using Value = Accumulator<T>;
+
+  __device__ explicit Reader(const Target& target) {
+    if constexpr (kKeys) flipped_ = target.order.template flipped<Flipped>();
+  }
+
+  __device__ Value operator()(const T& element) const {
+    Value value = widen(element);
+    if constexpr (kIsPartial) {
+      if constexpr (kKeys) value.value ^= flipped_;
+    } else if constexpr (kKeys) {
+      value = static_cast<T>(value ^ flipped_);
+    }
+    return value;
+  }
+
+  template <int kSize>
+  __device__ void load(const T* from, Value (&to)[kSize]) const {
+    if constexpr (kKeys && !kIsPartial) {
+      auto pack = read_pack<kSize>(from);
+      const auto flipped = filled_register<typename RegisterPack<T, kSize>::Register>();
+#pragma unroll
+      for (auto& reg : pack.reg) reg ^= flipped;
+      widen(pack, to);
+    } else if constexpr (kKeys) {
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) to[i] = (*this)(from[i]);
+    } else {
+      JAX_GPUOPS_NAMESPACE::load<kSize>(from, to);
+    }
+  }
+
+ private:
+  static constexpr bool kIsPartial = std::is_same_v<T, Indexed<A>>;
+  using Flipped = std::conditional_t<kIsPartial, A, T>;
+
+  // For all elements that share a register.
+  template <class Register>
+  __device__ Register filled_register() const {
+    if constexpr (sizeof(Register) == sizeof(T)) {
+      return flipped_;
+    } else {
+      using Bits = std::make_unsigned_t<T>;
+      constexpr auto kEach = static_cast<Register>(-1) / std::numeric_limits<Bits>::max();
+      return static_cast<Register>(kEach * static_cast<Bits>(flipped_));
+    }
+  }
+
+  Flipped flipped_{};
 };
 
 // Stores the low bits of an integer: sums and products modulo 2^64 are right modulo less.
@@ -120,9 +203,11 @@ struct ValueReducer {
     }
   }
 
-  __device__ static A lift(T value) { return static_cast<A>(widen(value)); }
+  static constexpr bool kKeys = kComparesKeys<kFunction, A>;
+  using Reader = reduce::Reader<T, A, kKeys>;
 
   __device__ static void store(const Target& target, std::int64_t index, A value) {
+    if constexpr (kKeys) value ^= target.order.template flipped<A>();
     if (target.partials) {
       static_cast<A*>(target.data)[index] = value;
     } else {
@@ -190,8 +275,12 @@ struct ArgReducer {
             A > ::identity(), std::numeric_limits<std::int64_t>::max()};
   }
 
+  static constexpr bool kKeys = kComparesKeys<kFunction, A>;
+  using Reader = reduce::Reader<T, A, kKeys>;
+
   __device__ static void store(const Target& target, std::int64_t index, Partial value) {
     if (target.partials) {
+      if constexpr (kKeys) value.value ^= target.order.template flipped<A>();
       static_cast<Partial*>(target.data)[index] = value;
     } else {
       store_result(target, index, value.index);

@@ -21,6 +21,7 @@ __global__ void __launch_bounds__(kRowThreads)
   const int lane = threadIdx.x & (lanes - 1);
   const int row_in_block = threadIdx.x >> lanes_log2;
   const int rows_per_block = kRowThreads >> lanes_log2;
+  const typename Reducer::Reader read(y);
 
   // The loop's bounds are those of the block, so that all lanes reach every shuffle.
   for (std::int64_t first = std::int64_t{blockIdx.x} * rows_per_block; first < rows.count;
@@ -29,7 +30,8 @@ __global__ void __launch_bounds__(kRowThreads)
     const bool has_row = row < rows.count;
     auto partial = Reducer::identity();
     if (has_row) {
-      partial = fold_row<Reducer>(x + row * rows.columns, rows.columns, masks.of(row), lane, lanes);
+      partial =
+          fold_row<Reducer>(x + row * rows.columns, rows.columns, masks.of(row), read, lane, lanes);
     }
     partial = group_reduce(partial, typename Reducer::Combine{}, lanes);
     if (has_row && lane == 0) Reducer::store(y, row, partial);

@@ -7,11 +7,11 @@
 #include <string>
 #include <string_view>
 
+#include "core/algorithm.h"
 #include "core/device.h"
 #include "core/dtype.h"
 #include "core/mask.h"
 #include "core/queue.h"
-#include "core/registry.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {

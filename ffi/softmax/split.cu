@@ -1,4 +1,3 @@
-// Compiled for each architecture.
 #include "softmax/split.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {

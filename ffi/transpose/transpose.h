@@ -6,9 +6,10 @@
 #include <string_view>
 #include <vector>
 
+#include "core/algorithm.h"
 #include "core/device.h"
+#include "core/fields.h"
 #include "core/queue.h"
-#include "core/registry.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {

@@ -1,4 +1,4 @@
-// Compiled for each of: __half __nv_bfloat16 float
+// Compiled for each of: __half+__nv_bfloat16+float
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -59,8 +59,10 @@ void launch_split_k(const Queue& queue, const Config& config, const Problem& pro
   });
 }
 
-template void launch_split_k<JAX_GPUOPS_ELEMENT>(const Queue&, const Config&, const Problem&,
-                                                 const Buffers&);
+#define JAX_GPUOPS_INSTANTIATE(T) \
+  template void launch_split_k<T>(const Queue&, const Config&, const Problem&, const Buffers&);
+JAX_GPUOPS_EACH_ELEMENT(JAX_GPUOPS_INSTANTIATE)
+#undef JAX_GPUOPS_INSTANTIATE
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

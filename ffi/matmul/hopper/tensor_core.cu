@@ -1,4 +1,4 @@
-// Compiled for each of: __half __nv_bfloat16 float __nv_fp8_e4m3 __nv_fp8_e5m2 int8_t
+// Compiled for each of: __half+__nv_bfloat16 float+__nv_fp8_e4m3+__nv_fp8_e5m2+int8_t
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -125,8 +125,10 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
   });
 }
 
-template void launch_tensor_core<JAX_GPUOPS_ELEMENT>(const Queue&, const Config&, const Problem&,
-                                                     const Buffers&);
+#define JAX_GPUOPS_INSTANTIATE(T) \
+  template void launch_tensor_core<T>(const Queue&, const Config&, const Problem&, const Buffers&);
+JAX_GPUOPS_EACH_ELEMENT(JAX_GPUOPS_INSTANTIATE)
+#undef JAX_GPUOPS_INSTANTIATE
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

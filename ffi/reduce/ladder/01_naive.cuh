@@ -23,18 +23,17 @@ __global__ void __launch_bounds__(kLadderThreads)
   const typename Reducer::Combine combine;
   const unsigned thread = threadIdx.x;
 
-  for_each_tile<Reducer, kLadderThreads>(
-      x, y, rows, [&](const typename Reducer::Element* tile, std::int64_t columns) {
-        tree[thread] = element_or_identity<Reducer>(tile, columns, thread);
-        __syncthreads();
-        for (unsigned stride = 1; stride < blockDim.x; stride *= 2) {
-          if (thread % (2 * stride) == 0) {
-            tree[thread] = combine(tree[thread], tree[thread + stride]);
-          }
-          __syncthreads();
-        }
-        return tree[0];
-      });
+  for_each_tile<Reducer, kLadderThreads>(x, y, rows, [&](const RowTile<Reducer>& tile) {
+    tree[thread] = tile[thread];
+    __syncthreads();
+    for (unsigned stride = 1; stride < blockDim.x; stride *= 2) {
+      if (thread % (2 * stride) == 0) {
+        tree[thread] = combine(tree[thread], tree[thread + stride]);
+      }
+      __syncthreads();
+    }
+    return tree[0];
+  });
 }
 
 template <class Reducer>

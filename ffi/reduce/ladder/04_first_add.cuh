@@ -11,12 +11,9 @@ namespace reduce {
 
 // The two elements of a tile that fall to the calling thread, combined.
 template <class Reducer>
-__device__ inline typename Reducer::Partial first_level(const typename Reducer::Element* tile,
-                                                        std::int64_t columns) {
+__device__ inline typename Reducer::Partial first_level(const RowTile<Reducer>& tile) {
   const int thread = threadIdx.x;
-  return typename Reducer::Combine{}(
-      element_or_identity<Reducer>(tile, columns, thread),
-      element_or_identity<Reducer>(tile, columns, thread + kLadderThreads));
+  return typename Reducer::Combine{}(tile[thread], tile[thread + kLadderThreads]);
 }
 
 template <class Reducer>
@@ -27,16 +24,15 @@ __global__ void __launch_bounds__(kLadderThreads)
   const typename Reducer::Combine combine;
   const unsigned thread = threadIdx.x;
 
-  for_each_tile<Reducer, 2 * kLadderThreads>(
-      x, y, rows, [&](const typename Reducer::Element* tile, std::int64_t columns) {
-        tree[thread] = first_level<Reducer>(tile, columns);
-        __syncthreads();
-        for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
-          if (thread < half) tree[thread] = combine(tree[thread], tree[thread + half]);
-          __syncthreads();
-        }
-        return tree[0];
-      });
+  for_each_tile<Reducer, 2 * kLadderThreads>(x, y, rows, [&](const RowTile<Reducer>& tile) {
+    tree[thread] = first_level(tile);
+    __syncthreads();
+    for (unsigned half = blockDim.x / 2; half > 0; half /= 2) {
+      if (thread < half) tree[thread] = combine(tree[thread], tree[thread + half]);
+      __syncthreads();
+    }
+    return tree[0];
+  });
 }
 
 template <class Reducer>

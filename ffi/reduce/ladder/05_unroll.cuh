@@ -19,21 +19,20 @@ __global__ void __launch_bounds__(kLadderThreads)
   const typename Reducer::Combine combine;
   const unsigned thread = threadIdx.x;
 
-  for_each_tile<Reducer, 2 * kLadderThreads>(
-      x, y, rows, [&](const typename Reducer::Element* tile, std::int64_t columns) {
-        auto partial = first_level<Reducer>(tile, columns);
-        tree[thread] = partial;
-        __syncthreads();
+  for_each_tile<Reducer, 2 * kLadderThreads>(x, y, rows, [&](const RowTile<Reducer>& tile) {
+    auto partial = first_level(tile);
+    tree[thread] = partial;
+    __syncthreads();
 #pragma unroll
-        for (unsigned half = kLadderThreads / 2; half >= kWarpSize; half /= 2) {
-          if (thread < half) {
-            partial = combine(partial, tree[thread + half]);
-            tree[thread] = partial;
-          }
-          __syncthreads();
-        }
-        return thread < kWarpSize ? warp_reduce(partial, combine) : partial;
-      });
+    for (unsigned half = kLadderThreads / 2; half >= kWarpSize; half /= 2) {
+      if (thread < half) {
+        partial = combine(partial, tree[thread + half]);
+        tree[thread] = partial;
+      }
+      __syncthreads();
+    }
+    return thread < kWarpSize ? warp_reduce(partial, combine) : partial;
+  });
 }
 
 template <class Reducer>

@@ -41,6 +41,7 @@ __device__ inline void drop_masked(const RowMask& mask, std::int64_t first,
 template <class Reducer, class RowMask>
 __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Element* row,
                                                      std::int64_t columns, const RowMask& mask,
+                                                     const typename Reducer::Reader& read,
                                                      int thread, int threads) {
   using Element = typename Reducer::Element;
   using Value = Accumulator<Element>;
@@ -49,7 +50,7 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
 
   const auto fold_scalars = [&](std::int64_t first, std::int64_t end) {
     for (std::int64_t column = first + thread; column < end; column += threads) {
-      Value value[1] = {widen(row[column])};
+      Value value[1] = {read(row[column])};
       drop_masked<Reducer>(mask, column, value);
       fold.add(value, column, 1);
     }
@@ -65,7 +66,7 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   const auto column = [&](int i) { return head + at(i) * kPack; };
   for (; at(kLoads - 1) < packs; pack = at(kLoads)) {
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) load<kPack>(row + column(i), value[i]);
+    for (int i = 0; i < kLoads; ++i) read.load(row + column(i), value[i]);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
       drop_masked<Reducer>(mask, column(i), value[i]);
@@ -74,7 +75,7 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   }
 #pragma unroll
   for (int i = 0; i < kLoads - 1; ++i) {
-    if (at(i) < packs) load<kPack>(row + column(i), value[i]);
+    if (at(i) < packs) read.load(row + column(i), value[i]);
   }
 #pragma unroll
   for (int i = 0; i < kLoads - 1; ++i) {
@@ -96,11 +97,12 @@ __global__ void __launch_bounds__(kMultipleThreads)
   const auto warps = shared<MultipleStorage<Reducer>>().warps;
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
   const int threads = gridDim.x * blockDim.x;
+  const typename Reducer::Reader read(y);
 
   for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
-    const auto partial = block_reduce(
-        fold_row<Reducer>(x + row * rows.columns, rows.columns, masks.of(row), thread, threads),
-        Reducer::identity(), typename Reducer::Combine{}, warps);
+    const auto partial = block_reduce(fold_row<Reducer>(x + row * rows.columns, rows.columns,
+                                                        masks.of(row), read, thread, threads),
+                                      Reducer::identity(), typename Reducer::Combine{}, warps);
     if (threadIdx.x == 0) Reducer::store(y, row * gridDim.x + blockIdx.x, partial);
   }
 }

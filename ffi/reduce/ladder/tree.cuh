@@ -22,27 +22,36 @@ struct TreeStorage {
   typename Reducer::Partial tree[kLadderThreads];
 };
 
-// Calls reduce_tile(tile, columns), which returns the tile's partial in thread 0, for each tile of
-// each row: blockIdx.x counts tiles and blockIdx.y rows.
+// A tile, of which tile[column] is an element's value, or one that changes no result where the row
+// has ended.
+template <class Reducer>
+struct RowTile {
+  const typename Reducer::Element* elements;
+  std::int64_t columns;  // up to the end of the row
+  typename Reducer::Reader read;
+
+  __device__ typename Reducer::Partial operator[](int column) const {
+    using Partial = typename Reducer::Partial;
+    return column < columns ? static_cast<Partial>(read(elements[column])) : Reducer::identity();
+  }
+};
+
+// Calls reduce_tile(tile), which returns the tile's partial in thread 0, for each tile of each row:
+// blockIdx.x counts tiles and blockIdx.y rows.
 template <class Reducer, int kTileColumns, class ReduceTile>
 __device__ inline void for_each_tile(const typename Reducer::Element* x, const Target& y,
                                      ContiguousRows rows, ReduceTile&& reduce_tile) {
   const std::int64_t tiles = (rows.columns + kTileColumns - 1) / kTileColumns;
+  const typename Reducer::Reader read(y);
   for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
     for (std::int64_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
       const std::int64_t first = tile * kTileColumns;
-      const auto partial = reduce_tile(x + row * rows.columns + first, rows.columns - first);
+      const auto partial =
+          reduce_tile(RowTile<Reducer>{x + row * rows.columns + first, rows.columns - first, read});
       if (threadIdx.x == 0) Reducer::store(y, row * tiles + tile, partial);
       __syncthreads();  // the next tile overwrites what this one's tree still reads
     }
   }
-}
-
-// The element of a tile that may end before `column`.
-template <class Reducer>
-__device__ inline typename Reducer::Partial element_or_identity(
-    const typename Reducer::Element* tile, std::int64_t columns, int column) {
-  return column < columns ? Reducer::lift(tile[column]) : Reducer::identity();
 }
 
 // Launches a step on an array of rows.

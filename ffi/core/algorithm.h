@@ -1,0 +1,36 @@
+// What the plans of all ops have in common: their algorithms have names.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+// The workspace of a problem that is planned before its buffers are known: what the op asks for.
+inline constexpr std::int64_t kWorkspaceAsAsked = -1;
+
+// One named algorithm, as `jax_gpuops.algorithms()` shows it.
+struct AlgorithmInfo {
+  std::string_view name;
+  std::string_view summary;
+  std::string_view source;
+  std::string_view limits;
+  std::string_view kernels = {};  // the __global__ functions it may launch, separated by spaces
+};
+
+// The algorithm called `name` in a table indexed by the enumeration `Algorithm`.
+template <class Algorithm, std::size_t kCount>
+Algorithm algorithm_from_name(const AlgorithmInfo (&table)[kCount], std::string_view name) {
+  std::string known;
+  for (std::size_t i = 0; i < kCount; ++i) {
+    if (table[i].name == name) return static_cast<Algorithm>(i);
+    known += (i ? ", " : "") + std::string(table[i].name);
+  }
+  throw std::invalid_argument("algorithm '" + std::string(name) + "' is unknown; known are " +
+                              known);
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE
