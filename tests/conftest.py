@@ -5,6 +5,8 @@ Every test of a kernel takes the fixture `implementation`: "cuda" where JAX sees
 with XLA.
 """
 
+import gc
+
 import jax
 import pytest
 
@@ -19,6 +21,11 @@ def pytest_sessionstart(session):
     for implementation in ["interpret", *(["cuda"] if HAS_GPU else [])]:
         if (why := _library.missing(implementation)) is not None:
             pytest.exit(f"{why}; run `pip install .`", returncode=3)
+
+
+def pytest_collection_finish(session):
+    """Leaves modules and tests, which live to the end, out of what the garbage collector visits."""
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")
