@@ -5,6 +5,8 @@ Every test of a kernel takes the fixture `implementation`: "cuda" where JAX sees
 with XLA.
 """
 
+import gc
+
 import jax
 import pytest
 
@@ -16,9 +18,16 @@ HAS_GPU = jax.default_backend() == "gpu"
 
 
 def pytest_sessionstart(session):
+    gc.disable()  # until all modules and tests are there, which live to the end
     for implementation in ["interpret", *(["cuda"] if HAS_GPU else [])]:
         if (why := _library.missing(implementation)) is not None:
             pytest.exit(f"{why}; run `pip install .`", returncode=3)
+
+
+def pytest_collection_finish(session):
+    """Leaves what lives to the end out of what the garbage collector visits."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session")

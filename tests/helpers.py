@@ -49,8 +49,10 @@ def with_offset(offset: float, shape, dtype: str) -> np.ndarray:
 
 
 def exact(x: np.ndarray) -> np.ndarray:
-    """The same values in the precision that references are computed in."""
-    return np.asarray(x).astype(np.longdouble)
+    """The same values in the precision that references are computed in: at least float64, in which
+    processors have vectors, and a wider one where results are of float64."""
+    x = np.asarray(x)
+    return x.astype(np.longdouble if x.dtype.itemsize >= 8 else np.float64)
 
 
 def activated(activation: str | None, x) -> np.ndarray:
@@ -69,7 +71,7 @@ def activated(activation: str | None, x) -> np.ndarray:
 def spacing(values: np.ndarray, dtype) -> np.ndarray:
     """The distance between neighbouring numbers of `dtype` at `values`."""
     with np.errstate(invalid="ignore", over="ignore"):
-        return np.spacing(np.abs(values).astype(dtype)).astype(np.longdouble)
+        return np.spacing(np.abs(values).astype(dtype)).astype(np.float64)
 
 
 def custom_calls(function, *arguments) -> list[str]:

@@ -59,18 +59,19 @@ def test_any_array_argument_may_be_a_parameter(implementation):
 def test_strict_promotion(op, dtype, named, implementation):
     operands = [x.astype(dtype) for x in op.operands()]
     how = {"implementation": implementation} if named else {}
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        y, pullback = jax.vjp(lambda *xs: op(*xs, **how), *operands)
-        cotangents = pullback(y)
-        jax.jvp(lambda *xs: op(*xs, **how), tuple(operands), tuple(operands))
-        mapped = jax.vmap(lambda *xs: op(*xs, **how))(*(x[None] for x in operands))
-    expected, expected_pullback = jax.vjp(op.reference, *operands)
+
+    @jax.jit  # one program is compiled faster than many
+    def results(*operands):
+        with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+            y, pullback = jax.vjp(lambda *xs: op(*xs, **how), *operands)
+            cotangents = pullback(y)
+            jax.jvp(lambda *xs: op(*xs, **how), operands, operands)
+            mapped = jax.vmap(lambda *xs: op(*xs, **how))(*(x[None] for x in operands))
+        expected, expected_pullback = jax.vjp(op.reference, *operands)
+        return (y, mapped[0], cotangents), (expected, expected, expected_pullback(expected))
+
     tolerance = {"bfloat16": 5e-2, "float32": 2e-5}[dtype]
-    for actual, reference in zip(
-        jax.tree.leaves((y, mapped[0], cotangents)),
-        jax.tree.leaves((expected, expected, expected_pullback(expected))),
-        strict=True,
-    ):
+    for actual, reference in zip(*map(jax.tree.leaves, results(*operands)), strict=True):
         assert actual.dtype == dtype
         np.testing.assert_allclose(
             *(np.asarray(each, np.float32) for each in (actual, reference)),

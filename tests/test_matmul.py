@@ -38,7 +38,7 @@ def assert_product(actual, exact, magnitude, depth):
     accumulated = np.float32 if actual.dtype.itemsize == 2 else actual.dtype
     bound = (depth + 3) * np.finfo(accumulated).eps * magnitude
     if actual.dtype.itemsize == 2:
-        spacing = np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.longdouble)
+        spacing = np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.float64)
         bound = bound + spacing
     assert np.all(np.abs(helpers.exact(actual) - exact) <= bound)
 
@@ -608,7 +608,7 @@ def assert_product_of_8_bits(actual, a, b, *, promoted):
     bound = 34 * 2.0**-13 * magnitude * (min(steps, 4) if promoted else steps)
     bound += (steps / 4 + 1) * np.finfo(np.float32).eps * magnitude
     if actual.dtype != np.float32:
-        bound = bound + np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.longdouble)
+        bound = bound + np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.float64)
     assert np.all(np.abs(helpers.exact(actual) - exact) <= bound)
     relative = np.linalg.norm((helpers.exact(actual) - exact).astype(np.float64))
     relative /= np.linalg.norm(exact.astype(np.float64))

@@ -68,7 +68,7 @@ def assert_right(name, actual, x, axis=-1):
         if name == "mean":
             exact, bound = exact / count, bound / count + epsilon * np.abs(exact / count)
     if actual.dtype.itemsize == 2:
-        bound = bound + np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.longdouble)
+        bound = bound + np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.float64)
     assert np.all(np.abs(helpers.exact(actual) - exact) <= bound), x.shape
 
 

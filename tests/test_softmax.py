@@ -78,7 +78,7 @@ def kept(x, where=None, causal=False, **_):
 def reference(name, x, axis=-1, scale=1.0, **options):
     """The function of `x` in extended precision, with JAX's values for rows that have none."""
     keep = kept(x, **options)
-    x = np.where(keep, helpers.exact(x), 0) * np.longdouble(scale)
+    x = np.where(keep, helpers.exact(x), 0) * scale
     x = np.where(keep, x, -np.inf)
     with np.errstate(all="ignore"):
         largest = x.max(axis, keepdims=True)
@@ -121,7 +121,7 @@ def assert_accurate(name, actual, x, axis=-1, scale=1.0, **options):
     epsilon = np.finfo(actual.dtype).eps
     with np.errstate(invalid="ignore"):
         error = np.abs(helpers.exact(actual) - expected)
-        z = helpers.exact(x) * np.longdouble(scale)
+        z = helpers.exact(x) * scale
         is_finite = np.isfinite(z) & kept(x, **options)
         largest = np.abs(z).max(axis, keepdims=True, initial=0, where=is_finite)
         scaling = 0 if abs(np.frexp(scale)[0]) in (0, 0.5) else 2 * largest

@@ -420,7 +420,7 @@ void Launch::finish_copies() {
 }
 
 void Launch::drop_copies() {
-  for (const std::vector<Copy>* const copies : {&copies_, &written_}) {
+  for (const std::deque<Copy>* const copies : {&copies_, &written_}) {
     for (const Copy& copy : *copies) release_destination(copy);
   }
 }

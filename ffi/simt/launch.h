@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <exception>
 #include <functional>
 #include <memory>
@@ -309,8 +310,8 @@ class Launch {
   std::size_t polling_ = 0;
   std::uint64_t activity_ = 0;   // grows with whatever may end another thread's polling
   bool has_warpgroups_ = false;  // some block that runs
-  std::vector<Copy> copies_;     // under way
-  std::vector<Copy> written_;    // to global memory, that have read their source
+  std::deque<Copy> copies_;      // under way; mostly the first one lands first
+  std::deque<Copy> written_;     // to global memory, that have read their source
   Thread* thread_ = nullptr;     // the running one
   std::exception_ptr error_;
   bool cancelled_ = false;

@@ -124,6 +124,17 @@ std::string call_text(const Call& call) {
   return text;
 }
 
+// Of a value that lanes exchange, mostly one word: a copy of any length would be a call.
+void copy_value(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 4) {
+    std::memcpy(to, from, 4);
+  } else if (bytes == 8) {
+    std::memcpy(to, from, 8);
+  } else {
+    std::memcpy(to, from, bytes);
+  }
+}
+
 // The stacks of this host thread, kept because mapping them costs more than most launches.
 std::deque<Fiber>& pooled_fibers() {
   thread_local std::deque<Fiber> fibers;
@@ -482,12 +493,12 @@ void Launch::exchange(Thread* warp, unsigned lanes) {
     if ((lanes >> i & 1) == 0) continue;
     const Call& call = warp[i].call;
     if (call.predicate) ballot |= 1u << i;
-    if (call.value_bytes != 0) std::memcpy(values[i], call.value, call.value_bytes);
+    if (call.value_bytes != 0) copy_value(values[i], call.value, call.value_bytes);
   }
   for (int i = 0; i < kWarpSize; ++i) {
     if ((lanes >> i & 1) == 0) continue;
     const Call& call = warp[i].call;
-    if (call.value_bytes != 0) std::memcpy(call.value, values[call.source_lane], call.value_bytes);
+    if (call.value_bytes != 0) copy_value(call.value, values[call.source_lane], call.value_bytes);
     release(warp[i], ballot);
   }
 }

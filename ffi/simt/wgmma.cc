@@ -94,22 +94,33 @@ void decode(const std::uint16_t* bits, std::size_t i, FactorType type, double& v
 void decode(Factor& factor, FactorType type) {
   const unsigned depth = depth_of(type);
   const std::size_t rows = factor.bits.size() / kProductWords;
-  const std::size_t count = rows * depth;
-  factor.values.resize(count);
-  factor.exponents.resize(count);
+  factor.values.resize(rows * depth);
+  factor.exponents.resize(rows * depth);
   factor.finite.resize(rows);
-  for (std::size_t i = 0; i < count; ++i) {
-    bool finite = i % depth == 0 || factor.finite[i / depth];
-    decode(factor.bits.data(), i, type, factor.values[i], factor.exponents[i], finite);
-    factor.finite[i / depth] = finite;
+  for (std::size_t row = 0; row < rows; ++row) {
+    bool finite = true;
+    for (std::size_t i = row * depth; i < (row + 1) * depth; ++i) {
+      decode(factor.bits.data(), i, type, factor.values[i], factor.exponents[i], finite);
+    }
+    factor.finite[row] = finite;
   }
+}
+
+std::uint32_t bits_of(float x) {
+  std::uint32_t bits;
+  std::memcpy(&bits, &x, sizeof(bits));
+  return bits;
+}
+
+float float_of(std::uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
 }
 
 int exponent_of(float x) {
   if (x == 0) return kZeroExponent;
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return std::max<int>(bits >> 23 & 255, 1) - 127;
+  return std::max<int>(bits_of(x) >> 23 & 255, 1) - 127;
 }
 
 double power_of_two(int exponent) {
@@ -129,13 +140,7 @@ float round_toward_zero(double x) {
 
 // The same, to a float of which 13 of the 23 bits of fraction are kept.
 float round_toward_zero_to_13_bits(double x) {
-  const float result = round_toward_zero(x);
-  std::uint32_t bits;
-  std::memcpy(&bits, &result, sizeof(bits));
-  bits &= ~((1u << (23 - 13)) - 1);
-  float kept;
-  std::memcpy(&kept, &bits, sizeof(kept));
-  return kept;
+  return float_of(bits_of(round_toward_zero(x)) & ~((1u << (23 - 13)) - 1));
 }
 
 // sum + a b as Hopper adds (the model of MMA-Sim, arXiv 2511.10909): all terms are aligned to the
@@ -159,12 +164,10 @@ float dot(const double* a, const std::int16_t* a_exponent, const double* b,
   constexpr bool kOfBytes = kDepth == depth_of(FactorType::kFloat8E4M3);
   constexpr int kFractionBits = kOfBytes ? 13 : 25;
   const double scale = power_of_two(kFractionBits - exponent);
-  std::int32_t terms[kDepth];  // below 2^27, truncated
-  for (unsigned k = 0; k < kDepth; ++k) {
-    terms[k] = static_cast<std::int32_t>(a[k] * b[k] * scale);
-  }
   auto total = static_cast<std::int64_t>(sum * scale);
-  for (const std::int32_t term : terms) total += term;
+  for (unsigned k = 0; k < kDepth; ++k) {
+    total += static_cast<std::int32_t>(a[k] * b[k] * scale);  // below 2^27, truncated
+  }
   const double exact = static_cast<double>(total) * power_of_two(exponent - kFractionBits);
   return kOfBytes ? round_toward_zero_to_13_bits(exact) : round_toward_zero(exact);
 }
@@ -256,6 +259,30 @@ void read_operand(const unsigned char* shared, unsigned first_address, const Ope
   }
 }
 
+// Whether some rows of an operand are what read_operand() read.
+bool holds_the_same(const unsigned char* shared, unsigned first_address, const Operand& operand,
+                    unsigned first_row, unsigned rows, const std::vector<std::uint16_t>& bits) {
+  const std::uint16_t* const expected = bits.data();
+  if (operand.deep) {
+    for (unsigned piece = 2 * first_row; piece < 2 * (first_row + rows); ++piece) {
+      const unsigned char* const from = shared + (operand.piece_address(piece) - first_address);
+      if (std::memcmp(expected + piece * 8, from, kPieceBytes) != 0) return false;
+    }
+    return true;
+  }
+  for (unsigned k = 0; k < kProductWords; ++k) {
+    for (unsigned row = first_row; row < first_row + rows; row += 8) {
+      const unsigned piece = (k * operand.rows + row) / 8;
+      std::uint16_t of_rows[8];
+      std::memcpy(of_rows, shared + (operand.piece_address(piece) - first_address), kPieceBytes);
+      for (unsigned i = 0; i < 8; ++i) {
+        if (of_rows[i] != expected[(row + i) * kProductWords + k]) return false;
+      }
+    }
+  }
+  return true;
+}
+
 bool overlaps(const Operand& operand, unsigned begin, unsigned end) {
   if (operand.end <= begin || end <= operand.begin) return false;
   for (unsigned piece = 0; piece < operand.pieces(); ++piece) {
@@ -298,26 +325,29 @@ void check_intact(const Thread& thread, const Sums& sums) {
 // What a warp's part of the product adds to its threads' sums.
 template <unsigned kDepth>
 void compute(Product& product, unsigned warp) {
-  const ProductCall& call = product.call;
+  const ProductCall call = product.call;
+  const Factor& left = product.left_factor;
+  const Factor& right = product.right_factor;
+  const double* const left_values = left.values.data();
+  const double* const right_values = right.values.data();
+  const std::int16_t* const left_exponents = left.exponents.data();
+  const std::int16_t* const right_exponents = right.exponents.data();
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     std::vector<std::uint32_t>& values = product.sums[warp * kWarpSize + lane]->values;
-    for (unsigned i = 0; i < values.size(); ++i) {
+    const auto count = static_cast<unsigned>(values.size());
+    for (unsigned i = 0; i < count; ++i) {
       const unsigned row = warp * kWarpRows + sum_row(lane, i);
       const unsigned col = sum_col(lane, i);
       const std::size_t a = std::size_t{row} * kDepth;
       const std::size_t b = std::size_t{col} * kDepth;
       const std::uint32_t before = call.add ? values[i] : 0;
       if (call.type == FactorType::kInt8) {
-        values[i] = dot_of_integers(&product.left_factor.values[a], &product.right_factor.values[b],
-                                    before);
-        continue;
+        values[i] = dot_of_integers(left_values + a, right_values + b, before);
+      } else {
+        values[i] = bits_of(dot<kDepth>(left_values + a, left_exponents + a, right_values + b,
+                                        right_exponents + b, float_of(before),
+                                        left.finite[row] && right.finite[col]));
       }
-      float sum;
-      std::memcpy(&sum, &before, sizeof(sum));
-      sum = dot<kDepth>(&product.left_factor.values[a], &product.left_factor.exponents[a],
-                        &product.right_factor.values[b], &product.right_factor.exponents[b], sum,
-                        product.left_factor.finite[row] && product.right_factor.finite[col]);
-      std::memcpy(&values[i], &sum, sizeof(sum));
     }
   }
 }
@@ -357,14 +387,10 @@ struct Window {
 
   // The operands hold what they held when the first thread called the product.
   void check_unchanged(const Product& product, unsigned warp) const {
-    std::vector<std::uint16_t> bits;
-    read_operand(block.shared, first_address, product.right, bits);
-    bool same = bits == product.right_factor.bits;
-    read_operand(block.shared, first_address, product.left, bits);
-    const auto begin = static_cast<std::ptrdiff_t>(warp * kWarpRows * kProductWords);
-    const auto end = begin + static_cast<std::ptrdiff_t>(kWarpRows * kProductWords);
-    same = same && std::equal(bits.begin() + begin, bits.begin() + end,
-                              product.left_factor.bits.begin() + begin);
+    const bool same = holds_the_same(block.shared, first_address, product.right, 0,
+                                     product.right.rows, product.right_factor.bits) &&
+                      holds_the_same(block.shared, first_address, product.left, warp * kWarpRows,
+                                     kWarpRows, product.left_factor.bits);
     if (same) return;
     throw Error(product_text(product) + ": an operand was written to while it was under way");
   }
