@@ -108,9 +108,11 @@ template <class Parts>
 __device__ __forceinline__ bool fits(const PartsReport& report,
                                      [[maybe_unused]] std::int64_t depth) {
   if constexpr (kCountsSpan<Parts>) {
-    const int free = kFreeSpan;
-    const int a = std::max(static_cast<int>(report.span_a), free);
-    const int b = std::max(static_cast<int>(report.span_b), free);
+    const auto span = [](std::uint32_t reported) {
+      return reported > kFreeSpan ? static_cast<int>(reported) : kFreeSpan;
+    };
+    const int a = span(report.span_a);
+    const int b = span(report.span_b);
     return a <= kMostSpan && b <= kMostSpan && a + b <= kMostSpans;
   } else {
     const std::int64_t a = std::max(std::int64_t{report.small_a}, free_small(depth));
