@@ -49,6 +49,7 @@ struct BF16Parts {
   // The largest magnitude of a scaled row is in [2^46, 2^47). With a depth of 2^30 at most, sums of
   // products stay below 2^124.
   static constexpr int kScaledExponent = 46;
+  static constexpr int kColumnsAhead = 4;  // loads of a thread, of rows of k
 };
 
 // How many powers of two the elements of a row may span, other than 0: all bits of its least
@@ -68,9 +69,10 @@ inline constexpr int kInfiniteSpan = 1 << 20;
 struct FP16Parts {
   using Part = __half;
   static constexpr int kParts = kFP16Parts;
-  // The largest magnitude of a scaled row is in [2^14, 2^15), and so are its products with others
-  // below 2^30.
+  // The largest magnitude of a scaled row is in [2^14, 2^15), and float16 ends below 2^16. With a
+  // depth of 2^26 at most, sums of products stay below 2^56.
   static constexpr int kScaledExponent = 14;
+  static constexpr int kColumnsAhead = 8;
 };
 
 // Of a scaled x, parts leave over r = x - x0 - x1. Rounding to x0 leaves at most 2^-11 |x|, or
@@ -247,21 +249,19 @@ __device__ __forceinline__ void store_parts(const float (&scaled)[kPack], typena
   }
 }
 
-// What a thread has under way when it waits for memory.
-inline constexpr int kSplitAhead = 4;
-
-// Calls use(i, load(i)) for i = first, first + step ... below `count`, several loads ahead.
-template <class Load, class Use>
+// Calls use(i, load(i)) for i = first, first + step ... below `count`. A thread has kAhead loads
+// under way when it waits for memory.
+template <int kAhead, class Load, class Use>
 __device__ __forceinline__ void stream(std::int64_t first, std::int64_t step, std::int64_t count,
                                        const Load& load, const Use& use) {
-  for (std::int64_t begin = first; begin < count; begin += kSplitAhead * step) {
-    Pack<float, kPack> packs[kSplitAhead];
+  for (std::int64_t begin = first; begin < count; begin += kAhead * step) {
+    Pack<float, kPack> packs[kAhead];
 #pragma unroll
-    for (int i = 0; i < kSplitAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       if (begin + i * step < count) packs[i] = load(begin + i * step);
     }
 #pragma unroll
-    for (int i = 0; i < kSplitAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       if (begin + i * step < count) use(begin + i * step, packs[i]);
     }
   }
@@ -270,6 +270,7 @@ __device__ __forceinline__ void stream(std::int64_t first, std::int64_t step, st
 // ---- Rows that are contiguous along k: kGroup threads take one ----
 
 inline constexpr int kSplitRowsThreads = 256;
+inline constexpr int kRowsAhead = 4;
 
 struct SplitRowsStorage {
   std::uint32_t scratch[kMaxWarpsPerBlock];
@@ -295,10 +296,11 @@ __global__ void __launch_bounds__(kSplitRowsThreads)
 
     // -- The scale --
     Magnitudes seen;
-    stream(lane, kGroup, packs, load, [&](std::int64_t, const Pack<float, kPack>& values) {
+    stream<kRowsAhead>(lane, kGroup, packs, load,
+                       [&](std::int64_t, const Pack<float, kPack>& values) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) seen.add(values.element[i]);
-    });
+                         for (int i = 0; i < kPack; ++i) seen.add(values.element[i]);
+                       });
     if constexpr (kGroup == kWarpSize) {
 #pragma unroll
       for (int distance = kWarpSize / 2; distance > 0; distance /= 2) seen.add_lanes(distance);
@@ -318,15 +320,16 @@ __global__ void __launch_bounds__(kSplitRowsThreads)
     // -- The parts --
     int largeness = 0;
     typename Parts::Part* const to = split.parts + row * split.pitch;
-    stream(lane, kGroup, packs, load, [&](std::int64_t pack, const Pack<float, kPack>& values) {
-      float scaled[kPack];
+    stream<kRowsAhead>(
+        lane, kGroup, packs, load, [&](std::int64_t pack, const Pack<float, kPack>& values) {
+          float scaled[kPack];
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        scaled[i] = scale_by_power(values.element[i], Parts::kScaledExponent - exponent);
-        if constexpr (!kCountsSpan<Parts>) largeness += largeness_of(scaled[i]);
-      }
-      store_parts<Parts>(scaled, to + pack * kPack, part_stride);
-    });
+          for (int i = 0; i < kPack; ++i) {
+            scaled[i] = scale_by_power(values.element[i], Parts::kScaledExponent - exponent);
+            if constexpr (!kCountsSpan<Parts>) largeness += largeness_of(scaled[i]);
+          }
+          store_parts<Parts>(scaled, to + pack * kPack, part_stride);
+        });
     if constexpr (!kCountsSpan<Parts>) {
       if constexpr (kGroup == kWarpSize) {
         largeness = warp_reduce(largeness, Add{});
@@ -384,10 +387,11 @@ __global__ void __launch_bounds__(kSplitColumnsThreads)
     }
     __syncthreads();
     Magnitudes seen[kPack];
-    stream(down, kDown, rows, load, [&](std::int64_t, const Pack<float, kPack>& values) {
+    stream<Parts::kColumnsAhead>(down, kDown, rows, load,
+                                 [&](std::int64_t, const Pack<float, kPack>& values) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) seen[i].add(values.element[i]);
-    });
+                                   for (int i = 0; i < kPack; ++i) seen[i].add(values.element[i]);
+                                 });
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
 #pragma unroll
@@ -414,15 +418,16 @@ __global__ void __launch_bounds__(kSplitColumnsThreads)
     // -- The parts --
     int largeness[kPack] = {};
     typename Parts::Part* const to = split.parts + matrix * split.rows * split.pitch + col;
-    stream(down, kDown, rows, load, [&](std::int64_t row, const Pack<float, kPack>& values) {
-      float scaled[kPack];
+    stream<Parts::kColumnsAhead>(
+        down, kDown, rows, load, [&](std::int64_t row, const Pack<float, kPack>& values) {
+          float scaled[kPack];
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        scaled[i] = scale_by_power(values.element[i], Parts::kScaledExponent - exponent[i]);
-        if constexpr (!kCountsSpan<Parts>) largeness[i] += largeness_of(scaled[i]);
-      }
-      store_parts<Parts>(scaled, to + row * split.pitch, part_stride);
-    });
+          for (int i = 0; i < kPack; ++i) {
+            scaled[i] = scale_by_power(values.element[i], Parts::kScaledExponent - exponent[i]);
+            if constexpr (!kCountsSpan<Parts>) largeness[i] += largeness_of(scaled[i]);
+          }
+          store_parts<Parts>(scaled, to + row * split.pitch, part_stride);
+        });
     if constexpr (!kCountsSpan<Parts>) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
