@@ -65,6 +65,11 @@ CALLS = {
         "1024, 1024",
         "jnp.matmul(x, x, precision='highest')",
     ),
+    "gemm by parts of float16, and both kernels behind": (
+        "ops.matmul(x, x, precision='highest', algorithm='fp16_x3', implementation='cuda')",
+        "300, 300",
+        "jnp.matmul(x, x, precision='highest')",
+    ),
     "gemm by FMAs": (
         "ops.matmul(x, x, precision='F32_F32_F32', implementation='cuda')",
         "1024, 1024",

@@ -18,7 +18,8 @@ NAMES = [None, *ACTIVATIONS]
 LADDER = [
     a.name
     for a in jax_gpuops.algorithms("matmul")
-    if a.name not in ("tensor_core", "split_k", "skinny", "bf16_x6", "fma_pipelined", "cublas")
+    if a.name
+    not in ("tensor_core", "split_k", "skinny", "bf16_x6", "fp16_x3", "fma_pipelined", "cublas")
 ]
 SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 """The smallest normal numbers. A factor of an argument that is less may become 0."""
@@ -87,7 +88,7 @@ def test_the_highest_precision(sizes, implementation):
     x, w, b = operands(*sizes, "float32")
     how = {"precision": "highest", "implementation": implementation}
     assert_linear(jax_gpuops.linear(x, w, b, activation="relu", **how), x, w, b, "relu")
-    for algorithm in ("bf16_x6", "fma_pipelined"):
+    for algorithm in ("bf16_x6", "fp16_x3", "fma_pipelined"):
         with pytest.raises(ValueError, match=f"'{algorithm}' has no bias and no activation"):
             jax_gpuops.linear(x, w, b, algorithm=algorithm, **how)
 

@@ -21,7 +21,8 @@ from jax_gpuops import _plan, _primitive
 LADDER = [
     a.name
     for a in jax_gpuops.algorithms("matmul")
-    if a.name not in ("tensor_core", "split_k", "skinny", "bf16_x6", "fma_pipelined", "cublas")
+    if a.name
+    not in ("tensor_core", "split_k", "skinny", "bf16_x6", "fp16_x3", "fma_pipelined", "cublas")
 ]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
 ATTENTION = (((3,), (3,)), ((0, 2), (0, 2)))

@@ -61,6 +61,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kSplitK:
     case Algorithm::kSkinny:
     case Algorithm::kBF16X6:
+    case Algorithm::kFP16X3:
     case Algorithm::kFmaPipelined:
     case Algorithm::kCublas:
       throw std::logic_error("not a kernel of this source");
@@ -103,6 +104,9 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
   }
   if (plan.algorithm == Algorithm::kBF16X6) {
     return launch_bf16_x6(queue, plan.config, problem, buffers);
+  }
+  if (plan.algorithm == Algorithm::kFP16X3) {
+    return launch_fp16_x3(queue, plan.config, problem, buffers);
   }
   if (plan.algorithm == Algorithm::kFmaPipelined) {
     return launch_fma_pipelined(queue, plan.config, problem, buffers);

@@ -145,6 +145,7 @@ enum class Algorithm {
   kSplitK,
   kSkinny,
   kBF16X6,
+  kFP16X3,
   kFmaPipelined,
   kCublas,
 };
@@ -155,6 +156,9 @@ inline constexpr std::string_view kBF16X6Source =
     "jax_gpuops, after Henry, Tang, Heinecke, Leveraging the bfloat16 artificial intelligence "
     "datatype for higher-precision computations, 2019, and Ootomo, Yokota, Recovering single "
     "precision accuracy from tensor cores, 2022";
+inline constexpr std::string_view kFP16X3Source =
+    "jax_gpuops, after Ootomo, Yokota, Recovering single precision accuracy from tensor cores, "
+    "2022";
 inline constexpr std::string_view kSgemmNotes =
     "Notes on sgemm: naive, coalesced and shared-memory kernels, August 2024";
 
@@ -199,7 +203,14 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      kBF16X6Source,
      "float32; precision up to the highest, or BF16_BF16_F32_X6; no bias, no activation; compute "
      "capability 9.0",
-     "split_rows_kernel split_columns_kernel bf16_x6_kernel double_buffered_kernel"},
+     "split_rows_kernel split_columns_kernel part_products_kernel double_buffered_kernel"},
+    {"fp16_x3",
+     "bf16_x6 in half of its time, where few elements are small beside the largest of their row: "
+     "two float16 parts of each element, three products of parts. Else bf16_x6 behind it does the "
+     "work.",
+     kFP16X3Source,
+     "float32; precision up to the highest; no bias, no activation; compute capability 9.0",
+     "split_rows_kernel split_columns_kernel part_products_kernel double_buffered_kernel"},
     {"fma_pipelined",
      "float32 by FMAs alone: one thread copies by tensor maps, eight warps multiply tiles of 128 x "
      "256 or 128 x 128.",
@@ -302,6 +313,10 @@ void launch_skinny(const Queue& queue, const Config& config, const Problem& prob
 
 // Of bf16_x6, which is compiled for compute capability 9.0 alone.
 void launch_bf16_x6(const Queue& queue, const Config& config, const Problem& problem,
+                    const Buffers& buffers);
+
+// The same of fp16_x3.
+void launch_fp16_x3(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
 
 // The same of fma_pipelined.
@@ -494,16 +509,17 @@ constexpr int skinny_shared_bytes(int rows, int cols) {
   return kSkinnyThreads / 32 * cols * (rows + 4) * 4;
 }
 
-// bf16_x6
+// bf16_x6 and fp16_x3
 
 inline constexpr int kBF16Parts = 3;
-inline constexpr int kBF16X6Tile = kTile;  // rows and columns
-inline constexpr int kBF16X6Threads = 384;
+inline constexpr int kFP16Parts = 2;
+inline constexpr int kPartsTile = kTile;  // rows and columns
+inline constexpr int kPartsThreads = 384;
 // A stage holds one part of a slice of both factors.
-inline constexpr int kBF16X6Stages = 7;
+inline constexpr int kPartsStages = 7;
 // The ring and its barriers, from a multiple of 1024 on; as of tensor_core.
-inline constexpr int kBF16X6SharedBytes =
-    (kBF16X6Stages * 2 * (kBF16X6Tile * kTensorLineBytes + 8) + 1023) / 1024 * 1024 + 1024 - 128;
+inline constexpr int kPartsSharedBytes =
+    (kPartsStages * 2 * (kPartsTile * kTensorLineBytes + 8) + 1023) / 1024 * 1024 + 1024 - 128;
 
 // Of the parts of a factor, which lie as it is stored: how many elements lie from one row to the
 // next.
@@ -512,17 +528,18 @@ inline std::int64_t pitch_of_parts(const StoredFactor& factor) {
   return divide_up(factor.length, kPerLine) * kPerLine;
 }
 
-// Its workspace: a report, the exponents of a's rows and b's columns, and the parts of both. Where
-// each begins, in bytes.
-struct BF16X6Workspace {
+// Their workspace: a report, the exponents of a's rows and b's columns, and the parts of both.
+// Where each begins, in bytes. Those of fp16_x3 are fewer, and lie where bf16_x6, if it is to do
+// the work, writes its own.
+struct PartsWorkspace {
   std::int64_t exponents_a;
   std::int64_t exponents_b;
   std::int64_t parts_a;
   std::int64_t parts_b;
   std::int64_t bytes;  // of it all
 };
-inline constexpr std::int64_t kBF16X6ReportBytes = kTensorLineBytes;
-inline BF16X6Workspace bf16_x6_workspace(const Problem& problem) {
+inline constexpr std::int64_t kPartsReportBytes = kTensorLineBytes;
+inline PartsWorkspace parts_workspace(const Problem& problem) {
   const StoredFactor a = stored_a(problem);
   const StoredFactor b = stored_b(problem);
   const auto exponents = [](const StoredFactor& factor) {
@@ -532,8 +549,8 @@ inline BF16X6Workspace bf16_x6_workspace(const Problem& problem) {
   const auto parts = [](const StoredFactor& factor) {
     return kBF16Parts * factor.batch * factor.rows * pitch_of_parts(factor) * 2;
   };
-  BF16X6Workspace at{};
-  at.exponents_a = kBF16X6ReportBytes;
+  PartsWorkspace at{};
+  at.exponents_a = kPartsReportBytes;
   at.exponents_b = at.exponents_a + exponents(a);
   at.parts_a = at.exponents_b + exponents(b);
   at.parts_b = at.parts_a + parts(a);

@@ -132,7 +132,8 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
     case Algorithm::kSkinny:
       return configure_skinny(problem, device);
     case Algorithm::kBF16X6:
-      config = configure_bf16_x6(problem, device);
+    case Algorithm::kFP16X3:
+      config = configure_parts(problem, device);
       break;
     case Algorithm::kFmaPipelined:
       config = configure_fma_pipelined(problem, device);
@@ -164,6 +165,8 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
       return refusal_of_skinny(problem, device);
     case Algorithm::kBF16X6:
       return refusal_of_bf16_x6(problem, device);
+    case Algorithm::kFP16X3:
+      return refusal_of_fp16_x3(problem, device);
     case Algorithm::kFmaPipelined:
       why = refusal_of_fma_pipelined(problem, device);
       break;
@@ -221,6 +224,12 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     }
     return {Algorithm::kTensorCore, "tensor cores take the problem"};
   }
+  if (prefers_fp16_x3(problem, device)) {
+    return {
+        Algorithm::kFP16X3,
+        "three products of float16 parts on tensor cores are faster than six of bfloat16, where "
+        "the data allows them"};
+  }
   if (prefers_bf16_x6(problem, device)) {
     return {Algorithm::kBF16X6,
             "six products of bfloat16 parts on tensor cores are faster than one of float32"};
@@ -258,9 +267,10 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
   const bool may_split = algorithm.empty() ? suits_bf16_x6(problem) || asks_for_bf16_x6(problem)
-                                           : algorithm == name_of(Algorithm::kBF16X6);
+                                           : algorithm == name_of(Algorithm::kBF16X6) ||
+                                                 algorithm == name_of(Algorithm::kFP16X3);
   if (may_split && problem.dtype == DType::kFloat32 && problem.k > 0) {
-    return bf16_x6_workspace(problem).bytes;
+    return parts_workspace(problem).bytes;
   }
   const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem) && !suits_skinny(problem)
                                           : algorithm == name_of(Algorithm::kTensorCore) ||

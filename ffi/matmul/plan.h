@@ -119,11 +119,16 @@ bool prefers_skinny(const Problem& problem, const Device& device);
 Config configure_skinny(const Problem& problem, const Device& device);
 
 std::string refusal_of_bf16_x6(const Problem& problem, const Device& device);
-// Whether bf16_x6 may be the plan's, by the problem alone.
+// Whether bf16_x6 or fp16_x3 may be the plan's, by the problem alone.
 bool suits_bf16_x6(const Problem& problem);
 // Whether to take bf16_x6 rather than kernels that multiply float32.
 bool prefers_bf16_x6(const Problem& problem, const Device& device);
-Config configure_bf16_x6(const Problem& problem, const Device& device);
+
+std::string refusal_of_fp16_x3(const Problem& problem, const Device& device);
+// Whether to take fp16_x3 rather than bf16_x6 and kernels that multiply float32.
+bool prefers_fp16_x3(const Problem& problem, const Device& device);
+// Of both.
+Config configure_parts(const Problem& problem, const Device& device);
 
 // ---- The kernels of FMAs ----
 

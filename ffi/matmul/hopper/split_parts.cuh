@@ -1,4 +1,4 @@
-// Splits factors of floats into bfloat16 parts, for tensor cores that multiply these.
+// Splits factors of floats into 16-bit parts, for tensor cores that multiply these.
 //
 // A float has 24 bits and a bfloat16 eight, so three of them hold a float exactly: the nearest one,
 // the nearest to what that leaves over, and the rest.
@@ -8,11 +8,14 @@
 //     part 1         - .0000101 1                 x - part 0, rounded
 //     part 2                    .0 10111100 ...   x - part 0 - part 1
 //
+// A float16 has eleven, so that two of them, of which the second has a sign of its own, hold 23:
+// all of a float but for half of a unit of its last bit, or a whole one.
+//
 // Bfloat16 has the exponents of float, so that without more the parts of small floats would vanish
-// and the products of large ones overflow. So each row of a and column of b is scaled first, by the
-// power of two that brings its largest magnitude to 2^kScaledExponent; the product is scaled back.
-// What no scale can bring into range is reported: inf, NaN, and rows that span too many powers of
-// two.
+// and the products of large ones overflow; float16 has far fewer. So each row of a and column of b
+// is scaled first, by the power of two that brings its largest magnitude to 2^kScaledExponent; the
+// product is scaled back. What no scale can bring into range is reported: inf, NaN, and rows that
+// span too many powers of two, or of which too many elements are small beside the largest.
 //
 //     from    | x ....  |      parts   0: | x0 .... |..|   1: | x1 .... |..|   2: | x2 .... |..|
 //             | y ....  |                 | y0 .... |..|      | y1 .... |..|      | y2 .... |..|
@@ -23,6 +26,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "core/collectives.h"
 #include "core/dispatch.h"
@@ -37,11 +41,17 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// ---- Powers of two ----
+// ---- Three bfloat16 ----
 
-// The largest magnitude of a scaled row is in [2^46, 2^47). With a depth of 2^30 at most, sums of
-// products stay below 2^124.
-inline constexpr int kScaledExponent = 46;
+struct BF16Parts {
+  using Part = __nv_bfloat16;
+  static constexpr int kParts = kBF16Parts;
+  // The largest magnitude of a scaled row is in [2^46, 2^47). With a depth of 2^30 at most, sums of
+  // products stay below 2^124.
+  static constexpr int kScaledExponent = 46;
+  static constexpr int kColumnsAhead = 4;  // loads of a thread, of rows of k
+};
+
 // How many powers of two the elements of a row may span, other than 0: all bits of its least
 // element then lie at 2^(46 - 149 - 23) = 2^-126 or above, where bfloat16 is normal. Floats as far
 // apart as 1 and the least of all span so many.
@@ -53,6 +63,55 @@ inline constexpr int kMostSpans = 186;
 // Spans that fit whatever the other factor's are need not be reported: most data has no others.
 inline constexpr int kFreeSpan = kMostSpans - kMostSpan;
 inline constexpr int kInfiniteSpan = 1 << 20;
+
+// ---- Two float16 ----
+
+struct FP16Parts {
+  using Part = __half;
+  static constexpr int kParts = kFP16Parts;
+  // The largest magnitude of a scaled row is in [2^14, 2^15), and float16 ends below 2^16. With a
+  // depth of 2^26 at most, sums of products stay below 2^56.
+  static constexpr int kScaledExponent = 14;
+  static constexpr int kColumnsAhead = 8;
+};
+
+// Of a scaled x, parts leave over r = x - x0 - x1. Rounding to x0 leaves at most 2^-11 |x|, or
+// 2^-25 where float16 is subnormal, and to x1 at most 2^-12 of that, or 2^-25. So |r| <= 2^-23 |x|
+// where |x| >= 2^-2, and |r| <= 2^-25 in any case; 0 has none. What the three products leave out of
+// x y,
+//
+//     x y - (x0 y0 + x0 y1 + x1 y0) = x1 y1 + r_x y + (x0 + x1) r_y
+//
+// is then at most (2^-22 + 2^-23 + 2^-23) |x y|, eight units of 2^-24, but for elements that are
+// tiny: not 0, and below 2^-2. Each tiny element costs at most 2^-25 2^15 = 2^-10 besides.
+//
+// That is little if the sum of all |x y| is large. Call elements of at least 2^5 large. If of the
+// depth K a row has s_a elements that are not, and a column s_b, then at least K - s_a - s_b times
+// both factors are, and sum |x y| >= (K - s_a - s_b) 2^10. So with t_a and t_b tiny elements
+//
+//     (t_a + t_b) 2^-10 <= 2^-24 sum |x y|    if    (s_a + 16 t_a) + (s_b + 16 t_b) <= K:
+//
+// all that is tiny costs no more than one unit of 2^-24 sum |x y|. A row is reported by s + 16 t.
+// That is 2 % of K for normal data and 52 % if half of it is replaced by 0. An eighth of the depth,
+// and one at least, is kept free, so that no sum is of a few products alone: FMAs multiply these
+// more exactly. Nor is then a sum so small that what the scale itself rounds to 0, at most 2^-150,
+// would count; it is not among the tiny ones.
+__device__ __forceinline__ std::int64_t most_small(std::int64_t depth) {
+  return depth - (depth + 7) / 8;
+}
+// So many fit unless the other factor has too many itself, and need not be reported.
+__device__ __forceinline__ std::int64_t free_small(std::int64_t depth) { return depth / 16; }
+inline constexpr std::uint32_t kInfinitelySmall = 0xffffffff;
+
+// What a scaled element takes from the number of elements, of which s + 16 t are to be left.
+__device__ __forceinline__ int largeness_of(float scaled) {
+  constexpr std::uint32_t kLeastLarge = (127 + 5) << 23;  // 2^5, as bits
+  constexpr std::uint32_t kLeastNotTiny = (127 - 2) << 23;
+  const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, scaled) & 0x7fffffffu;
+  return (bits >= kLeastLarge ? 1 : 0) - (bits - 1 < kLeastNotTiny - 1 ? 16 : 0);
+}
+
+// ---- Powers of two ----
 
 // 2^exponent, for exponents of normal floats.
 __device__ __forceinline__ float normal_power(int exponent) {
@@ -102,20 +161,43 @@ struct Magnitudes {
     if (!finite()) return kInfiniteSpan;
     return largest == 0 ? 0 : exponent_of(largest) - exponent_of(least_less_1 + 1);
   }
+  // Of a row of zeros alone there are none: its products are exact.
+  __device__ __forceinline__ std::uint32_t small(std::int64_t depth, int largeness) const {
+    if (!finite()) return kInfinitelySmall;
+    return largest == 0 ? 0 : static_cast<std::uint32_t>(depth - largeness);
+  }
 };
 
 // ---- Parts ----
 
+template <class Parts>
 struct FactorSplit {
   const float* from;
-  __nv_bfloat16* parts;
-  std::int32_t* exponents;  // of each row of a or column of b
-  std::int32_t* span;       // of any of them, if above kFreeSpan
+  typename Parts::Part* parts;
+  std::int32_t* exponents;   // of each row of a or column of b
+  std::uint32_t* worst;      // of any of them, if not free: its span, or its small elements
+  const std::int32_t* done;  // may be null; nothing is split where it is not 0 there
   std::int64_t matrices;
   std::int64_t rows;
   std::int64_t length;
   std::int64_t pitch;  // of a row of the parts
 };
+
+// Bfloat16 is reported by what a row spans, which its scale is found with, and float16 by how many
+// elements of a row are small, which are counted as they are split.
+template <class Parts>
+inline constexpr bool kCountsSpan = std::is_same_v<Parts, BF16Parts>;
+
+__device__ __forceinline__ void report_span(std::uint32_t* worst, const Magnitudes& row) {
+  if (row.span() > kFreeSpan) atomicMax(worst, static_cast<std::uint32_t>(row.span()));
+}
+
+// Of a row of `depth` elements, whose largeness is the sum of all of theirs.
+__device__ __forceinline__ void report_small(std::uint32_t* worst, const Magnitudes& row,
+                                             std::int64_t depth, int largeness) {
+  const std::uint32_t small = row.small(depth, largeness);
+  if (small > free_small(depth)) atomicMax(worst, small);
+}
 
 // Neighbours, of which `count` exist; the others are 0.
 template <bool kPacked>
@@ -132,41 +214,54 @@ __device__ __forceinline__ Pack<float, kPack> load_floats(const float* from, std
   }
 }
 
+// The floats of two parts that a word holds.
+template <class Part>
+__device__ __forceinline__ float2 widen_pair(std::uint32_t word) {
+  if constexpr (std::is_same_v<Part, __half>) {
+    return make_float2(__half2float(__ushort_as_half(static_cast<std::uint16_t>(word))),
+                       __half2float(__ushort_as_half(static_cast<std::uint16_t>(word >> 16))));
+  } else {
+    return make_float2(__builtin_bit_cast(float, word << 16),
+                       __builtin_bit_cast(float, word & 0xffff0000u));
+  }
+}
+
 // Stores the parts of neighbours that have been scaled, at `to` of each part.
-__device__ __forceinline__ void store_parts(const float (&scaled)[kPack], __nv_bfloat16* to,
+template <class Parts>
+__device__ __forceinline__ void store_parts(const float (&scaled)[kPack], typename Parts::Part* to,
                                             std::int64_t part_stride) {
+  using Part = typename Parts::Part;
   float rest[kPack];
 #pragma unroll
   for (int i = 0; i < kPack; ++i) rest[i] = scaled[i];
 #pragma unroll
-  for (int part = 0; part < kBF16Parts; ++part) {
+  for (int part = 0; part < Parts::kParts; ++part) {
     std::uint32_t words[kPack / 2];
 #pragma unroll
     for (int i = 0; i < kPack; i += 2) {
-      const std::uint32_t word = round_to_pair<__nv_bfloat16>(rest[i], rest[i + 1]);
+      const std::uint32_t word = round_to_pair<Part>(rest[i], rest[i + 1]);
       words[i / 2] = word;
-      rest[i] -= __builtin_bit_cast(float, word << 16);
-      rest[i + 1] -= __builtin_bit_cast(float, word & 0xffff0000u);
+      const float2 rounded = widen_pair<Part>(word);
+      rest[i] -= rounded.x;
+      rest[i + 1] -= rounded.y;
     }
     store_words(words, to + part * part_stride);
   }
 }
 
-// What a thread has under way when it waits for memory.
-inline constexpr int kSplitAhead = 4;
-
-// Calls use(i, load(i)) for i = first, first + step ... below `count`, several loads ahead.
-template <class Load, class Use>
+// Calls use(i, load(i)) for i = first, first + step ... below `count`. A thread has kAhead loads
+// under way when it waits for memory.
+template <int kAhead, class Load, class Use>
 __device__ __forceinline__ void stream(std::int64_t first, std::int64_t step, std::int64_t count,
                                        const Load& load, const Use& use) {
-  for (std::int64_t begin = first; begin < count; begin += kSplitAhead * step) {
-    Pack<float, kPack> packs[kSplitAhead];
+  for (std::int64_t begin = first; begin < count; begin += kAhead * step) {
+    Pack<float, kPack> packs[kAhead];
 #pragma unroll
-    for (int i = 0; i < kSplitAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       if (begin + i * step < count) packs[i] = load(begin + i * step);
     }
 #pragma unroll
-    for (int i = 0; i < kSplitAhead; ++i) {
+    for (int i = 0; i < kAhead; ++i) {
       if (begin + i * step < count) use(begin + i * step, packs[i]);
     }
   }
@@ -175,15 +270,18 @@ __device__ __forceinline__ void stream(std::int64_t first, std::int64_t step, st
 // ---- Rows that are contiguous along k: kGroup threads take one ----
 
 inline constexpr int kSplitRowsThreads = 256;
+inline constexpr int kRowsAhead = 4;
 
 struct SplitRowsStorage {
   std::uint32_t scratch[kMaxWarpsPerBlock];
+  int scratch_of_sums[kMaxWarpsPerBlock];
 };
 
-template <int kGroup, bool kPacked>
+template <class Parts, int kGroup, bool kPacked>
 __global__ void __launch_bounds__(kSplitRowsThreads)
-    split_rows_kernel(const __grid_constant__ FactorSplit split) {
+    split_rows_kernel(const __grid_constant__ FactorSplit<Parts> split) {
   constexpr int kRows = kSplitRowsThreads / kGroup;
+  if (split.done != nullptr && *split.done != 0) return;
   auto& storage = shared<SplitRowsStorage>();
   const int lane = threadIdx.x % kGroup;
   const std::int64_t rows = split.matrices * split.rows;
@@ -198,33 +296,48 @@ __global__ void __launch_bounds__(kSplitRowsThreads)
 
     // -- The scale --
     Magnitudes seen;
-    stream(lane, kGroup, packs, load, [&](std::int64_t, const Pack<float, kPack>& values) {
+    stream<kRowsAhead>(lane, kGroup, packs, load,
+                       [&](std::int64_t, const Pack<float, kPack>& values) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) seen.add(values.element[i]);
-    });
+                         for (int i = 0; i < kPack; ++i) seen.add(values.element[i]);
+                       });
     if constexpr (kGroup == kWarpSize) {
 #pragma unroll
       for (int distance = kWarpSize / 2; distance > 0; distance /= 2) seen.add_lanes(distance);
     } else {
       seen.largest = block_reduce(seen.largest, 0u, Maximum{}, storage.scratch);
-      seen.least_less_1 = block_reduce(seen.least_less_1, 0xffffffffu, Minimum{}, storage.scratch);
+      if constexpr (kCountsSpan<Parts>) {
+        seen.least_less_1 =
+            block_reduce(seen.least_less_1, 0xffffffffu, Minimum{}, storage.scratch);
+      }
     }
     const int exponent = seen.exponent();
     if (lane == 0) {
       split.exponents[row] = exponent;
-      if (seen.span() > kFreeSpan) atomicMax(split.span, seen.span());
+      if constexpr (kCountsSpan<Parts>) report_span(split.worst, seen);
     }
 
     // -- The parts --
-    __nv_bfloat16* const to = split.parts + row * split.pitch;
-    stream(lane, kGroup, packs, load, [&](std::int64_t pack, const Pack<float, kPack>& values) {
-      float scaled[kPack];
+    int largeness = 0;
+    typename Parts::Part* const to = split.parts + row * split.pitch;
+    stream<kRowsAhead>(
+        lane, kGroup, packs, load, [&](std::int64_t pack, const Pack<float, kPack>& values) {
+          float scaled[kPack];
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        scaled[i] = scale_by_power(values.element[i], kScaledExponent - exponent);
+          for (int i = 0; i < kPack; ++i) {
+            scaled[i] = scale_by_power(values.element[i], Parts::kScaledExponent - exponent);
+            if constexpr (!kCountsSpan<Parts>) largeness += largeness_of(scaled[i]);
+          }
+          store_parts<Parts>(scaled, to + pack * kPack, part_stride);
+        });
+    if constexpr (!kCountsSpan<Parts>) {
+      if constexpr (kGroup == kWarpSize) {
+        largeness = warp_reduce(largeness, Add{});
+      } else {
+        largeness = block_reduce(largeness, 0, Add{}, storage.scratch_of_sums);
       }
-      store_parts(scaled, to + pack * kPack, part_stride);
-    });
+      if (lane == 0) report_small(split.worst, seen, split.length, largeness);
+    }
   }
 }
 
@@ -242,16 +355,18 @@ template <int kStrip>
 struct SplitColumnsStorage {
   std::uint32_t largest[kStrip];
   std::uint32_t least_less_1[kStrip];
+  int largeness[kStrip];
 };
 
-template <int kStrip, bool kPacked>
+template <class Parts, int kStrip, bool kPacked>
 __global__ void __launch_bounds__(kSplitColumnsThreads)
-    split_columns_kernel(const __grid_constant__ FactorSplit split) {
+    split_columns_kernel(const __grid_constant__ FactorSplit<Parts> split) {
   constexpr int kAcross = kStrip / kPack;
   constexpr int kDown = kSplitColumnsThreads / kAcross;
   auto& storage = shared<SplitColumnsStorage<kStrip>>();
   const int first = threadIdx.x % kAcross * kPack;
   const int down = threadIdx.x / kAcross;
+  if (split.done != nullptr && *split.done != 0) return;
   const std::int64_t strips = (split.length + kStrip - 1) / kStrip;
   const std::int64_t part_stride = split.matrices * split.rows * split.pitch;
   for (std::int64_t number = blockIdx.x; number < split.matrices * strips; number += gridDim.x) {
@@ -268,13 +383,15 @@ __global__ void __launch_bounds__(kSplitColumnsThreads)
     if (threadIdx.x < kStrip) {
       storage.largest[threadIdx.x] = 0;
       storage.least_less_1[threadIdx.x] = 0xffffffff;
+      if constexpr (!kCountsSpan<Parts>) storage.largeness[threadIdx.x] = 0;
     }
     __syncthreads();
     Magnitudes seen[kPack];
-    stream(down, kDown, rows, load, [&](std::int64_t, const Pack<float, kPack>& values) {
+    stream<Parts::kColumnsAhead>(down, kDown, rows, load,
+                                 [&](std::int64_t, const Pack<float, kPack>& values) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) seen[i].add(values.element[i]);
-    });
+                                   for (int i = 0; i < kPack; ++i) seen[i].add(values.element[i]);
+                                 });
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
 #pragma unroll
@@ -294,20 +411,45 @@ __global__ void __launch_bounds__(kSplitColumnsThreads)
       exponent[i] = all.exponent();
       if (down == 0 && i < left) {
         split.exponents[matrix * split.length + col + i] = exponent[i];
-        if (all.span() > kFreeSpan) atomicMax(split.span, all.span());
+        if constexpr (kCountsSpan<Parts>) report_span(split.worst, all);
       }
     }
 
     // -- The parts --
-    __nv_bfloat16* const to = split.parts + matrix * split.rows * split.pitch + col;
-    stream(down, kDown, rows, load, [&](std::int64_t row, const Pack<float, kPack>& values) {
-      float scaled[kPack];
+    int largeness[kPack] = {};
+    typename Parts::Part* const to = split.parts + matrix * split.rows * split.pitch + col;
+    stream<Parts::kColumnsAhead>(
+        down, kDown, rows, load, [&](std::int64_t row, const Pack<float, kPack>& values) {
+          float scaled[kPack];
+#pragma unroll
+          for (int i = 0; i < kPack; ++i) {
+            scaled[i] = scale_by_power(values.element[i], Parts::kScaledExponent - exponent[i]);
+            if constexpr (!kCountsSpan<Parts>) largeness[i] += largeness_of(scaled[i]);
+          }
+          store_parts<Parts>(scaled, to + row * split.pitch, part_stride);
+        });
+    if constexpr (!kCountsSpan<Parts>) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        scaled[i] = scale_by_power(values.element[i], kScaledExponent - exponent[i]);
+#pragma unroll
+        for (int distance = kWarpSize / 2; distance >= kAcross; distance /= 2) {
+          largeness[i] += shuffle_xor(largeness[i], distance);
+        }
+        if (threadIdx.x % kWarpSize < kAcross) {
+          atomicAdd(&storage.largeness[first + i], largeness[i]);
+        }
       }
-      store_parts(scaled, to + row * split.pitch, part_stride);
-    });
+      __syncthreads();
+      if (down == 0) {
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          const Magnitudes all{storage.largest[first + i], storage.least_less_1[first + i]};
+          if (i < left) {
+            report_small(split.worst, all, split.rows, storage.largeness[first + i]);
+          }
+        }
+      }
+    }
     __syncthreads();  // the next strip's scales are gathered where this one's are read
   }
 }
@@ -317,8 +459,15 @@ __global__ void __launch_bounds__(kSplitColumnsThreads)
 // Rows of more elements are a block's, not a warp's.
 inline constexpr std::int64_t kLongestSplitOfWarp = 1024;
 
-inline void launch_split_bf16(const Queue& queue, const FactorSplit& split, bool deep,
-                              bool packed) {
+// A split that may find itself done has no more blocks than run at a time: they end at once.
+inline constexpr int kBlocksIfDone = 8;
+
+template <class Parts>
+void launch_split(const Queue& queue, const FactorSplit<Parts>& split, bool deep, bool packed) {
+  const auto grid_of = [&](std::int64_t blocks) {
+    const std::int64_t most = std::int64_t{kBlocksIfDone} * queue.device->multiprocessors;
+    return dim3(grid_extent(split.done == nullptr ? blocks : std::min(blocks, most)));
+  };
   dispatch_value<false, true>(packed, [&](auto is_packed) {
     constexpr bool kPacked = decltype(is_packed)::value;
     if (!deep) {
@@ -328,10 +477,9 @@ inline void launch_split_bf16(const Queue& queue, const FactorSplit& split, bool
       const int width = strips(32) < queue.device->multiprocessors ? 16 : 32;
       dispatch_power_of_two<16, 32>(width, [&](auto strip) {
         constexpr int kStrip = decltype(strip)::value;
-        launch_kernel<split_columns_kernel<kStrip, kPacked>>(
+        launch_kernel<split_columns_kernel<Parts, kStrip, kPacked>>(
             queue,
-            {dim3(grid_extent(strips(kStrip))), kSplitColumnsThreads,
-             sizeof(SplitColumnsStorage<kStrip>)},
+            {grid_of(strips(kStrip)), kSplitColumnsThreads, sizeof(SplitColumnsStorage<kStrip>)},
             split);
       });
       return;
@@ -339,9 +487,9 @@ inline void launch_split_bf16(const Queue& queue, const FactorSplit& split, bool
     const std::int64_t rows = split.matrices * split.rows;
     const auto launch_groups = [&](auto group) {
       constexpr int kGroup = decltype(group)::value;
-      launch_kernel<split_rows_kernel<kGroup, kPacked>>(
+      launch_kernel<split_rows_kernel<Parts, kGroup, kPacked>>(
           queue,
-          {dim3(grid_extent(divide_up(rows, kSplitRowsThreads / kGroup))), kSplitRowsThreads,
+          {grid_of(divide_up(rows, kSplitRowsThreads / kGroup)), kSplitRowsThreads,
            sizeof(SplitRowsStorage)},
           split);
     };

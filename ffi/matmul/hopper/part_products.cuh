@@ -1,29 +1,36 @@
-// bf16_x6: float32 products at full accuracy, by six products of bfloat16 parts on Hopper's tensor
-// cores.
+// bf16_x6 and fp16_x3: float32 products at full accuracy, by six products of bfloat16 parts, or
+// three of float16 ones, on Hopper's tensor cores.
 //
-// Factors come as three parts of eight bits each, x = x0 + x1 + x2 (split_bf16.cuh). Of the nine
-// products of parts six count in a float; those that are left out are at most 2^-23 of |x y|:
+// Factors come as parts (split_parts.cuh): three of eight bits each, x = x0 + x1 + x2, which hold a
+// float, or two of eleven, which hold nearly one. Of the nine products of three parts six count in
+// a float, and of the four of two parts three; those that are left out are at most 2^-23 and 2^-22
+// of |x y|:
 //
 //     x y = x2 y0 + x0 y2 + x1 y1     2^-16
-//         + x1 y0 + x0 y1             2^-8
-//         + x0 y0                     1
+//         + x1 y0 + x0 y1             2^-8        x y = x1 y0 + x0 y1     2^-11
+//         + x0 y0                     1               + x0 y0             1
 //
 // Tensor cores cut off what does not fit their sums, always toward zero, and over a long depth that
 // adds up to far more than a float's roundings. So they add only 64 of the depth, the small
 // products first, into sums of their own, which float additions then add to the real ones.
 //
 // Blocks, tiles, ring and roles are those of the persistent kernel, but that a stage holds one part
-// of a slice of both factors. A stage is let go of as soon as its part is not needed any more:
+// of a slice of both factors. A stage is let go of as soon as its part is not needed any more; of
+// three parts
 //
 //     part         2            1            0
 //     stage        0            1            2            3    ...
 //     products     2 0, 0 2     1 1, 1 0, 0 1   0 0, 0 0
 //     let go of       ^ 0                    ^ 1       ^ 2
 //
-// The two consumers take turns: while one adds its sums, the other's products keep the tensor cores
-// busy.
+// and of two the same without part 2 and 1 1. The two consumers take turns: while one adds its
+// sums, the other's products keep the tensor cores busy.
+//
+// Float16 takes half of the time, but not all data (split_parts.cuh). fp16_x3 launches the kernel
+// for it, and behind it that for bfloat16, which finds the work done or does it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "core/cuda.h"
@@ -33,7 +40,7 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
-#include "matmul/hopper/split_bf16.cuh"
+#include "matmul/hopper/split_parts.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/hopper/tile_order.cuh"
 #include "matmul/matmul.h"
@@ -41,17 +48,18 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-template <bool kDeepA_, bool kDeepB_, int kClusterRows_>
-struct BF16X6 {
-  using Factor = __nv_bfloat16;
+template <class Parts_, bool kDeepA_, bool kDeepB_, int kClusterRows_>
+struct PartProducts {
+  using Parts = Parts_;
+  using Factor = typename Parts::Part;
   // Whether k is the contiguous dimension of a (stored m x k) and of b (stored n x k).
   static constexpr bool kDeepA = kDeepA_;
   static constexpr bool kDeepB = kDeepB_;
   // The tile of a block.
-  static constexpr int kRows = kBF16X6Tile;
-  static constexpr int kCols = kBF16X6Tile;
+  static constexpr int kRows = kPartsTile;
+  static constexpr int kCols = kPartsTile;
   static constexpr int kConsumers = 2;
-  static constexpr int kStages = kBF16X6Stages;
+  static constexpr int kStages = kPartsStages;
   // Blocks of a cluster are neighbours along m, and copy halves of b for each other.
   static constexpr int kClusterRows = kClusterRows_;
   static constexpr int kResultCols = kCols;
@@ -70,13 +78,13 @@ struct BF16X6 {
   static constexpr int kConsumerRegisters = 232;
 
   static_assert(kRows == kConsumers * kProductRows, "a consumer has one wgmma's rows");
-  static_assert(kStages > kBF16Parts, "the next slice is copied while this one is multiplied");
+  static_assert(kStages > Parts::kParts, "the next slice is copied while this one is multiplied");
   static_assert(kClusterRows == 1 || kClusterRows == 2);
 };
 
 // In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
 template <class Config>
-struct alignas(kAtomBytes) BF16X6Storage {
+struct alignas(kAtomBytes) PartsStorage {
   unsigned char a[Config::kStages][Config::kABytes];
   unsigned char b[Config::kStages][Config::kBBytes];
   Mbarrier full[Config::kStages];
@@ -84,22 +92,36 @@ struct alignas(kAtomBytes) BF16X6Storage {
 };
 
 // What the launches of a product tell each other. All 0 at first.
-struct BF16X6Report {
-  std::int32_t span_a;  // of any row, if above kFreeSpan
-  std::int32_t span_b;
-  std::int32_t refused;  // 1: this kernel has left the product to the next one
+struct PartsReport {
+  std::uint32_t span_a;  // of any row, if above kFreeSpan
+  std::uint32_t span_b;
+  std::int32_t refused;   // 1: bf16_x6 has left the product to the next kernel
+  std::int32_t done;      // 1: fp16_x3 has left nothing to bf16_x6
+  std::uint32_t small_a;  // of any row, if above free_small()
+  std::uint32_t small_b;
 };
-static_assert(sizeof(BF16X6Report) <= kBF16X6ReportBytes);
+static_assert(sizeof(PartsReport) <= kPartsReportBytes);
 
 // Whether scaled factors have no more than what parts and sums can hold.
-__device__ __forceinline__ bool fits(const BF16X6Report& report) {
-  const int a = report.span_a > kFreeSpan ? report.span_a : kFreeSpan;
-  const int b = report.span_b > kFreeSpan ? report.span_b : kFreeSpan;
-  return a <= kMostSpan && b <= kMostSpan && a + b <= kMostSpans;
+template <class Parts>
+__device__ __forceinline__ bool fits(const PartsReport& report,
+                                     [[maybe_unused]] std::int64_t depth) {
+  if constexpr (kCountsSpan<Parts>) {
+    const auto span = [](std::uint32_t reported) {
+      return reported > kFreeSpan ? static_cast<int>(reported) : kFreeSpan;
+    };
+    const int a = span(report.span_a);
+    const int b = span(report.span_b);
+    return a <= kMostSpan && b <= kMostSpan && a + b <= kMostSpans;
+  } else {
+    const std::int64_t a = std::max(std::int64_t{report.small_a}, free_small(depth));
+    const std::int64_t b = std::max(std::int64_t{report.small_b}, free_small(depth));
+    return a + b <= most_small(depth);
+  }
 }
 
 // result = alpha sum + beta c, and what scales the sum back.
-struct BF16X6Result {
+struct PartsResult {
   float* data;
   const float* c;  // may be null
   float alpha;
@@ -114,7 +136,7 @@ struct BF16X6Result {
 // ---- The producer ----
 
 template <class Config>
-__device__ __forceinline__ void produce_parts(BF16X6Storage<Config>& storage, const TensorMap& a,
+__device__ __forceinline__ void produce_parts(PartsStorage<Config>& storage, const TensorMap& a,
                                               const TensorMap& b, const TileOrder& order, int rank,
                                               int matrices_a, int matrices_b) {
   constexpr auto kAll = static_cast<std::uint16_t>((1u << Config::kBlocks) - 1);
@@ -125,7 +147,7 @@ __device__ __forceinline__ void produce_parts(BF16X6Storage<Config>& storage, co
     for (int step = 0; step < order.steps; ++step) {
       const int k = step * kStageDepth<typename Config::Factor>;
       // In the order in which they are let go of.
-      for (int part = kBF16Parts - 1; part >= 0; --part) {
+      for (int part = Config::Parts::kParts - 1; part >= 0; --part) {
         wait(&storage.empty[ring.stage], ring.phase ^ 1);
         Mbarrier* const full = &storage.full[ring.stage];
         // Bytes from the other block may come first; the phase cannot end before this arrival.
@@ -155,7 +177,7 @@ __device__ __forceinline__ void produce_parts(BF16X6Storage<Config>& storage, co
 // them a thread holds: the four lanes of a row write 32 bytes at a time.
 template <class Config>
 __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
-                                           const BF16X6Result& result, const TileOrder& order,
+                                           const PartsResult& result, const TileOrder& order,
                                            const TilePosition& at, int first_row) {
   constexpr int kPairs = Config::kCols / 8;
   const int thread = threadIdx.x % kWarpgroupThreads;
@@ -173,7 +195,7 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int r = row + half * 8;
-    row_exponent[half] = (r < result.rows ? of_rows[r] : 0) - 2 * kScaledExponent;
+    row_exponent[half] = (r < result.rows ? of_rows[r] : 0) - 2 * Config::Parts::kScaledExponent;
   }
 #pragma unroll
   for (int i = 0; i < 2 * kPairs; ++i) {
@@ -237,8 +259,8 @@ __device__ __forceinline__ void multiply_parts(float (&sums)[Config::kSums], std
 }
 
 template <class Config>
-__device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
-                                              const BF16X6Result& result, const TileOrder& order,
+__device__ __forceinline__ void consume_parts(PartsStorage<Config>& storage,
+                                              const PartsResult& result, const TileOrder& order,
                                               int rank, int consumer) {
   // Barriers at which a consumer waits for its turn.
   constexpr int kTurn = 1;
@@ -247,6 +269,7 @@ __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
   const int next_turn = kTurn + 1 - consumer;
 
   constexpr int kSteps = kLineBytes / kProductBytes;
+  constexpr int kParts = Config::Parts::kParts;
 
   float sums[Config::kSums];
   float recent[Config::kSums];  // of a slice, but for
@@ -282,20 +305,22 @@ __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
 #pragma unroll 1
     for (int step = 0; step < order.steps; ++step) {
       // -- Wait for the parts of a slice, and for the turn --
-      int stage[kBF16Parts];
+      int stage[kParts];
 #pragma unroll
-      for (int part = kBF16Parts - 1; part >= 0; --part) {
+      for (int part = kParts - 1; part >= 0; --part) {
         stage[part] = ring.stage;
         wait(&storage.full[ring.stage], ring.phase);
         ring.advance();
       }
       meet(own_turn, kTurnThreads);
 
-      // -- Multiply: seven groups, the small products first --
-      multiply(stage[2], stage[0], false);
-      multiply(stage[0], stage[2], true);
-      multiply(stage[1], stage[1], true);
-      multiply(stage[1], stage[0], true);
+      // -- Multiply: seven groups, or four, the small products first --
+      if constexpr (kParts == 3) {
+        multiply(stage[2], stage[0], false);
+        multiply(stage[0], stage[2], true);
+        multiply(stage[1], stage[1], true);
+      }
+      multiply(stage[1], stage[0], kParts == 3);
       multiply(stage[0], stage[1], true);
       multiply_parts<Config, 0, kSteps / 2>(recent, parts_a(stage[0]), parts_b(stage[0]), true);
       multiply_parts<Config, kSteps / 2, kSteps>(second, parts_a(stage[0]), parts_b(stage[0]),
@@ -303,8 +328,10 @@ __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
 
       // -- Let go of each stage when the last group that reads it is done, and of the turn while
       // the tensor cores still have the last groups to do --
-      wait_for_products<5>();
-      release(stage[2]);
+      if constexpr (kParts == 3) {
+        wait_for_products<5>();
+        release(stage[2]);
+      }
       wait_for_products<2>();
       pass(next_turn, kTurnThreads);
       release(stage[1]);
@@ -328,18 +355,26 @@ __device__ __forceinline__ void consume_parts(BF16X6Storage<Config>& storage,
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    bf16_x6_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-                   const __grid_constant__ BF16X6Result result, const TileOrder order,
-                   const int matrices_a, const int matrices_b, BF16X6Report* const report) {
+    part_products_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                         const __grid_constant__ PartsResult result, const TileOrder order,
+                         const int matrices_a, const int matrices_b, PartsReport* const report,
+                         const std::int64_t depth) {
 #if JAX_GPUOPS_HAS_WGMMA
-  if (!fits(*report)) {
-    if (blockIdx.x == 0 && threadIdx.x == 0) report->refused = 1;
-    return;
+  // -- Which kernel does the work: each leaves word for the next --
+  using Parts = typename Config::Parts;
+  const bool reports = blockIdx.x == 0 && threadIdx.x == 0;
+  const bool does_fit = fits<Parts>(*report, depth);
+  if constexpr (kCountsSpan<Parts>) {
+    if (report->done != 0) return;
+    if (!does_fit && reports) report->refused = 1;
+  } else {
+    if (does_fit && reports) report->done = 1;
   }
+  if (!does_fit) return;
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
-      *reinterpret_cast<BF16X6Storage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+      *reinterpret_cast<PartsStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
   // From a shuffle the compiler learns that a warp's threads have it in common.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
   const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;

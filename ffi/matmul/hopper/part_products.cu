@@ -1,0 +1,131 @@
+// Splits the factors of bf16_x6 and fp16_x3, multiplies their parts, and has other kernels behind
+// for factors that cannot be split so.
+#include "core/dispatch.h"
+#include "core/integer.h"
+#include "core/launch.h"
+#include "matmul/hopper/factors.cuh"
+#include "matmul/hopper/part_products.cuh"
+#include "matmul/hopper/split_parts.cuh"
+#include "matmul/matmul.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+namespace {
+
+// A factor, and where its parts and exponents lie.
+template <class Parts>
+struct SplitFactor {
+  StoredFactor stored;
+  const void* data;
+  typename Parts::Part* parts;
+  std::int32_t* exponents;
+  std::uint32_t* worst;
+};
+
+// One part's matrices lie behind another's. `box` rows of a or columns of b are what a block copies
+// at a time.
+template <bool kDeep, class Parts>
+TensorMap map_of_parts(const SplitFactor<Parts>& factor, int box) {
+  using Part = typename Parts::Part;
+  const StoredFactor& stored = factor.stored;
+  return map_of<Part>(kFactorType<Part>, factor.parts, Parts::kParts * stored.batch, stored.rows,
+                      stored.length, pitch_of_parts(stored), kDeep ? box : kStageDepth<Part>);
+}
+
+template <class Kernel>
+void launch_products(const Queue& queue, const Config& config, const Problem& problem,
+                     const Buffers& buffers, const SplitFactor<typename Kernel::Parts>& factor_a,
+                     const SplitFactor<typename Kernel::Parts>& factor_b, PartsReport* report) {
+  static_assert(Kernel::kThreads == kPartsThreads);
+  static_assert(kSharedBytes<PartsStorage<Kernel>> == kPartsSharedBytes);
+  TensorMap a{}, b{};
+  PartsResult result{};
+  TileOrder order{};
+  if (!queue.preparing) {
+    a = map_of_parts<Kernel::kDeepA>(factor_a, Kernel::kRows);
+    b = map_of_parts<Kernel::kDeepB>(factor_b, Kernel::kCols / Kernel::kClusterRows);
+    result = {static_cast<float*>(buffers.result),
+              static_cast<const float*>(buffers.c),
+              static_cast<float>(buffers.alpha),
+              static_cast<float>(buffers.beta),
+              static_cast<int>(problem.m),
+              static_cast<int>(problem.n),
+              config.pack_result,
+              factor_a.exponents,
+              factor_b.exponents};
+    order = order_of_tiles<Kernel>(problem, config, kStageDepth<typename Kernel::Factor>);
+  }
+  const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
+                          static_cast<unsigned>(config.threads),
+                          static_cast<std::size_t>(config.shared_bytes), config.cluster_rows};
+  launch_kernel<part_products_kernel<Kernel>>(
+      queue, shape, a, b, result, order, static_cast<int>(factor_a.stored.batch),
+      static_cast<int>(factor_b.stored.batch), report, problem.k);
+}
+
+PartsReport* report_in(const Buffers& buffers) {
+  return static_cast<PartsReport*>(buffers.workspace);
+}
+
+// Splits both factors and multiplies their parts, unless *done, where it is not null, is not 0.
+template <class Parts>
+void launch_parts(const Queue& queue, const Config& config, const Problem& problem,
+                  const Buffers& buffers, const std::int32_t* done) {
+  const PartsWorkspace at = parts_workspace(problem);
+  auto* const workspace = static_cast<unsigned char*>(buffers.workspace);
+  PartsReport* const report = report_in(buffers);
+  const auto split = [&](const StoredFactor& stored, const void* data, std::int64_t parts,
+                         std::int64_t exponents, std::uint32_t* worst, bool packed) {
+    const SplitFactor<Parts> factor{stored, data,
+                                    reinterpret_cast<typename Parts::Part*>(workspace + parts),
+                                    reinterpret_cast<std::int32_t*>(workspace + exponents), worst};
+    launch_split<Parts>(queue,
+                        {static_cast<const float*>(data), factor.parts, factor.exponents, worst,
+                         done, stored.batch, stored.rows, stored.length, pitch_of_parts(stored)},
+                        stored.deep, packed);
+    return factor;
+  };
+  constexpr bool kSpans = kCountsSpan<Parts>;
+  const SplitFactor<Parts> a = split(stored_a(problem), buffers.a, at.parts_a, at.exponents_a,
+                                     kSpans ? &report->span_a : &report->small_a, config.pack_a);
+  const SplitFactor<Parts> b = split(stored_b(problem), buffers.b, at.parts_b, at.exponents_b,
+                                     kSpans ? &report->span_b : &report->small_b, config.pack_b);
+
+  dispatch_value<false, true>(a.stored.deep, [&](auto deep_a) {
+    dispatch_value<false, true>(b.stored.deep, [&](auto deep_b) {
+      dispatch_power_of_two<1, 2>(config.cluster_rows, [&](auto cluster_rows) {
+        launch_products<PartProducts<Parts, decltype(deep_a)::value, decltype(deep_b)::value,
+                                     decltype(cluster_rows)::value>>(queue, config, problem,
+                                                                     buffers, a, b, report);
+      });
+    });
+  });
+}
+
+}  // namespace
+
+void launch_bf16_x6(const Queue& queue, const Config& config, const Problem& problem,
+                    const Buffers& buffers) {
+  if (problem.k == 0) {
+    return clear(queue, buffers.result, problem.batch * problem.m * problem.n * sizeof(float));
+  }
+  PartsReport* const report = report_in(buffers);
+  clear(queue, report, sizeof(PartsReport));
+  launch_parts<BF16Parts>(queue, config, problem, buffers, /*done=*/nullptr);
+  launch_where_flagged(queue, config, problem, buffers, &report->refused);
+}
+
+void launch_fp16_x3(const Queue& queue, const Config& config, const Problem& problem,
+                    const Buffers& buffers) {
+  if (problem.k == 0) {
+    return clear(queue, buffers.result, problem.batch * problem.m * problem.n * sizeof(float));
+  }
+  PartsReport* const report = report_in(buffers);
+  clear(queue, report, sizeof(PartsReport));
+  launch_parts<FP16Parts>(queue, config, problem, buffers, /*done=*/nullptr);
+  launch_parts<BF16Parts>(queue, config, problem, buffers, &report->done);
+  launch_where_flagged(queue, config, problem, buffers, &report->refused);
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

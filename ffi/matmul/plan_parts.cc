@@ -1,0 +1,155 @@
+// The plan of bf16_x6 and fp16_x3: whether six products on tensor cores, or three, are done before
+// one by FMAs.
+
+#include <algorithm>
+#include <string>
+
+#include "core/integer.h"
+#include "matmul/plan.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+namespace {
+
+constexpr int kSliceDepth = kTensorLineBytes / 2;
+// How many rows of tiles share columns of b in the L2 cache.
+constexpr std::int64_t kPartsGroup = 8;
+
+// Less than a slice of the depth leaves most of the products to zeros, and is of few terms, of
+// which FMAs have the smaller errors.
+constexpr std::int64_t kLeastBF16X6Depth = kSliceDepth;
+// Of fewer terms its errors may be larger than those of FMAs; of so many normal ones, or uniform
+// ones, they are a third of them.
+constexpr std::int64_t kLeastFP16X3Depth = 256;
+// Numbers of small elements, of which a tiny one counts 17 times, are ints.
+constexpr std::int64_t kMostFP16X3Depth = 1 << 26;
+// Fewer rows or columns leave most of a tile empty.
+constexpr std::int64_t kLeastPartsExtent = 64;
+// Its launches alone take as long as FMAs for fewer products; and workspace is not to be reserved
+// in vain.
+constexpr double kLeastPartsWork = 1 << 25;
+
+// What the parts of a kind take, in nanoseconds.
+struct PartsTimes {
+  double slice;          // of a multiprocessor, for the products of a slice of a tile
+  double split;          // of an element whose neighbours lie along the depth
+  double strided_split;  // of another
+  double launches;       // before and after the products
+};
+constexpr double kSliceOperations = 2.0 * kPartsTile * kPartsTile * kSliceDepth;
+constexpr double kTileEndTime = 1000;
+constexpr double kSplitLaunchTime = 2500;
+// Measured on an H200 (docs/tuning.md): a multiprocessor does 142 TFLOP/s with 131 others.
+constexpr PartsTimes kBF16X6Times{kSliceOperations / 1075, 0.0025, 0.005, 3 * kSplitLaunchTime};
+// Predicted from these: 240 TFLOP/s, and two parts of three to be written; behind it are three more
+// launches that find nothing to do.
+constexpr PartsTimes kFP16X3Times{kSliceOperations / 1820, 0.002, 0.0045, 6 * kSplitLaunchTime};
+
+// Blocks of a cluster share columns of b; without a second row of tiles there is nobody to share
+// with.
+int cluster_rows_of(const Problem& problem) { return problem.m > kPartsTile ? 2 : 1; }
+
+std::int64_t clusters_of(const Problem& problem) {
+  return problem.batch * divide_up(problem.m, kPartsTile * cluster_rows_of(problem)) *
+         divide_up(problem.n, kPartsTile);
+}
+
+double parts_time(const Problem& problem, const Device& device, const PartsTimes& times) {
+  double splitting = 0;
+  for (const StoredFactor& factor : {stored_a(problem), stored_b(problem)}) {
+    splitting += static_cast<double>(factor.batch * factor.rows) *
+                 static_cast<double>(factor.length) *
+                 (factor.deep ? times.split : times.strided_split);
+  }
+  const auto turns = static_cast<double>(
+      divide_up(clusters_of(problem), device.multiprocessors / cluster_rows_of(problem)));
+  const auto slices = static_cast<double>(divide_up(problem.k, kSliceDepth));
+  return kLaunchTime + times.launches + splitting + turns * (slices * times.slice + kTileEndTime);
+}
+
+// Why parts, whatever their kind, are not for the problem; empty if they are.
+std::string refusal_of_parts(const Problem& problem, const Device& device) {
+  if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
+  if (problem.has_c && problem.k == 0) return "has nothing to add c to without a depth";
+  if (has_epilogue(problem)) return "has no bias and no activation";
+  const std::int64_t most = kMostTensorExtent;
+  const std::int64_t longest_row = (std::int64_t{1} << 38) / std::max<std::int64_t>(problem.k, 1);
+  if (std::max({problem.m, problem.n, problem.k}) > most || problem.batch > most / kBF16Parts ||
+      std::max(problem.m, problem.n) + kTensorLineBytes > longest_row) {
+    return "takes extents of at most 2^30, a third of it for a batch, and factors of less than "
+           "1 TiB";
+  }
+  const double tiles =
+      static_cast<double>(problem.batch) *
+      static_cast<double>(divide_up(problem.m, kPartsTile) * divide_up(problem.n, kPartsTile));
+  if (tiles > static_cast<double>(most)) return "takes at most 2^30 tiles";
+  const std::int64_t needed = problem.k == 0 ? 0 : parts_workspace(problem).bytes;
+  if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {
+    return "needs " + std::to_string(needed) +
+           " bytes of workspace for the parts of its factors, and has " +
+           std::to_string(problem.workspace);
+  }
+  return "";
+}
+
+}  // namespace
+
+// Why bf16_x6 does not take the problem; empty if it does.
+std::string refusal_of_bf16_x6(const Problem& problem, const Device& device) {
+  if (problem.dtype != DType::kFloat32) {
+    return "takes float32, not " + text(info(problem.dtype).name);
+  }
+  if (problem.precision == Precision::kF32F32F32 || problem.precision == Precision::kTF32TF32F32) {
+    return "multiplies float32 by BF16_BF16_F32_X6, not by " +
+           text(kPrecisions[static_cast<int>(problem.precision)]);
+  }
+  return refusal_of_parts(problem, device);
+}
+
+// The same of fp16_x3.
+std::string refusal_of_fp16_x3(const Problem& problem, const Device& device) {
+  if (problem.dtype != DType::kFloat32) {
+    return "takes float32, not " + text(info(problem.dtype).name);
+  }
+  if (problem.precision > Precision::kHighest) {
+    return "multiplies float32 by three float16 products, which no precision names, not by " +
+           text(kPrecisions[static_cast<int>(problem.precision)]);
+  }
+  if (problem.k > kMostFP16X3Depth) return "takes a depth of at most 2^26";
+  return refusal_of_parts(problem, device);
+}
+
+bool suits_bf16_x6(const Problem& problem) {
+  return problem.dtype == DType::kFloat32 && problem.precision == Precision::kHighest &&
+         !has_epilogue(problem) && problem.k >= kLeastBF16X6Depth &&
+         std::min(problem.m, problem.n) > kLeastPartsExtent && work_of(problem) >= kLeastPartsWork;
+}
+
+bool prefers_bf16_x6(const Problem& problem, const Device& device) {
+  return suits_bf16_x6(problem) && refusal_of_bf16_x6(problem, device).empty() &&
+         parts_time(problem, device, kBF16X6Times) < fma_time(problem, device);
+}
+
+bool prefers_fp16_x3(const Problem& problem, const Device& device) {
+  const double time = parts_time(problem, device, kFP16X3Times);
+  return suits_bf16_x6(problem) && problem.k >= kLeastFP16X3Depth &&
+         refusal_of_fp16_x3(problem, device).empty() &&
+         time < parts_time(problem, device, kBF16X6Times) && time < fma_time(problem, device);
+}
+
+Config configure_parts(const Problem& problem, const Device& device) {
+  Config config;
+  config.threads = kPartsThreads;
+  config.tile_rows = kPartsTile;
+  config.tile_cols = kPartsTile;
+  config.cluster_rows = cluster_rows_of(problem);
+  config.blocks = blocks_of(clusters_of(problem), config.cluster_rows, device);
+  config.stages = kPartsStages;
+  config.group = kPartsGroup;
+  config.shared_bytes = kPartsSharedBytes;
+  config.workspace_bytes = problem.k == 0 ? 0 : parts_workspace(problem).bytes;
+  return config;
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE
