@@ -286,8 +286,8 @@ def traits(problem: dict[str, Any]) -> dict[str, Any]:
     in memory, and "square", 1 if a causal problem has as many queries as columns. Of a transpose:
     the number of "elements", and the same problem without dims of size 1 and with dims that stay
     neighbours merged, as "merged_permutation" and the sizes "size0", "size1" and so on of the
-    operand; "aligned" is that of its and its result's last dims. Of a product: "aligned" of the rows
-    of both factors, as they are stored, and of the result.
+    operand; "aligned" is that of its and its result's last dims. Of a product: "aligned" of the
+    rows of both factors, as they are stored, and of the result.
     """
     if "permutation" in problem:
         return _transpose_traits(problem["shape"], problem["permutation"], problem["element_bytes"])
