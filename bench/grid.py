@@ -92,9 +92,13 @@ class Point:
         return "full" in self.mask or "padding" in self.mask
 
     @property
+    def is_product(self) -> bool:
+        return self.kernel == "gemm"
+
+    @property
     def arrays(self) -> list[tuple[Shape, str]]:
         """The shapes and dtypes of what the problem is made of: an array and masks, or factors."""
-        if not self.precision:
+        if not self.is_product:
             return [(self.shape, self.dtype), *((mask, "bool") for mask in self.masks)]
         m, k, n = self.shape
         a, b = ((k, m) if self.axes[0] == 0 else (m, k)), ((n, k) if self.axes[1] == 1 else (k, n))
@@ -105,7 +109,7 @@ class Point:
         """The parameters of the primitive but `implementation` and `algorithm`."""
         if self.kernel == "transpose":
             return {"permutation": self.axes}
-        if self.precision:
+        if self.is_product:
             a_axis, b_axis = self.axes
             return {
                 "dimension_numbers": (((a_axis,), (b_axis,)), ((), ())),
@@ -152,7 +156,7 @@ class Grid:
 
 def fills_the_gpu(point: Point) -> bool:
     """True if more rows only take longer."""
-    if point.precision:  # the result has more tiles than a GPU has multiprocessors
+    if point.is_product:  # the result has more tiles than a GPU has multiprocessors
         return True
     return math.prod(point.shape) * jnp.dtype(point.dtype).itemsize >= FILLING_BYTES
 

@@ -60,7 +60,7 @@ def _kernel(name: str) -> _primitive.Kernel:
 def _draw(point: Point) -> tuple[jax.Array, ...]:
     """Draws the operands of the primitive: an array and what belongs to it, such as a mask."""
     keys = iter(jax.random.split(ops.key(str(point)), 4))
-    if point.precision:
+    if point.is_product:
         return tuple(ops.normal(next(keys), shape, jnp.dtype(of)) for shape, of in point.arrays)
     shape, dtype = point.shape, jnp.dtype(point.dtype)
     x = ops.normal(next(keys), shape, dtype)

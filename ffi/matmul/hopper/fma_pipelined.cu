@@ -21,18 +21,12 @@ template <class Kernel>
 void launch_kernel_of(const Queue& queue, const Config& config, const Problem& problem,
                       const Buffers& buffers) {
   TensorMap a{}, b{};
-  FmaResult result{};
+  FloatResult result{};
   TileOrder order{};
   if (!queue.preparing) {
     a = map_of_floats<Kernel::kDeepA>(buffers.a, stored_a(problem), Kernel::kRows);
     b = map_of_floats<Kernel::kDeepB>(buffers.b, stored_b(problem), Kernel::kCols);
-    result = {static_cast<float*>(buffers.result),
-              static_cast<const float*>(buffers.c),
-              static_cast<float>(buffers.alpha),
-              static_cast<float>(buffers.beta),
-              static_cast<int>(problem.m),
-              static_cast<int>(problem.n),
-              config.pack_result};
+    result = float_result(config, problem, buffers);
     order = order_of_tiles<Kernel>(problem, config, kFloatsOfLine);
   }
   const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
@@ -53,7 +47,7 @@ void launch_fma_pipelined(const Queue& queue, const Config& config, const Proble
         using Kernel = FmaPipelined<decltype(deep_a)::value, decltype(deep_b)::value, kTile.cols,
                                     kTile.stages>;
         static_assert(Kernel::kThreads == kFmaThreads);
-        static_assert(kSharedBytes<FmaStorage<Kernel>> == kTile.shared_bytes());
+        static_assert(kSharedBytes<RingStorage<Kernel>> == kTile.shared_bytes());
         launch_kernel_of<Kernel>(queue, config, problem, buffers);
       });
     });

@@ -31,6 +31,7 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/shared.h"
 #include "core/vector.h"
+#include "matmul/hopper/float_result.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/hopper/tile_order.cuh"
 #include "matmul/matmul.h"
@@ -65,25 +66,6 @@ struct FmaPipelined {
   static_assert(kThreadCols % kPack == 0 && kCols <= 256);
 };
 
-template <class Config>
-struct alignas(kAtomBytes) FmaStorage {
-  unsigned char a[Config::kStages][Config::kABytes];
-  unsigned char b[Config::kStages][Config::kBBytes];
-  Mbarrier full[Config::kStages];
-  Mbarrier empty[Config::kStages];
-};
-
-// result = alpha sum + beta c
-struct FmaResult {
-  float* data;
-  const float* c;  // may be null
-  float alpha;
-  float beta;
-  int rows;
-  int cols;
-  bool packed;  // packs of kPack begin at aligned addresses and never straddle an edge
-};
-
 inline constexpr int kFloatsOfLine = kLineBytes / 4;
 // Lines of k of 32 rows or columns each, of a factor that is not deep.
 inline constexpr int kFloatPanelBytes = kFloatsOfLine * kLineBytes;
@@ -104,7 +86,7 @@ __device__ __forceinline__ void copy_floats(unsigned char* to, const TensorMap& 
 }
 
 template <class Config>
-__device__ __forceinline__ void produce_floats(FmaStorage<Config>& storage, const TensorMap& a,
+__device__ __forceinline__ void produce_floats(RingStorage<Config>& storage, const TensorMap& a,
                                                const TensorMap& b, const TileOrder& order) {
   RingPlace<Config> ring;
   for (unsigned tile = blockIdx.x; tile < order.tiles; tile += gridDim.x) {
@@ -232,7 +214,7 @@ __device__ __forceinline__ void multiply_floats(
 template <class Config>
 __device__ __forceinline__ void write_floats(
     const float (&sum)[Config::kThreadRows][Config::kThreadCols], const FmaPlace<Config>& place,
-    const FmaResult& result, const TilePosition& at) {
+    const FloatResult& result, const TilePosition& at) {
 #pragma unroll
   for (int i = 0; i < Config::kThreadRows; ++i) {
     const int row = at.row + place.row_of(i);
@@ -267,8 +249,8 @@ __device__ __forceinline__ void write_floats(
 }
 
 template <class Config>
-__device__ __forceinline__ void consume_floats(FmaStorage<Config>& storage, const FmaResult& result,
-                                               const TileOrder& order) {
+__device__ __forceinline__ void consume_floats(RingStorage<Config>& storage,
+                                               const FloatResult& result, const TileOrder& order) {
   const FmaPlace<Config> place;
   RingPlace<Config> ring;
   for (unsigned tile = blockIdx.x; tile < order.tiles; tile += gridDim.x) {
@@ -297,12 +279,12 @@ __device__ __forceinline__ void consume_floats(FmaStorage<Config>& storage, cons
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     fma_pipelined_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
-                         const __grid_constant__ FmaResult result, const TileOrder order) {
+                         const __grid_constant__ FloatResult result, const TileOrder order) {
 #if JAX_GPUOPS_HAS_WGMMA
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
-      *reinterpret_cast<FmaStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+      *reinterpret_cast<RingStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
   // From a shuffle the compiler learns that a warp's threads have it in common.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
 

@@ -37,22 +37,14 @@ void launch_products(const Queue& queue, const Config& config, const Problem& pr
                      const Buffers& buffers, const SplitFactor<typename Kernel::Parts>& factor_a,
                      const SplitFactor<typename Kernel::Parts>& factor_b, PartsReport* report) {
   static_assert(Kernel::kThreads == kPartsThreads);
-  static_assert(kSharedBytes<PartsStorage<Kernel>> == kPartsSharedBytes);
+  static_assert(kSharedBytes<RingStorage<Kernel>> == kPartsSharedBytes);
   TensorMap a{}, b{};
   PartsResult result{};
   TileOrder order{};
   if (!queue.preparing) {
     a = map_of_parts<Kernel::kDeepA>(factor_a, Kernel::kRows);
     b = map_of_parts<Kernel::kDeepB>(factor_b, Kernel::kCols / Kernel::kClusterRows);
-    result = {static_cast<float*>(buffers.result),
-              static_cast<const float*>(buffers.c),
-              static_cast<float>(buffers.alpha),
-              static_cast<float>(buffers.beta),
-              static_cast<int>(problem.m),
-              static_cast<int>(problem.n),
-              config.pack_result,
-              factor_a.exponents,
-              factor_b.exponents};
+    result = {float_result(config, problem, buffers), factor_a.exponents, factor_b.exponents};
     order = order_of_tiles<Kernel>(problem, config, kStageDepth<typename Kernel::Factor>);
   }
   const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),

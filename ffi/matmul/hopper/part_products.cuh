@@ -40,6 +40,7 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
+#include "matmul/hopper/float_result.cuh"
 #include "matmul/hopper/split_parts.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/hopper/tile_order.cuh"
@@ -82,15 +83,6 @@ struct PartProducts {
   static_assert(kClusterRows == 1 || kClusterRows == 2);
 };
 
-// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
-template <class Config>
-struct alignas(kAtomBytes) PartsStorage {
-  unsigned char a[Config::kStages][Config::kABytes];
-  unsigned char b[Config::kStages][Config::kBBytes];
-  Mbarrier full[Config::kStages];
-  Mbarrier empty[Config::kStages];
-};
-
 // What the launches of a product tell each other. All 0 at first.
 struct PartsReport {
   std::uint32_t span_a;  // of any row, if above kFreeSpan
@@ -120,15 +112,8 @@ __device__ __forceinline__ bool fits(const PartsReport& report,
   }
 }
 
-// result = alpha sum + beta c, and what scales the sum back.
-struct PartsResult {
-  float* data;
-  const float* c;  // may be null
-  float alpha;
-  float beta;
-  int rows;
-  int cols;
-  bool pairs;  // of neighbours begin at multiples of 8 bytes
+// And what scales the sum back.
+struct PartsResult : FloatResult {
   const std::int32_t* exponents_a;
   const std::int32_t* exponents_b;
 };
@@ -136,7 +121,7 @@ struct PartsResult {
 // ---- The producer ----
 
 template <class Config>
-__device__ __forceinline__ void produce_parts(PartsStorage<Config>& storage, const TensorMap& a,
+__device__ __forceinline__ void produce_parts(RingStorage<Config>& storage, const TensorMap& a,
                                               const TensorMap& b, const TileOrder& order, int rank,
                                               int matrices_a, int matrices_b) {
   constexpr auto kAll = static_cast<std::uint16_t>((1u << Config::kBlocks) - 1);
@@ -162,13 +147,7 @@ __device__ __forceinline__ void produce_parts(PartsStorage<Config>& storage, con
       }
     }
   }
-  // No block may end while the other still arrives at its barriers, or copies to it.
-  if constexpr (Config::kBlocks > 1) {
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      wait(&storage.empty[ring.stage], ring.phase ^ 1);
-      ring.advance();
-    }
-  }
+  drain(storage, ring);
 }
 
 // ---- Results ----
@@ -229,7 +208,7 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
       };
       float* const to = result.data + line + first_col + i / 2 * 8;
       const float2 pair = make_float2(value(0), value(1));
-      if (result.pairs) {
+      if (result.packed) {
         if (is_within(i)) *reinterpret_cast<float2*>(to) = pair;
       } else {
         if (is_within(i)) to[0] = pair.x;
@@ -259,7 +238,7 @@ __device__ __forceinline__ void multiply_parts(float (&sums)[Config::kSums], std
 }
 
 template <class Config>
-__device__ __forceinline__ void consume_parts(PartsStorage<Config>& storage,
+__device__ __forceinline__ void consume_parts(RingStorage<Config>& storage,
                                               const PartsResult& result, const TileOrder& order,
                                               int rank, int consumer) {
   // Barriers at which a consumer waits for its turn.
@@ -374,7 +353,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
-      *reinterpret_cast<PartsStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+      *reinterpret_cast<RingStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
   // From a shuffle the compiler learns that a warp's threads have it in common.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
   const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;

@@ -166,13 +166,7 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
       ring.advance();
     }
   }
-  // No block may end while others still arrive at its barriers, or copy to it.
-  if constexpr (Config::kBlocks > 1) {
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      wait(&storage.empty[ring.stage], ring.phase ^ 1);
-      ring.advance();
-    }
-  }
+  drain(storage, ring);
 }
 
 // ---- Results ----

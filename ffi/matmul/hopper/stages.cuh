@@ -32,6 +32,15 @@ struct TilePosition {
 template <class Storage>
 inline constexpr int kSharedBytes = sizeof(Storage) + kAtomBytes - kSharedAlignment;
 
+// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
+template <class Config>
+struct alignas(kAtomBytes) RingStorage {
+  unsigned char a[Config::kStages][Config::kABytes];
+  unsigned char b[Config::kStages][Config::kBBytes];
+  Mbarrier full[Config::kStages];
+  Mbarrier empty[Config::kStages];
+};
+
 // The next stage of the ring, and the parity of its phase.
 template <class Config>
 struct RingPlace {
@@ -49,6 +58,18 @@ struct RingPlace {
     return stage == 0 ? Config::kStages - 1 : stage - 1;
   }
 };
+
+// What a producer does last: no block may end while others of its cluster still arrive at its
+// barriers, or copy to it.
+template <class Config, class Storage>
+__device__ __forceinline__ void drain(Storage& storage, RingPlace<Config> ring) {
+  if constexpr (Config::kBlocks > 1) {
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      wait(&storage.empty[ring.stage], ring.phase ^ 1);
+      ring.advance();
+    }
+  }
+}
 
 // Copies `kExtent` rows of a factor's slice, from row `row` and depth `k` on, this block's share of
 // them: part `part` of `kParts`, to all `blocks` that need it.
