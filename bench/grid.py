@@ -93,6 +93,7 @@ class Point:
 
     @property
     def is_product(self) -> bool:
+        """True for a product of two factors."""
         return self.kernel == "gemm"
 
     @property
