@@ -34,6 +34,7 @@ def linear(
     activation: str | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -55,6 +56,7 @@ def linear(
       precision: as for `matmul`.
       preferred_element_type: the dtype of the result; None for that to which x, w and b promote.
         The kernels support that of x and w, and float32 for 16-bit floats.
+      batch_invariant: as for `matmul`.
       implementation: as for `matmul`.
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
 
@@ -79,6 +81,7 @@ def linear(
         activation=activation,
         precision=_matmul.hashable(precision),
         preferred_element_type=preferred_element_type,
+        batch_invariant=_matmul.check_invariance(batch_invariant, implementation, algorithm),
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
@@ -110,10 +113,20 @@ def check_operands(op: str, arrays: dict[str, Any]) -> None:
 
 
 def _linear(
-    x, w, *b, activation, precision, preferred_element_type, implementation, algorithm
+    x,
+    w,
+    *b,
+    activation,
+    precision,
+    preferred_element_type,
+    batch_invariant,
+    implementation,
+    algorithm,
 ) -> jax.Array:
     operands = [x, w, *b]
     dtype = jnp.result_type(x, w)
+    if batch_invariant:
+        algorithm = _matmul.invariant_algorithm(dtype, precision)
     result_dtype = jnp.dtype(preferred_element_type or jnp.result_type(*operands))
     x, w = x.astype(dtype), w.astype(dtype)
     bias = [each.astype(result_dtype) for each in b]
@@ -150,7 +163,8 @@ def _linear(
 _jitted_linear = _primitive.jit(
     "linear",
     _linear,
-    *("activation", "precision", "preferred_element_type", "implementation", "algorithm"),
+    *("activation", "precision", "preferred_element_type", "batch_invariant"),
+    *("implementation", "algorithm"),
     inline=True,
 )
 

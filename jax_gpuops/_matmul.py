@@ -42,6 +42,7 @@ def matmul(
     precision: Any = None,
     preferred_element_type: Any = None,
     out_sharding: Any = None,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -63,6 +64,9 @@ def matmul(
         float32 for 16-bit floats; of 8-bit floats bfloat16, float16 or float32, and of int8 int32,
         which have to be asked for.
       out_sharding: as in JAX; the kernels do not support it.
+      batch_invariant: True for rows that have the same bits whatever the number of rows, the other
+        rows and the batch are: a kernel that takes the terms in an order which the dtype, the
+        precision and k alone decide. A call that no such kernel takes is an error.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
@@ -75,7 +79,7 @@ def matmul(
         kernel was requested that does not support the dtypes.
       ValueError: if `implementation` or `algorithm` is unknown, does not support the problem or
         cannot run on the platform, or if a kernel was requested and the arrays are explicitly
-        sharded.
+        sharded. A `batch_invariant` call requests a kernel, and takes no `algorithm`.
     """
     return _jitted_matmul(
         _arguments.as_array("a", a),
@@ -83,6 +87,7 @@ def matmul(
         precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
+        batch_invariant=check_invariance(batch_invariant, implementation, algorithm),
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
@@ -96,6 +101,7 @@ def dot_general(
     preferred_element_type: Any = None,
     *,
     out_sharding: Any = None,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -111,6 +117,7 @@ def dot_general(
       precision: as for `matmul`.
       preferred_element_type: as for `matmul`.
       out_sharding: as for `matmul`.
+      batch_invariant: as for `matmul`.
       implementation: as for `matmul`.
       algorithm: as for `matmul`.
 
@@ -128,6 +135,7 @@ def dot_general(
         precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
+        batch_invariant=check_invariance(batch_invariant, implementation, algorithm),
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
@@ -227,6 +235,47 @@ def _canonical(precision: Any) -> Any:
     return precision
 
 
+def check_invariance(
+    batch_invariant: bool, implementation: str | None, algorithm: str | None
+) -> bool:
+    """Returns whether a call is to be batch-invariant, given its arguments.
+
+    Raises:
+      TypeError: if `batch_invariant` is not a bool.
+      ValueError: if it is True, and XLA or an algorithm is asked for.
+    """
+    if not isinstance(batch_invariant, bool | np.bool_):
+        raise TypeError(f"batch_invariant must be True or False, got {batch_invariant!r:.60}")
+    if batch_invariant and algorithm is not None:
+        raise ValueError(
+            f"batch_invariant=True chooses the algorithm, but algorithm is {algorithm!r}; leave "
+            "one of them out"
+        )
+    if batch_invariant and resolve("matmul", implementation, algorithm) == "xla":
+        raise ValueError(
+            "batch_invariant=True asks for a kernel of jax_gpuops, but implementation is 'xla'"
+        )
+    return bool(batch_invariant)
+
+
+def invariant_algorithm(dtype: Any, precision: Any) -> str:
+    """Returns the algorithm whose rows have the same bits in every batch.
+
+    That on tensor cores takes steps of the depth of one size from the first to the last, whatever
+    its tile, and `double_buffered` single terms. Others divide the depth by the sizes of the
+    problem (`split_k`, `skinny`), or choose by what all rows hold (`bf16_x6`, `fp16_x3`).
+
+    Args:
+      dtype: of the factors.
+      precision: as the caller gave it.
+    """
+    precision = precision_name(_canonical(precision))
+    is_exact = precision not in ("DEFAULT", "HIGH", "TF32_TF32_F32")
+    if dtype == np.float64 or (dtype == np.float32 and is_exact):
+        return "double_buffered"
+    return "tensor_core"
+
+
 def check_sharding(*operands, out_sharding=None) -> None:
     """Raises NoKernelError if operands or result have a sharding of their own, in their type."""
     if out_sharding is not None or any(map(_primitive.has_explicit_sharding, operands)):
@@ -310,9 +359,13 @@ def _dot_general(
     precision,
     preferred_element_type,
     out_sharding,
+    batch_invariant,
     implementation,
     algorithm,
 ):
+    if batch_invariant:
+        algorithm = invariant_algorithm(lhs.dtype, precision)
+
     def xla():
         return lax.dot_general(
             lhs,
@@ -342,7 +395,20 @@ def _dot_general(
     return dispatch("dot_general", [lhs, rhs], implementation, algorithm, kernel, xla)
 
 
-def _matmul(a, b, *, precision, preferred_element_type, out_sharding, implementation, algorithm):
+def _matmul(
+    a,
+    b,
+    *,
+    precision,
+    preferred_element_type,
+    out_sharding,
+    batch_invariant,
+    implementation,
+    algorithm,
+):
+    if batch_invariant:
+        algorithm = invariant_algorithm(jnp.result_type(a, b), precision)
+
     def xla():
         return jnp.matmul(
             a,
@@ -424,7 +490,10 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
 
 
 _STATIC = ("implementation", "algorithm")
-_OPTIONS = ("precision", "preferred_element_type", "out_sharding", *_STATIC)
+_OPTIONS = (
+    *("precision", "preferred_element_type", "out_sharding", "batch_invariant"),
+    *_STATIC,
+)
 _FACTORS = ("alpha", "beta", "transpose_a", "transpose_b")
 _jitted_dot_general = _primitive.jit(
     "dot_general", _dot_general, "dimension_numbers", *_OPTIONS, inline=True

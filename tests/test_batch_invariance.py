@@ -1,0 +1,131 @@
+"""batch_invariant=True: a row has the same bits whatever the number of rows and the others are."""
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from conftest import HAS_GPU
+
+import jax_gpuops as ops
+
+# Depth and columns, of which neither is a whole tile, and more rows than the largest tile has.
+K, N, M = (4168, 2056, 512) if HAS_GPU else (200, 136, 300)
+EDGES = (16, 64, 128, 192, 256, 384, 512) if HAS_GPU else (16, 64, 128, 256)
+COUNTS = [1, 2, 7, *(each + more for each in EDGES for more in (-1, 0, 1) if each + more <= M)]
+KINDS = [
+    ("bfloat16", "default"),
+    ("float16", "default"),
+    ("float32", "default"),
+    ("float32", "highest"),
+    ("float64", "highest"),
+]
+
+
+@pytest.fixture
+def product(implementation):
+    def product(a, b, precision, **options):
+        how = {"implementation": implementation, "batch_invariant": True, **options}
+        return ops.matmul(a, b, precision=precision, **how)
+
+    return product
+
+
+def factors(dtype):
+    return helpers.normal((M, K), dtype), helpers.normal((K, N), dtype, seed=1)
+
+
+def bits(x):
+    return np.asarray(x).view(f"uint{8 * x.dtype.itemsize}")
+
+
+def assert_same_bits(actual, expected):
+    np.testing.assert_array_equal(bits(actual), bits(expected))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "precision"), KINDS)
+def test_any_number_of_rows(dtype, precision, product):
+    with jax.enable_x64(dtype == "float64"):
+        a, b = factors(dtype)
+        expected = product(a, b, precision)
+        for count in COUNTS:
+            assert_same_bits(product(a[:count], b, precision), expected[:count])
+            assert_same_bits(product(a[-count:], b, precision), expected[-count:])
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "precision"), KINDS)
+def test_any_neighbours(dtype, precision, product):
+    """Rows out of the range of others, infinities and NaN leave the others alone."""
+    with jax.enable_x64(dtype == "float64"):
+        a, b = factors(dtype)
+        expected = product(a, b, precision)
+        others = np.array(a)
+        others[1::4] *= 1e-30 if dtype in ("float32", "float64") else 1e-4
+        others[2::4], others[3::4] = np.inf, np.nan
+        assert_same_bits(product(others, b, precision)[::4], expected[::4])
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "precision"), KINDS)
+def test_batches(dtype, precision, product):
+    """Under vmap of either factor and of both, and with leading dims."""
+    with jax.enable_x64(dtype == "float64"):
+        a, b = factors(dtype)
+        rows = a[:8]
+        expected = product(a, b, precision)[:8]
+        batch = jnp.stack([rows, a[8:16], rows])
+        weights = jnp.stack([b, 2 * b, b])
+
+        def map_over(*axes):
+            return jax.vmap(lambda a, b: product(a, b, precision), axes)
+
+        for y in (
+            product(batch, b, precision),
+            map_over(0, None)(batch, b),
+            map_over(None, 0)(rows, weights),
+            map_over(0, 0)(batch, weights),
+        ):
+            assert_same_bits(y[0], expected)
+            assert_same_bits(y[2], expected)
+
+
+@pytest.mark.kernel
+def test_dense_layers(implementation):
+    x, w = factors("bfloat16")
+    b = helpers.normal((N,), "bfloat16", seed=2)
+
+    def layer(x):
+        how = {"implementation": implementation, "batch_invariant": True}
+        return ops.linear(x, w, b, activation="gelu", **how)
+
+    expected = layer(x)
+    for count in (1, 16, 65, 200):
+        assert_same_bits(layer(x[:count]), expected[:count])
+    assert_same_bits(layer(x[:16].reshape(2, 8, K)), expected[:16].reshape(2, 8, N))
+
+
+@pytest.mark.kernel
+def test_dot_general_is_matmul(product, implementation):
+    a, b = factors("bfloat16")
+    dims = (((1,), (0,)), ((), ()))
+    how = {"implementation": implementation, "batch_invariant": True}
+    assert_same_bits(ops.dot_general(a[:5], b, dims, **how), product(a, b, None)[:5])
+
+
+def test_it_is_a_kernel_or_an_error():
+    a = np.ones((8, 8), np.float32)
+    with pytest.raises(ValueError, match="batch_invariant=True asks for a kernel"):
+        ops.matmul(a, a, batch_invariant=True, implementation="xla")
+    with ops.use("xla"), pytest.raises(ValueError, match="asks for a kernel"):
+        ops.linear(a, a, batch_invariant=True)
+    with pytest.raises(ValueError, match="chooses the algorithm, but algorithm is 'naive'"):
+        ops.matmul(a, a, batch_invariant=True, algorithm="naive")
+    with pytest.raises(TypeError, match="must be True or False, got 1"):
+        ops.matmul(a, a, batch_invariant=1)
+    with pytest.raises(TypeError, match="matmul kernels take two operands of one dtype among"):
+        ops.matmul(np.ones((8, 8), np.int32), a.astype(np.int32), batch_invariant=True)
+    of_parts = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
+    with pytest.raises(ValueError, match="BF16_BF16_F32_X6"):
+        ops.matmul(a, a, precision=of_parts, batch_invariant=True)
