@@ -6,8 +6,8 @@
 //       visit("columns", self.columns); ...
 //     }
 //
-// and from that come the problem that Python describes, what Python is told of a plan, and the
-// records that tests compare.
+// and from that come the problem that Python describes, what Python is told of a plan, the records
+// that tests compare, and the key by which handlers keep plans.
 #pragma once
 
 #include <cstdint>
@@ -107,6 +107,26 @@ Fields to_fields(const Struct& value) {
     result.set(name, field_value(field));
   });
   return result;
+}
+
+// Appends the bytes of a field, or of all fields of a struct. Structs that differ append different
+// bytes.
+template <class T>
+void append_field(std::string& bytes, const T& value) {
+  const auto append = [&](std::int64_t integer) {
+    bytes.append(reinterpret_cast<const char*>(&integer), sizeof integer);
+  };
+  if constexpr (std::is_same_v<T, Fields::Integers>) {
+    append(static_cast<std::int64_t>(value.size()));
+    for (const std::int64_t integer : value) append(integer);
+  } else {
+    append(static_cast<std::int64_t>(value));
+  }
+}
+
+template <class Struct>
+void append_fields(std::string& bytes, const Struct& value) {
+  Struct::fields(value, [&](std::string_view, const auto& field) { append_field(bytes, field); });
 }
 
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -9,16 +9,20 @@
 #include <exception>
 #include <initializer_list>
 #include <memory>
+#include <mutex>
 #include <optional>
+#include <shared_mutex>
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "core/cuda.h"
 #include "core/device.h"
 #include "core/dtype.h"
+#include "core/fields.h"
 #include "core/queue.h"
 #include "core/record.h"
 #include "core/registry.h"
@@ -168,6 +172,28 @@ std::int64_t least_alignment(const Problem& problem) {
   return static_cast<std::int64_t>(info(problem.dtype).bytes);
 }
 
+// The plan of a problem. An executable asks for the same ones in both stages of each run, so they
+// are kept. Throws std::invalid_argument if the named algorithm cannot take the problem.
+template <class Problem>
+const auto& planned(const Problem& problem, std::string_view algorithm, const Device& device) {
+  using Plan = decltype(plan(problem, algorithm, device));
+  static std::shared_mutex mutex;
+  static auto& plans = *new std::unordered_map<std::string, Plan>;  // handlers may run during exit
+  thread_local std::string key;
+  key.clear();
+  append_field(key, device.ordinal);
+  append_fields(key, problem);
+  key += algorithm;
+  {
+    std::shared_lock lock(mutex);
+    const auto found = plans.find(key);
+    if (found != plans.end()) return found->second;
+  }
+  Plan result = plan(problem, algorithm, device);
+  std::unique_lock lock(mutex);
+  return plans.try_emplace(key, std::move(result)).first->second;
+}
+
 // Plans a problem and launches the plan: the one way from a problem to a kernel. The problem has
 // the alignment of the addresses of this execution. In the initialize stage those of the execute
 // stage are not known, so the kernels of both cases are loaded: aligned, and aligned to no more
@@ -177,16 +203,16 @@ void plan_and_launch(const Queue& queue, std::string_view op, Problem problem,
                      std::string_view algorithm, Launch&& launch) {
   if (queue.preparing) {
     problem.alignment = kFullAlignment;
-    launch(queue, plan(problem, algorithm, *queue.device));
+    launch(queue, planned(problem, algorithm, *queue.device));
     problem.alignment = least_alignment(problem);
     try {
-      launch(queue, plan(problem, algorithm, *queue.device));
+      launch(queue, planned(problem, algorithm, *queue.device));
     } catch (const std::invalid_argument&) {
       // A named algorithm that needs alignment: the execute stage will say so if it has none.
     }
     return;
   }
-  const auto chosen = plan(problem, algorithm, *queue.device);
+  const auto& chosen = planned(problem, algorithm, *queue.device);
   if (!is_recording()) return launch(queue, chosen);
   Execution execution{
       op, to_fields(problem), name_of(chosen.algorithm), to_fields(chosen.config), {}};

@@ -11,7 +11,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
+#include <shared_mutex>
 #include <tuple>
+#include <utility>
 
 #include "core/errors.h"
 #endif
@@ -35,8 +38,16 @@ namespace {
 
 // Loads the kernel onto the device and lifts its shared memory limit. The limit becomes the
 // device's maximum rather than one launch's need: the kernel is shared by every program of the
-// process, and a later, smaller need must not lower it.
+// process, and a later, smaller need must not lower it. XLA prepares each time that it runs a
+// program, and these calls take longer than a launch: they are made once.
 void load_kernel(const Queue& queue, const void* kernel) {
+  static std::shared_mutex mutex;
+  static auto& loaded = *new std::set<std::pair<int, const void*>>;  // handlers may run during exit
+  const std::pair key{queue.device->ordinal, kernel};
+  {
+    std::shared_lock lock(mutex);
+    if (loaded.count(key) != 0) return;
+  }
   cudaFuncAttributes attributes;
   check_cuda(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
   const int dynamic_bytes = static_cast<int>(queue.device->shared_bytes_per_block) -
@@ -48,6 +59,8 @@ void load_kernel(const Queue& queue, const void* kernel) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                "allowing a kernel large clusters");
   }
+  std::unique_lock lock(mutex);
+  loaded.insert(key);
 }
 
 }  // namespace
