@@ -119,7 +119,7 @@ def call_transpose(algorithm, dtype, implementation):
 
 
 def call_matmul(algorithm, dtype, implementation):
-    on_tensor_cores = algorithm in ("tensor_core", "split_k")
+    on_tensor_cores = algorithm in ("tensor_core", "split_k", "mma_pipelined")
     is_copied = on_tensor_cores or algorithm == "fma_pipelined"
     shapes = ((131, 72), (72, 136)) if is_copied else ((5, 131), (131, 67))
     a, b = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
@@ -132,7 +132,7 @@ def call_matmul(algorithm, dtype, implementation):
 
 
 def call_linear(algorithm, dtype, implementation):
-    on_tensor_cores = algorithm in ("tensor_core", "split_k")
+    on_tensor_cores = algorithm in ("tensor_core", "split_k", "mma_pipelined")
     shapes = ((131, 72), (72, 131)) if on_tensor_cores else ((5, 131), (131, 67))
     x, w = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
     b = helpers.normal(w.shape[1:], dtype, seed=2)
