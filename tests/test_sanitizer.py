@@ -234,6 +234,23 @@ def test_factors_of_8_bits(transpose, dtype, implementation):
         check((y, a.astype(np.float32) @ (b.T if transpose else b).astype(np.float32)), "bfloat16")
 
 
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("sizes", [(131, 138, 72), (200, 232, 67)], ids=str)
+def test_products_of_doubles(sizes, transpose, implementation):
+    """In pairs and one by one, by the instruction of the tensor cores for them."""
+    m, n, k = sizes
+    with helpers.x64("float64"):
+        a = helpers.normal((m, k), "float64")
+        b = helpers.normal((n, k) if transpose else (k, n), "float64", seed=1)
+
+        def product(a, b):
+            how = {"implementation": implementation, "algorithm": "mma_pipelined"}
+            return ops.matmul(a, b.T if transpose else b, **how)
+
+        y = jax.jit(product)(a, b)
+        check((y, a @ (b.T if transpose else b)), "float32")
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("call", [call_softmax, call_softmax_tangent])
 @pytest.mark.parametrize("columns", [400, 1100])

@@ -610,6 +610,7 @@ struct MmaTile {
   // An estimate: once all multiprocessors have a tile, in percent of that of the largest.
   int speed;
 
+  constexpr bool is_largest() const { return speed == 100; }
   constexpr int threads() const { return rows / warp_rows * (cols / warp_cols) * 32; }
   constexpr int shared_bytes() const { return stages * (rows + cols) * slice_bytes; }
 };

@@ -22,11 +22,12 @@
 //     row 4  | 2 3 0 1 |   row 5  | 2 3 0 1 |      k 2  | 2 3 0 1 6 7 4 5 | ...
 //
 // A warp sees both factors alike, as tiles of 16 rows (of a, or columns of b) by one product's
-// depth. A lane's part of such a tile is four words, those of which rows and depths in
+// depth. A lane's part of such a tile is four words, of these rows and depths, as mma has them in
+// its registers: those of a are the left operand of one mma, those of b right operands of two.
 //
-//                   k 0 ..    half of it on            of a the first operand of one mma;
-//     rows 0 - 7   | word 0 | word 1 |                 of b the second one of two, with words
-//     rows 8 - 15  | word 2 | word 3 |                 0 and 1, and 2 and 3
+//     a            k 0 ..   from the half on      b              k 0 ..   from the half on
+//     rows 0 - 7   | word 0 | word 2 |            cols 0 - 7     | word 0 | word 1 |
+//     rows 8 - 15  | word 1 | word 3 |            cols 8 - 15    | word 2 | word 3 |
 //
 // It loads them by ldmatrix, which can transpose elements of 16 bits; wider elements of wide slices
 // and all doubles by plain loads. Each sum adds its products in the order of the depth, and how
@@ -193,7 +194,7 @@ class SliceCopier {
 
 // Loads a warp's tiles of 16 rows of a slice. All that depends on the lane is in one offset:
 // what is added to it for a tile or a step keeps clear of the bits of its key.
-template <class Kernel, Order kOrder, int kExtent>
+template <class Kernel, Order kOrder, int kExtent, bool kLeft>
 class SliceReader {
  public:
   using T = typename Kernel::T;
@@ -203,17 +204,16 @@ class SliceReader {
   __device__ __forceinline__ SliceReader(const Factor<T>& factor, int first_row) : factor_(factor) {
     const int lane = threadIdx.x % kWarpSize;
     constexpr int kElementBytes = Layout::kElementBytes;
-    if (!Layout::is_read_by_lines(deep())) {  // a lane reads elements of row lane / 4 and its k
+    if (Layout::is_read_by_lines(deep())) {  // its address is that of a line of a word's 8 x 8
+      const int row = first_row + 8 * row_half(lane / 8);
+      const int k_piece = depth_half(lane / 8);
+      offset_ = deep() ? Layout::place(true, row + lane % 8, k_piece * kPieceBytes)
+                       : Layout::place(false, 8 * k_piece + lane % 8, row * kElementBytes);
+    } else {
       const int row = first_row + lane / 4;
       const int k = lane % 4;
       offset_ = deep() ? Layout::place(true, row, k * kElementBytes)
                        : Layout::place(false, k, row * kElementBytes);
-    } else if (deep()) {  // a matrix of 8 rows for each word
-      offset_ =
-          Layout::place(true, first_row + lane % 8 + lane / 16 * 8, lane / 8 % 2 * kPieceBytes);
-    } else {  // the same transposed
-      offset_ =
-          Layout::place(false, lane % 16, first_row * kElementBytes + lane / 16 * kPieceBytes);
     }
   }
 
@@ -235,6 +235,10 @@ class SliceReader {
  private:
   static constexpr int kDepth = kMmaDepth<T>;
 
+  // In which half of a tile's rows, and of its depth, a word is.
+  __device__ static constexpr int row_half(int word) { return kLeft ? word % 2 : word / 2; }
+  __device__ static constexpr int depth_half(int word) { return kLeft ? word / 2 : word % 2; }
+
   __device__ __forceinline__ bool deep() const { return is_deep<kOrder>(factor_.deep); }
 
   template <bool kDeep>
@@ -251,8 +255,8 @@ class SliceReader {
     } else {
 #pragma unroll
       for (int word = 0; word < 4; ++word) {
-        const int row = 16 * tile + word / 2 * 8;
-        const int k = kDepth * step + word % 2 * (kDepth / 2);
+        const int row = 16 * tile + 8 * row_half(word);
+        const int k = kDepth * step + kDepth / 2 * depth_half(word);
         words[word] = *reinterpret_cast<const Word*>(slice + at(row, k));
       }
     }
@@ -273,11 +277,10 @@ __device__ __forceinline__ void multiply_row(
     const typename Kernel::Word (&a)[4], const typename Kernel::Word (&b)[Kernel::kColTiles][4],
     typename Kernel::Sum (&sums)[2 * Kernel::kColTiles][4]) {
   using Word = typename Kernel::Word;
-  const Word left[4] = {a[0], a[2], a[1], a[3]};
 #pragma unroll
   for (int j = 0; j < 2 * Kernel::kColTiles; ++j) {
     const Word right[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
-    multiply_add_warp<typename Kernel::T>(sums[j], left, right);
+    multiply_add_warp<typename Kernel::T>(sums[j], a, right);
   }
 }
 
@@ -290,9 +293,10 @@ struct MmaStage {
 };
 
 // What a warp writes at a time. The padding spreads the lanes' pairs of sums over the banks.
+inline constexpr int kSumRows = 32;
 template <class Kernel>
 struct alignas(16) SumRows {
-  typename Kernel::Sum row[16][Kernel::kWarpCols + 8];
+  typename Kernel::Sum row[kSumRows][Kernel::kWarpCols + 8];
 };
 
 template <class Kernel>
@@ -336,8 +340,10 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
   for (int stage = 0; stage < kStages - 1; ++stage) copy_slice(stage, stage);
 
   // -- Products, while the slice kStages - 1 further on is copied --
-  const SliceReader<Kernel, Kernel::kOrderA, Kernel::kRows> a_reader(gemm.a, warp_row);
-  const SliceReader<Kernel, Kernel::kOrderB, Kernel::kCols> b_reader(gemm.b, warp_col);
+  const SliceReader<Kernel, Kernel::kOrderA, Kernel::kRows, /*kLeft=*/true> a_reader(gemm.a,
+                                                                                     warp_row);
+  const SliceReader<Kernel, Kernel::kOrderB, Kernel::kCols, /*kLeft=*/false> b_reader(gemm.b,
+                                                                                      warp_col);
   WarpSums<Kernel> sums = {};
   // While tile a[i % 2] is multiplied with all tiles b of its step, the next one loads, and with a
   // step's last one those of the next step.
@@ -382,30 +388,33 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
   wait_for_copy_groups<0>();
   __syncthreads();
 
-  // -- Results: 16 rows of the warp's at a time cross shared memory, so that lanes write packs --
+  // -- Results: some rows of the warp's at a time cross shared memory, so that lanes write packs --
   SumRows<Kernel>& rows = storage.sums[warp];
 #pragma unroll
-  for (int i = 0; i < Kernel::kRowTiles; ++i) {
+  for (int first = 0; first < Kernel::kRowTiles; first += kSumRows / 16) {
     __syncwarp();
 #pragma unroll
-    for (int j = 0; j < 2 * Kernel::kColTiles; ++j) {
+    for (int i = 0; i < kSumRows / 16; ++i) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        Sum* const to = &rows.row[lane / 4 + 8 * half][8 * j + lane % 4 * 2];
-        const Sum pair[2] = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
-        store<2>(pair, to);
+      for (int j = 0; j < 2 * Kernel::kColTiles; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const Sum(&sum)[4] = sums[first + i][j];
+          const Sum pair[2] = {sum[2 * half], sum[2 * half + 1]};
+          store<2>(pair, &rows.row[16 * i + 8 * half + lane / 4][8 * j + lane % 4 * 2]);
+        }
       }
     }
     __syncwarp();
     constexpr int kPacks = Kernel::kWarpCols / kPack;
 #pragma unroll 1
-    for (int pack = lane; pack < 16 * kPacks; pack += kWarpSize) {
+    for (int pack = lane; pack < kSumRows * kPacks; pack += kWarpSize) {
       const int row = pack / kPacks;
       const int col = pack % kPacks * kPack;
       Sum sum[kPack];
       load<kPack>(&rows.row[row][col], sum);
-      store_results(gemm, tile.batch, tile.row + warp_row + 16 * i + row, tile.col + warp_col + col,
-                    sum);
+      store_results(gemm, tile.batch, tile.row + warp_row + 16 * first + row,
+                    tile.col + warp_col + col, sum);
     }
   }
 }
@@ -447,7 +456,7 @@ void launch_mma_pipelined(const Queue& queue, const Config& config, const Proble
     constexpr const MmaTile& kTile = kMmaTiles[decltype(index)::value];
     if constexpr (kTile.element_bytes == sizeof(T)) {
       dispatch_mma_vector<T>(config.vector_bytes, [&](auto vector_bytes) {
-        if constexpr (kTile.speed == 100 && decltype(vector_bytes)::value == 16) {
+        if constexpr (kTile.is_largest() && decltype(vector_bytes)::value == 16) {
           dispatch_value<Order::kDeep, Order::kWide>(order_of(call.gemm.a), [&](auto order_a) {
             dispatch_value<Order::kDeep, Order::kWide>(order_of(call.gemm.b), [&](auto order_b) {
               run(index, vector_bytes, order_a, order_b);
