@@ -144,6 +144,11 @@ def _gpu() -> Iterator[Problem]:
     yield from _products_of_8_bits()
     for shape in _UNALIGNED_PRODUCTS:
         yield ops.make("matmul", shape, "bfloat16")
+    # The layouts of the gradients of a product: A B^T and A^T B.
+    for op in ("dot_general_of_rows", "dot_general_of_columns"):
+        yield ops.make(op, (4096, 4096, 4096), "bfloat16")
+    yield ops.make("dot_general_of_rows", (8192, 50257, 2048), "bfloat16")
+    yield ops.make("dot_general_of_columns", (2048, 8192, 50257), "bfloat16")
     yield ops.make("matmul", (1, 4096, 4096), "bfloat16")
     yield ops.make("matmul", (64, 512, 64, 512), "bfloat16")
     yield ops.make("dot_general", (128, 1024, 128, 1024), "bfloat16")
@@ -237,6 +242,7 @@ def _host() -> Iterator[Problem]:
     yield ops.make("matmul", (67, 45, 70), "int8")
     yield ops.make("dot_general", (3, 33, 17, 29), "float32")
     yield ops.make("dot_general_of_rows", (67, 45, 70), "float32")
+    yield ops.make("dot_general_of_columns", (67, 45, 70), "float32")
     yield ops.make("dot_general_of_rows", (67, 45, 70), "float8_e5m2", precision="highest")
     yield ops.make("gemm", (67, 45, 70), "float32")
     yield ops.make("linear", (67, 45, 70), "float32", activation="gelu")

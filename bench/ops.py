@@ -148,6 +148,12 @@ def two_matrices_of_rows(problem: Problem) -> list[Operand]:
     return [Operand((*batch, m, k), problem.dtype), Operand((*batch, n, k), problem.dtype)]
 
 
+def two_matrices_of_columns(problem: Problem) -> list[Operand]:
+    """The op takes A (..., K, M) and B (..., K, N); the shape is (..., M, K, N)."""
+    *batch, m, k, n = problem.shape
+    return [Operand((*batch, k, m), problem.dtype), Operand((*batch, k, n), problem.dtype)]
+
+
 def three_matrices(problem: Problem) -> list[Operand]:
     """The op takes A, B and a C (M, N) to add to."""
     m, _, n = problem.shape
@@ -354,6 +360,12 @@ def _contract_last_with_last(problem: Problem) -> dict[str, Any]:
     return {"dimension_numbers": (((last,), (last,)), (batch, batch)), **_result(problem)}
 
 
+def _contract_first_with_first(problem: Problem) -> dict[str, Any]:
+    batch = tuple(range(len(problem.shape) - 3))
+    first = len(batch)
+    return {"dimension_numbers": (((first,), (first,)), (batch, batch)), **_result(problem)}
+
+
 _softmax = functools.partial(
     Op,
     family="softmax",
@@ -434,6 +446,13 @@ OPS: dict[str, Op] = {
         options={"precision": None},
         operands=two_matrices_of_rows,
         fixed=_contract_last_with_last,
+    ),
+    "dot_general_of_columns": _matmul(
+        public="dot_general",
+        upstream=jax.lax.dot_general,
+        options={"precision": None},
+        operands=two_matrices_of_columns,
+        fixed=_contract_first_with_first,
     ),
     "gemm": _matmul(
         upstream=_gemm,

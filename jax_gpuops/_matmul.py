@@ -332,9 +332,10 @@ def bind_product(
         _primitive.check_plan(p, a, b, *others, implementation=implementation, **params)
     if implementation is None and algorithm is None:
         # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
-        known = _primitive.KERNELS[p].problem(a, b, *others, **params)
-        named = ("dtype", "result_dtype", "precision", "has_bias", "gated", "epilogue")
-        known = {key: known[key] for key in named}
+        # Of the sizes, vmap changes m, n and the batch.
+        problem = _primitive.KERNELS[p].problem(a, b, *others, **params)
+        named = ("dtype", "result_dtype", "precision", "has_bias", "gated", "epilogue", "k")
+        known = {key: problem[key] for key in named} | _measurements.traits(problem)
         if not _measurements.may_hold("matmul", known):
             raise NoKernelError(
                 "no measurement says that a kernel is level with XLA", second_best="a kernel"

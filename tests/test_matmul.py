@@ -1386,8 +1386,9 @@ def test_signatures_are_those_of_upstream():
         theirs = list(inspect.signature(stock).parameters.values())
         shape = lambda p: (p.name, p.kind, p.default)  # noqa: E731
         assert list(map(shape, mine[: len(theirs)])) == list(map(shape, theirs))
-        assert [p.name for p in mine[len(theirs) :]] == ["implementation", "algorithm"]
-        assert all(p.kind is p.KEYWORD_ONLY for p in mine[len(theirs) :])
+        added = mine[len(theirs) :]
+        assert [p.name for p in added] == ["batch_invariant", "implementation", "algorithm"]
+        assert all(p.kind is p.KEYWORD_ONLY for p in added)
 
 
 def test_what_kernels_do_not_take_goes_to_xla(implementation):
