@@ -278,6 +278,14 @@ def test_floats_are_multiplied_in_tf32_alone(mma):
         jax_gpuops.matmul(x, x, precision="highest", **mma)
 
 
+def test_slices_are_counted(mma):
+    how = {"implementation": mma["implementation"], "algorithm": "mma_pipelined"}
+    deepest = 1 << 34
+    jax_gpuops.plan("matmul", [(1, deepest), (deepest, 1)], "bfloat16", **how)
+    with pytest.raises(ValueError, match=r"takes a depth of at most 2\^34"):
+        jax_gpuops.plan("matmul", [(1, deepest + 1), (deepest + 1, 1)], "bfloat16", **how)
+
+
 def test_the_plan_takes_it_where_no_kernel_of_hopper_does(mma):
     how = {"implementation": mma["implementation"]}
     with helpers.x64("float64"):

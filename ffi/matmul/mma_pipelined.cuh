@@ -91,9 +91,10 @@ struct Slice {
   static constexpr int kWideLine = kExtent * kElementBytes;
   static constexpr int kBytes = kExtent * Kernel::kSliceBytes;
   static_assert(kWideLine % 128 == 0, "depths begin at the same bank");
+  static_assert(kElementBytes != 8 || kDeepLine == 128, "rows of doubles do so too");
 
-  // Whether a warp loads 8 lines of one piece at a time, by ldmatrix, or else by each four lanes
-  // (4 t ..) one line of two pieces.
+  // Whether ldmatrix reads it, a piece of each of 8 lines at a time. Else lanes read elements, at a
+  // time those of two pieces of each of 4 lines.
   __device__ static constexpr bool is_read_by_lines(bool deep) {
     return kElementBytes == 2 || (kElementBytes == 4 && deep);
   }

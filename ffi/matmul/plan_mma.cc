@@ -10,6 +10,9 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 namespace {
 
+// Slices are counted by ints.
+constexpr std::int64_t kMostMmaDepth = std::int64_t{1} << 34;
+
 // The tile by which the multiprocessors are done first. Those that have several blocks at a time
 // multiply no faster, so that a turn is one tile of each.
 const MmaTile& best_mma_tile(const Problem& problem, const Device& device) {
@@ -51,7 +54,8 @@ std::string refusal_of_mma_pipelined(const Problem& problem, const Device& devic
     return "multiplies float32 in TF32, which precision " +
            text(kPrecisions[static_cast<int>(problem.precision)]) + " excludes";
   }
-  return device.compute_capability < 80 ? "needs a GPU of compute capability 8.0" : "";
+  if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
+  return problem.k > kMostMmaDepth ? "takes a depth of at most 2^34" : "";
 }
 
 Config configure_mma_pipelined(const Problem& problem, const Device& device) {
