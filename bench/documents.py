@@ -131,7 +131,7 @@ LADDERS: dict[str, Ladder] = {
             )
         },
         small_shape=(64, 64, 64),
-        aside=("tensor_core", "split_k", "skinny"),  # for 16-bit floats or TF32
+        aside=("tensor_core", "split_k", "skinny", "mma_pipelined"),  # for 16-bit floats or TF32
     ),
 }
 """By op family."""

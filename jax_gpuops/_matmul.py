@@ -55,10 +55,10 @@ def matmul(
         float64, and on Hopper's tensor cores float8_e4m3fn, float8_e5m2 and int8. They add products
         of shorter floats in float32, and those of int8 in int32.
       b: an array of shape (..., k, n) or (k,).
-      precision: as in JAX. On Hopper's tensor cores the kernels multiply float32 in TF32, as XLA
-        does, and at the highest precision by parts, as exactly as in float32; and they add products
-        of 8-bit floats with 13 bits of fraction, as XLA does, except at a precision above the
-        default, where each 128 of them are added to a sum in float32. Of
+      precision: as in JAX. On tensor cores the kernels multiply float32 in TF32, as XLA does. On
+        Hopper's they multiply it at the highest precision by parts, as exactly as in float32; and
+        they add products of 8-bit floats with 13 bits of fraction, as XLA does, except at a
+        precision above the default, where each 128 of them are added to a sum in float32. Of
         `jax.lax.DotAlgorithmPreset` they accept what they implement.
       preferred_element_type: the dtype of the result. The kernels support that of a and b, and
         float32 for 16-bit floats; of 8-bit floats bfloat16, float16 or float32, and of int8 int32,
@@ -261,8 +261,8 @@ def check_invariance(
 def invariant_algorithm(dtype: Any, precision: Any) -> str:
     """Returns the algorithm whose rows have the same bits in every batch.
 
-    That on tensor cores takes steps of the depth of one size from the first to the last, whatever
-    its tile, and `double_buffered` single terms. Others divide the depth by the sizes of the
+    Those on tensor cores take steps of the depth of one size from the first to the last, whatever
+    their tile, and `double_buffered` single terms. Others divide the depth by the sizes of the
     problem (`split_k`, `skinny`), or choose by what all rows hold (`bf16_x6`, `fp16_x3`).
 
     Args:
@@ -271,7 +271,9 @@ def invariant_algorithm(dtype: Any, precision: Any) -> str:
     """
     precision = precision_name(_canonical(precision))
     is_exact = precision not in ("DEFAULT", "HIGH", "TF32_TF32_F32")
-    if dtype == np.float64 or (dtype == np.float32 and is_exact):
+    if dtype == np.float64:
+        return "mma_pipelined"
+    if dtype == np.float32 and is_exact:
         return "double_buffered"
     return "tensor_core"
 

@@ -19,7 +19,10 @@ LADDER = [
     a.name
     for a in jax_gpuops.algorithms("matmul")
     if a.name
-    not in ("tensor_core", "split_k", "skinny", "bf16_x6", "fp16_x3", "fma_pipelined", "cublas")
+    not in (
+        *("tensor_core", "split_k", "skinny", "mma_pipelined"),
+        *("bf16_x6", "fp16_x3", "fma_pipelined", "cublas"),
+    )
 ]
 SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}
 """The smallest normal numbers. A factor of an argument that is less may become 0."""
@@ -159,11 +162,13 @@ def test_rows_that_tensor_copies_cannot_take(
 @pytest.mark.kernel
 @every_activation
 @pytest.mark.parametrize(("dtype", "result"), DTYPES)
-@pytest.mark.parametrize("algorithm", ["split_k", "skinny"])
+@pytest.mark.parametrize("algorithm", ["split_k", "skinny", "mma_pipelined"])
 @pytest.mark.parametrize(
     "sizes", [(5, 131, 517), (16, 136, 1032), (72, 264, 520), (131, 9, 520)], ids=str
 )
-def test_kernels_for_few_tiles(sizes, algorithm, dtype, result, activation, on_tensor_cores):
+def test_the_other_kernels_on_tensor_cores(
+    sizes, algorithm, dtype, result, activation, on_tensor_cores
+):
     if algorithm == "skinny" and (min(sizes) > 16 or dtype == "float32"):
         pytest.skip("not a problem of skinny")
     x, w, b = operands_of_tensor_cores(*sizes, dtype, result)
@@ -174,7 +179,9 @@ def test_kernels_for_few_tiles(sizes, algorithm, dtype, result, activation, on_t
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", [*LADDER, "tensor_core", "split_k", "skinny"])
+@pytest.mark.parametrize(
+    "algorithm", [*LADDER, "tensor_core", "split_k", "skinny", "mma_pipelined"]
+)
 def test_no_bias_and_no_activation_is_the_product(algorithm, on_tensor_cores):
     x, w, _ = operands(16, 136, 136, "bfloat16")
     how = {**on_tensor_cores, "algorithm": algorithm}
@@ -183,7 +190,7 @@ def test_no_bias_and_no_activation_is_the_product(algorithm, on_tensor_cores):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", [*LADDER, "tensor_core", "split_k"])
+@pytest.mark.parametrize("algorithm", [*LADDER, "tensor_core", "split_k", "mma_pipelined"])
 def test_repeats_are_bit_identical_in_any_order_of_threads(algorithm, on_tensor_cores):
     if on_tensor_cores["implementation"] != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
@@ -203,7 +210,7 @@ SPREAD = np.concatenate([SPREAD, -SPREAD])
 @pytest.mark.kernel
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
-@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core"])
+@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core", "mma_pipelined"])
 def test_activations_are_exact_in_their_tails(algorithm, dtype, activation, implementation):
     """Small results too have small relative errors: e^-80 is not the 0 of 1 + tanh(-40)."""
     if why := helpers.refusal("linear", algorithm, [(8, 8), (8, 8)], dtype):
@@ -237,7 +244,7 @@ def test_activations_are_exact_in_their_tails(algorithm, dtype, activation, impl
 @pytest.mark.kernel
 @every_activation
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core"])
+@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core", "mma_pipelined"])
 def test_special_values_as_in_jax(algorithm, dtype, activation, implementation):
     if why := helpers.refusal("linear", algorithm, [(8, 8), (8, 8)], dtype):
         pytest.skip(why)
@@ -255,7 +262,7 @@ def test_the_bias_is_added_before_rounding(dtype, on_tensor_cores):
     """1 + 1/4096 is 1 in 16 bits, so that a product rounded by itself would cancel to 0."""
     x, w = jnp.full((4, 2), 1, dtype), jnp.zeros((2, 8), dtype).at[0].set(1).at[1].set(1 / 4096)
     b = jnp.full(8, -1, dtype)
-    for algorithm in ["coalesced", "tensor_core", "skinny"]:
+    for algorithm in ["coalesced", "tensor_core", "skinny", "mma_pipelined"]:
         y = jax_gpuops.linear(x, w, b, **on_tensor_cores | {"algorithm": algorithm})
         np.testing.assert_array_equal(np.asarray(y, np.float32), np.float32(1 / 4096))
 

@@ -22,7 +22,10 @@ LADDER = [
     a.name
     for a in jax_gpuops.algorithms("matmul")
     if a.name
-    not in ("tensor_core", "split_k", "skinny", "bf16_x6", "fp16_x3", "fma_pipelined", "cublas")
+    not in (
+        *("tensor_core", "split_k", "skinny", "mma_pipelined"),
+        *("bf16_x6", "fp16_x3", "fma_pipelined", "cublas"),
+    )
 ]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
 ATTENTION = (((3,), (3,)), ((0, 2), (0, 2)))
@@ -388,7 +391,7 @@ ROUNDED = np.array(
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k"])
+@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k", "mma_pipelined"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("left", [True, False])
 def test_rounding_to_tf32(left, transposed, algorithm, on_tensor_cores):
@@ -411,7 +414,7 @@ def test_rounding_to_tf32(left, transposed, algorithm, on_tensor_cores):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k"])
+@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k", "mma_pipelined"])
 def test_special_values_by_tf32_stay_in_their_row_and_column(algorithm, on_tensor_cores):
     a, b = factor((33, 70), "float32"), factor((70, 37), "float32", seed=1)
     a[3, 69], b[2, 36], a[7, 0] = np.inf, -np.inf, np.nan

@@ -119,7 +119,7 @@ def call_transpose(algorithm, dtype, implementation):
 
 
 def call_matmul(algorithm, dtype, implementation):
-    on_tensor_cores = algorithm in ("tensor_core", "split_k")
+    on_tensor_cores = algorithm in ("tensor_core", "split_k", "mma_pipelined")
     is_copied = on_tensor_cores or algorithm == "fma_pipelined"
     shapes = ((131, 72), (72, 136)) if is_copied else ((5, 131), (131, 67))
     a, b = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
@@ -132,7 +132,7 @@ def call_matmul(algorithm, dtype, implementation):
 
 
 def call_linear(algorithm, dtype, implementation):
-    on_tensor_cores = algorithm in ("tensor_core", "split_k")
+    on_tensor_cores = algorithm in ("tensor_core", "split_k", "mma_pipelined")
     shapes = ((131, 72), (72, 131)) if on_tensor_cores else ((5, 131), (131, 67))
     x, w = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
     b = helpers.normal(w.shape[1:], dtype, seed=2)
@@ -232,6 +232,23 @@ def test_factors_of_8_bits(transpose, dtype, implementation):
 
         y = jax.jit(product)(a, b)
         check((y, a.astype(np.float32) @ (b.T if transpose else b).astype(np.float32)), "bfloat16")
+
+
+@pytest.mark.parametrize("transpose", [False, True])
+@pytest.mark.parametrize("sizes", [(131, 138, 72), (200, 232, 67)], ids=str)
+def test_products_of_doubles(sizes, transpose, implementation):
+    """In pairs and one by one, by the instruction of the tensor cores for them."""
+    m, n, k = sizes
+    with helpers.x64("float64"):
+        a = helpers.normal((m, k), "float64")
+        b = helpers.normal((n, k) if transpose else (k, n), "float64", seed=1)
+
+        def product(a, b):
+            how = {"implementation": implementation, "algorithm": "mma_pipelined"}
+            return ops.matmul(a, b.T if transpose else b, **how)
+
+        y = jax.jit(product)(a, b)
+        check((y, a @ (b.T if transpose else b)), "float32")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

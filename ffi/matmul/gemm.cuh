@@ -32,6 +32,10 @@ struct Factor {
   bool packed;  // packs of kPack start at aligned addresses and never straddle an edge
 };
 
+// The orders in which a factor may lie in memory. Most matrices are aligned: these get kernels of
+// their own, in which both orders are constants and all accesses packs.
+enum class Order { kDeep, kWide, kAny };
+
 // Sums become results: result = alpha sum + beta c, or activation(sum + bias); rounded once.
 template <class T>
 struct Epilogue {
@@ -137,6 +141,32 @@ __device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, st
     }
   }
   store_to(static_cast<T*>(epilogue.result), static_cast<const T*>(epilogue.c));
+}
+
+// `rows_first`: a step along the rows is a step of one element in memory.
+template <class T>
+Factor<T> make_factor(const void* data, std::int64_t extent, std::int64_t depth, bool rows_first,
+                      bool is_shared, bool packed) {
+  return {static_cast<const T*>(data),
+          extent,
+          rows_first ? 1 : depth,
+          rows_first ? extent : 1,
+          is_shared ? 0 : extent * depth,
+          !rows_first,
+          packed};
+}
+
+template <class T>
+Gemm<T> make_gemm(const Config& config, const Problem& problem, const Buffers& buffers) {
+  using A = Accumulator<T>;
+  return {make_factor<T>(buffers.a, problem.m, problem.k, problem.transpose_a, problem.share_a,
+                         config.pack_a),
+          make_factor<T>(buffers.b, problem.n, problem.k, !problem.transpose_b, problem.share_b,
+                         config.pack_b),
+          Epilogue<T>{buffers.result, buffers.c, static_cast<A>(buffers.alpha),
+                      static_cast<A>(buffers.beta), problem.result_dtype != problem.dtype,
+                      config.pack_result, has_epilogue(problem), finish_of(problem, buffers)},
+          problem.k, /*first_tile=*/0};
 }
 
 // A product to be launched.

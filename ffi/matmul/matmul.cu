@@ -16,32 +16,6 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 namespace {
 
-// `rows_first`: a step along the rows is a step of one element in memory.
-template <class T>
-Factor<T> make_factor(const void* data, std::int64_t extent, std::int64_t depth, bool rows_first,
-                      bool is_shared, bool packed) {
-  return {static_cast<const T*>(data),
-          extent,
-          rows_first ? 1 : depth,
-          rows_first ? extent : 1,
-          is_shared ? 0 : extent * depth,
-          !rows_first,
-          packed};
-}
-
-template <class T>
-Gemm<T> make_gemm(const Config& config, const Problem& problem, const Buffers& buffers) {
-  using A = Accumulator<T>;
-  return {make_factor<T>(buffers.a, problem.m, problem.k, problem.transpose_a, problem.share_a,
-                         config.pack_a),
-          make_factor<T>(buffers.b, problem.n, problem.k, !problem.transpose_b, problem.share_b,
-                         config.pack_b),
-          Epilogue<T>{buffers.result, buffers.c, static_cast<A>(buffers.alpha),
-                      static_cast<A>(buffers.beta), problem.result_dtype != problem.dtype,
-                      config.pack_result, has_epilogue(problem), finish_of(problem, buffers)},
-          problem.k, /*first_tile=*/0};
-}
-
 template <class T>
 void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
   switch (algorithm) {
@@ -63,6 +37,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kBF16X6:
     case Algorithm::kFP16X3:
     case Algorithm::kFmaPipelined:
+    case Algorithm::kMmaPipelined:
     case Algorithm::kCublas:
       throw std::logic_error("not a kernel of this source");
   }
@@ -113,6 +88,9 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
   }
   dispatch<__half, __nv_bfloat16, float, double>(problem.dtype, [&](auto type) {
     using T = typename decltype(type)::type;
+    if (plan.algorithm == Algorithm::kMmaPipelined) {
+      return launch_mma_pipelined<T>(queue, plan.config, problem, buffers);
+    }
     launch_algorithm<T>(plan.algorithm, {queue, plan.config, problem.batch,
                                          make_gemm<T>(plan.config, problem, buffers)});
   });

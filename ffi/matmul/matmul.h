@@ -147,6 +147,7 @@ enum class Algorithm {
   kBF16X6,
   kFP16X3,
   kFmaPipelined,
+  kMmaPipelined,
   kCublas,
 };
 
@@ -218,6 +219,13 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "float32; arrays aligned to 16 bytes, factors with rows of whole 16 bytes; no bias, no "
      "activation; compute capability 9.0",
      "fma_pipelined_kernel"},
+    {"mma_pipelined",
+     "Tensor cores of any GPU: slices of the factors come by asynchronous copies into a ring of "
+     "stages, warps multiply them by mma.sync.",
+     "jax_gpuops, after NVIDIA CUTLASS's multistage kernels",
+     "float16, bfloat16, float32 by TF32 where the precision allows it, and float64; compute "
+     "capability 8.0",
+     "mma_pipelined_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only; no bias, no activation"},
 };
@@ -244,6 +252,7 @@ struct Config {
   int stages = 0;        // of slices of a and b, in shared memory
   int group = 0;         // rows of tiles of clusters that are taken together
   int splits = 1;        // of the depth, among the blocks of a cluster: of split_k
+  int vector_bytes = 0;  // that a copy of mma_pipelined moves
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage apart: see Persistent
   // A factor may be copied first (see needs_copy); a result whose rows are not whole 16 bytes is
@@ -267,6 +276,7 @@ struct Config {
     visit("stages", self.stages);
     visit("group", self.group);
     visit("splits", self.splits);
+    visit("vector_bytes", self.vector_bytes);
     visit("shared_bytes", self.shared_bytes);
     visit("promotes", self.promotes);
     visit("copies_a", self.copies_a);
@@ -321,6 +331,12 @@ void launch_fp16_x3(const Queue& queue, const Config& config, const Problem& pro
 
 // The same of fma_pipelined.
 void launch_fma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
+                          const Buffers& buffers);
+
+// The same of mma_pipelined, for __half, __nv_bfloat16, float or double, which is compiled for all
+// GPUs.
+template <class T>
+void launch_mma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers);
 
 // Launches double_buffered for floats, to run where *flag is not 0 by then.
@@ -578,6 +594,39 @@ struct FmaTile {
 };
 
 inline constexpr FmaTile kFmaTiles[] = {{256, 4, 190}, {128, 6, 93}};
+
+// mma_pipelined
+
+// The tiles that it has kernels for.
+struct MmaTile {
+  int element_bytes;  // of the factors
+  int rows;
+  int cols;
+  int warp_rows;  // of a warp's part of it
+  int warp_cols;
+  int slice_bytes;  // how deep a stage is
+  int stages;
+  int resident;  // blocks of which a multiprocessor has room for the registers, at least
+  // An estimate: once all multiprocessors have a tile, in percent of that of the largest.
+  int speed;
+
+  constexpr bool is_largest() const { return speed == 100; }
+  constexpr int threads() const { return rows / warp_rows * (cols / warp_cols) * 32; }
+  constexpr int shared_bytes() const { return stages * (rows + cols) * slice_bytes; }
+};
+
+// What GPUs of all compute capabilities from 8.0 on have is 99 KiB of shared memory for a block.
+// clang-format off
+inline constexpr MmaTile kMmaTiles[] = {
+    // bytes  tile      of a warp  slice, stages, resident  speed
+    {2,       128, 256, 64, 64,    64, 4,         1,        100},
+    {2,       64, 128,  32, 64,    64, 4,         3,        75},
+    {4,       128, 256, 64, 64,    64, 4,         1,        100},
+    {4,       64, 128,  32, 64,    64, 4,         2,        75},
+    {8,       128, 128, 64, 32,    128, 3,        1,        100},
+    {8,       64, 64,   32, 32,    128, 3,        2,        85},
+};
+// clang-format on
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -93,11 +93,6 @@ bool needs_tensor_cores(const Problem& problem) {
   return asks_for_tf32(problem) || is_8_bit(problem.dtype);
 }
 
-// What such a problem is called: "float32 by TF32_TF32_F32".
-std::string product_text(const Problem& problem) {
-  return text(info(problem.dtype).name) + (asks_for_tf32(problem) ? " by TF32_TF32_F32" : "");
-}
-
 // Whether tensor cores are worth their start, or all there is.
 bool wants_tensor_cores(const Problem& problem) {
   return work_of(problem) >= kLeastTensorCoreWork || needs_tensor_cores(problem);
@@ -138,6 +133,9 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
     case Algorithm::kFmaPipelined:
       config = configure_fma_pipelined(problem, device);
       break;
+    case Algorithm::kMmaPipelined:
+      config = configure_mma_pipelined(problem, device);
+      break;
     case Algorithm::kCublas:
       return config;
   }
@@ -170,6 +168,8 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
     case Algorithm::kFmaPipelined:
       why = refusal_of_fma_pipelined(problem, device);
       break;
+    case Algorithm::kMmaPipelined:
+      return refusal_of_mma_pipelined(problem, device);
     case Algorithm::kCublas:
       if (device.simulated) why = "is CUDA only: the host has no cuBLAS";
       if (has_epilogue(problem)) why = "has no bias and no activation";
@@ -187,11 +187,20 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
 
 // The best of our kernels, and why.
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
-  if (needs_tensor_cores(problem)) {
+  if (is_8_bit(problem.dtype)) {
     const std::string why = refusal_of_tensor_core(problem, device);
     if (!why.empty()) {
-      throw std::invalid_argument("matmul kernels multiply " + product_text(problem) +
+      throw std::invalid_argument("matmul kernels multiply " + text(info(problem.dtype).name) +
                                   " on tensor cores alone, and 'tensor_core' " + why);
+    }
+  }
+  if (asks_for_tf32(problem)) {
+    const std::string why = refusal_of_mma_pipelined(problem, device);
+    if (!why.empty()) {
+      throw std::invalid_argument(
+          "matmul kernels multiply float32 by TF32_TF32_F32 on tensor cores alone, and "
+          "'mma_pipelined' " +
+          why);
     }
   }
   if (asks_for_bf16_x6(problem)) {
@@ -223,6 +232,12 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
       }
     }
     return {Algorithm::kTensorCore, "tensor cores take the problem"};
+  }
+  if (wants_tensor_cores(problem) && refusal_of_mma_pipelined(problem, device).empty()) {
+    return {Algorithm::kMmaPipelined,
+            problem.dtype == DType::kFloat64
+                ? "tensor cores multiply float64 too, as exactly"
+                : "tensor cores take the problem, by the instructions of all GPUs"};
   }
   if (prefers_fp16_x3(problem, device)) {
     return {

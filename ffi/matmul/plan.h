@@ -130,6 +130,9 @@ bool prefers_fp16_x3(const Problem& problem, const Device& device);
 // Of both.
 Config configure_parts(const Problem& problem, const Device& device);
 
+std::string refusal_of_mma_pipelined(const Problem& problem, const Device& device);
+Config configure_mma_pipelined(const Problem& problem, const Device& device);
+
 // ---- The kernels of FMAs ----
 
 // What the fastest of those for float32 takes.

@@ -20,10 +20,6 @@ static_assert(kTile * kTile == kTileThreads * kPerThread * kPerThread,
 template <class T>
 inline constexpr int kTileBlocks = sizeof(Accumulator<T>) == 8 ? 1 : 2;
 
-// The orders in which a factor may lie in memory. Most matrices are row-major and aligned: these
-// get kernels of their own, in which both orders are constants and all accesses packs.
-enum class Order { kDeep, kWide, kAny };
-
 // Brings one tile of a factor after the other: fetch() starts the loads of the next tile into
 // registers, commit() writes them to shared memory. A thread moves one pack, along the dimension
 // whose elements are neighbours in memory:

@@ -77,6 +77,17 @@ struct Call {
 struct Block;
 struct Warpgroups;  // in warpgroup.h
 
+// A copy of a thread's own, which it alone can wait for.
+struct AsyncCopy {
+  const char* function;
+  Site site;
+  void* to;
+  const void* from;  // null for zeros
+  unsigned bytes;
+  std::uint64_t group;                 // how many of the thread's came before its own
+  std::array<unsigned char, 16> data;  // what the source held when the copy was issued
+};
+
 struct Thread {
   enum class State { kReady, kWaiting, kPolling, kExited };
 
@@ -88,12 +99,14 @@ struct Thread {
   Call call{};             // while it waits
   unsigned result = 0;     // of the last call: lanes, or a number of threads
   Fiber* fiber = nullptr;
-  std::uint64_t polled = 0;  // Launch::activity_ when it began to poll
-  unsigned arrivals = 0;     // at the cluster's barrier
-  unsigned waits = 0;        // for it, that are over
-  std::uint64_t writes = 0;  // copies from shared to global memory that it has issued
-  bool fenced = false;       // it called proxy_fence() since its last barrier
-  bool met_fenced = false;   // so had all others that met at that
+  std::uint64_t polled = 0;              // Launch::activity_ when it began to poll
+  unsigned arrivals = 0;                 // at the cluster's barrier
+  unsigned waits = 0;                    // for it, that are over
+  std::uint64_t writes = 0;              // copies from shared to global memory that it has issued
+  bool fenced = false;                   // it called proxy_fence() since its last barrier
+  bool met_fenced = false;               // so had all others that met at that
+  std::deque<AsyncCopy> async_copies{};  // under way
+  std::uint64_t copy_groups = 0;         // that it has ended
 };
 
 // What the executor knows of an mbarrier. In shared memory lies only a mark, by which it notices
@@ -223,6 +236,11 @@ class Launch {
   unsigned shared_address_in_block(const void* local, int rank, Site site) const;
   void mbarrier_arrive_at(const char* function, Site site, unsigned address);
 
+  // In async_copy.cc.
+  void async_copy(const char* function, Site site, void* to, const void* from, unsigned bytes);
+  void end_copy_group();
+  void wait_for_copy_groups(unsigned pending);
+
   // In tensor_copy.cc.
   void tensor_read(const char* function, Site site, void* to, const TensorMap& map, Position at,
                    std::uint64_t* barrier, const unsigned* blocks);
@@ -238,6 +256,8 @@ class Launch {
   void wait_for_products(const char* function, Site site, unsigned pending);
   void store_matrices(const char* function, Site site, unsigned address,
                       const std::array<std::uint32_t, 4>& words);
+  void load_matrices(const char* function, Site site, unsigned address, bool transposed,
+                     std::uint32_t (&words)[4]) const;
 
  private:
   enum class Timing { kLate, kEarly, kAny };
@@ -281,6 +301,11 @@ class Launch {
   void finish_copies();
   void finish_words(const std::uint64_t* at, const Thread* issuer);
   void drop_copies();
+
+  // In async_copy.cc.
+  void land_async(Thread& thread, std::size_t position);
+  void check_async_copies(const Thread& thread) const;
+  void drop_async_copies();
 
   // In warpgroup.cc and wgmma.cc.
   Warpgroups& warpgroups(const Caller& caller, Block& block) const;

@@ -224,6 +224,7 @@ Launch::Launch(const Configuration& configuration, const std::function<void()>& 
 
 Launch::~Launch() {
   drop_copies();
+  drop_async_copies();
   auto& fibers = pooled_fibers();
   while (fibers.size() > kPooledFibers) fibers.pop_back();
   active = nullptr;
@@ -255,6 +256,7 @@ void Launch::start_block(Block& block, std::uint64_t number) {
     thread.started = false;
     thread.arrivals = thread.waits = 0;
     thread.writes = 0;
+    thread.copy_groups = 0;
     thread.fenced = thread.met_fenced = false;
     thread.fiber->assign([](void* launch) { static_cast<Launch*>(launch)->run_thread(); }, this);
     live_lanes_of(thread) |= 1u << Launch::number(thread) % kWarpSize;
@@ -372,6 +374,7 @@ void Launch::run_thread() {
   }
   try {
     if (block.warpgroups != nullptr) check_exit(thread);
+    check_async_copies(thread);
     leave_cluster(thread);
     if (block.exited == block.threads.size()) check_copies_of(block);
   } catch (...) {

@@ -207,10 +207,25 @@ void wait_for_products(const char* function, Site site, unsigned pending);
 void store_matrices(const char* function, Site site, unsigned address,
                     std::array<std::uint32_t, 4> words);
 
-// One mma.sync: sums += left right, of 16 x 8 over 16 of the depth, by all lanes of a warp.
+// One mma.sync: sums += left right, of 16 x 8 over 16 of the depth, or 8 of TF32 or doubles, by all
+// lanes of a warp.
 void multiply_add_warp(const char* function, Site site, float (&sums)[4],
                        const std::uint32_t (&left)[4], const std::uint32_t (&right)[2],
                        FactorType type);
+void multiply_add_warp(const char* function, Site site, double (&sums)[4], const double (&left)[4],
+                       const double (&right)[2]);
+
+// Loads four matrices of 8 rows of 16 bytes by all lanes of a warp (ldmatrix), of which lane 8 i +
+// r gives the address of row r of matrix i.
+void load_matrices(const char* function, Site site, unsigned address, bool transposed,
+                   std::uint32_t (&words)[4]);
+
+// Copies of 4, 8 or 16 bytes from global to shared memory that run beside the thread (cp.async), or
+// of zeros if `from` is null; the end of a group of the thread's; and the wait until all of its
+// groups but the last `pending` have landed.
+void async_copy(const char* function, Site site, void* to, const void* from, unsigned bytes);
+void end_copy_group();
+void wait_for_copy_groups(unsigned pending);
 
 }  // namespace simt
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -630,18 +630,18 @@ struct WarpOperand {
   std::int16_t exponents[kLines][kProductWords];
   bool finite[kLines][kProductWords];
 
-  // Two neighbours in k.
+  // Two neighbours in k, or one of TF32.
   void put(int line, int k, std::uint32_t word, FactorType type) {
     const std::uint16_t bits[] = {static_cast<std::uint16_t>(word),
                                   static_cast<std::uint16_t>(word >> 16)};
-    for (int i = 0; i < 2; ++i) {
+    for (int i = 0; i < (type == FactorType::kTf32 ? 1 : 2); ++i) {
       finite[line][k + i] = true;
       decode(bits, i, type, values[line][k + i], exponents[line][k + i], finite[line][k + i]);
     }
   }
 
-  bool is_finite(int line) const {
-    return std::all_of(finite[line], finite[line] + kProductWords, [](bool each) { return each; });
+  bool is_finite(int line, unsigned depth) const {
+    return std::all_of(finite[line], finite[line] + depth, [](bool each) { return each; });
   }
 };
 
@@ -650,31 +650,112 @@ struct WarpOperands {
   WarpOperand<8> right;
 };
 
+struct DoubleOperands {
+  static constexpr int kDepth = 8;
+  double left[16][kDepth];
+  double right[8][kDepth];
+};
+
+// What the lanes of a warp share while they execute an instruction together. They meet three times:
+// to learn where lane 0 has room for it, when all have written there, and when all have read.
+template <class Room, class Write, class Read>
+void together(const char* function, Site site, Write&& write, Read&& read) {
+  constexpr unsigned kAllLanes = 0xffffffff;
+  Room own;
+  Room* room = &own;
+  warp_shuffle(function, site, kAllLanes, 0, &room, sizeof(room));
+  write(*room);
+  warp_vote(function, site, kAllLanes, true);
+  read(*room);
+  warp_vote(function, site, kAllLanes, true);
+}
+
+template <unsigned kDepth>
+void add_products(const WarpOperands& operands, float (&sums)[4]) {
+  for (int i = 0; i < 4; ++i) {
+    const int row = lane() / 4 + i / 2 * 8;
+    const int col = lane() % 4 * 2 + i % 2;
+    sums[i] =
+        dot<kDepth>(operands.left.values[row], operands.left.exponents[row],
+                    operands.right.values[col], operands.right.exponents[col], sums[i],
+                    operands.left.is_finite(row, kDepth) && operands.right.is_finite(col, kDepth));
+  }
+}
+
 }  // namespace
 
-// The lanes meet three times: to learn where lane 0 has room for the operands, when these are
-// there, and when all have read them.
 void multiply_add_warp(const char* function, Site site, float (&sums)[4],
                        const std::uint32_t (&left)[4], const std::uint32_t (&right)[2],
                        FactorType type) {
-  constexpr unsigned kAllLanes = 0xffffffff;
-  WarpOperands room;
-  WarpOperands* operands = &room;
-  warp_shuffle(function, site, kAllLanes, 0, &operands, sizeof(operands));
+  const int per_word = type == FactorType::kTf32 ? 1 : 2;
   const int group = lane() / 4;
-  const int k = lane() % 4 * 2;
-  for (int i = 0; i < 4; ++i) operands->left.put(group + i % 2 * 8, k + i / 2 * 8, left[i], type);
-  for (int i = 0; i < 2; ++i) operands->right.put(group, k + i * 8, right[i], type);
-  warp_vote(function, site, kAllLanes, true);
-  for (int i = 0; i < 4; ++i) {
-    const int row = group + i / 2 * 8;
-    const int col = k + i % 2;
-    sums[i] =
-        dot<kProductWords>(operands->left.values[row], operands->left.exponents[row],
-                           operands->right.values[col], operands->right.exponents[col], sums[i],
-                           operands->left.is_finite(row) && operands->right.is_finite(col));
+  const int k = lane() % 4 * per_word;
+  together<WarpOperands>(
+      function, site,
+      [&](WarpOperands& operands) {
+        for (int i = 0; i < 4; ++i) {
+          operands.left.put(group + i % 2 * 8, k + i / 2 * 4 * per_word, left[i], type);
+        }
+        for (int i = 0; i < 2; ++i) operands.right.put(group, k + i * 4 * per_word, right[i], type);
+      },
+      [&](const WarpOperands& operands) {
+        if (type == FactorType::kTf32) {
+          add_products<depth_of(FactorType::kTf32)>(operands, sums);
+        } else {
+          add_products<kProductWords>(operands, sums);
+        }
+      });
+}
+
+// Each product and sum is rounded as one FMA, in the order of the depth.
+void multiply_add_warp(const char* function, Site site, double (&sums)[4], const double (&left)[4],
+                       const double (&right)[2]) {
+  const int group = lane() / 4;
+  const int k = lane() % 4;
+  together<DoubleOperands>(
+      function, site,
+      [&](DoubleOperands& operands) {
+        for (int i = 0; i < 4; ++i) operands.left[group + i % 2 * 8][k + i / 2 * 4] = left[i];
+        for (int i = 0; i < 2; ++i) operands.right[group][k + i * 4] = right[i];
+      },
+      [&](const DoubleOperands& operands) {
+        for (int i = 0; i < 4; ++i) {
+          const double* const a = operands.left[group + i / 2 * 8];
+          const double* const b = operands.right[k * 2 + i % 2];
+          for (int j = 0; j < DoubleOperands::kDepth; ++j) sums[i] = std::fma(a[j], b[j], sums[i]);
+        }
+      });
+}
+
+// ---- Loading matrices ----
+
+void Launch::load_matrices(const char* function, Site site, unsigned address, bool transposed,
+                           std::uint32_t (&words)[4]) const {
+  if (cancelled_) throw Cancelled();
+  using Rows = std::array<const unsigned char*, kWarpSize>;
+  const Caller caller{*thread_, function, site};
+  if (address % kPieceBytes != 0) {
+    throw Error(caller + ": a row of a matrix lies at address " + std::to_string(address) +
+                ", which is not a multiple of 16");
   }
-  warp_vote(function, site, kAllLanes, true);
+  const unsigned char* const row = at_shared_address(caller, address, kPieceBytes);
+  const int own = lane();
+  together<Rows>(
+      function, site, [&](Rows& rows) { rows[own] = row; },
+      [&](const Rows& rows) {
+        for (int matrix = 0; matrix < 4; ++matrix) {
+          const auto* const first = &rows[8 * matrix];
+          if (!transposed) {
+            std::memcpy(&words[matrix], first[own / 4] + own % 4 * 4, sizeof(words[matrix]));
+            continue;
+          }
+          std::uint16_t pair[2];
+          for (int i = 0; i < 2; ++i) {
+            std::memcpy(&pair[i], first[own % 4 * 2 + i] + own / 4 * 2, sizeof(pair[i]));
+          }
+          std::memcpy(&words[matrix], pair, sizeof(pair));
+        }
+      });
 }
 
 // ---- For code in kernels ----
@@ -692,6 +773,10 @@ void wait_for_products(const char* function, Site site, unsigned pending) {
 void store_matrices(const char* function, Site site, unsigned address,
                     std::array<std::uint32_t, 4> words) {
   active_launch().store_matrices(function, site, address, words);
+}
+void load_matrices(const char* function, Site site, unsigned address, bool transposed,
+                   std::uint32_t (&words)[4]) {
+  active_launch().load_matrices(function, site, address, transposed, words);
 }
 
 }  // namespace simt

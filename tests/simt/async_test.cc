@@ -11,6 +11,7 @@
 
 #include "check.h"
 #include "core/cuda.h"
+#include "core/ptx/async_copy.cuh"
 #include "core/ptx/bulk_copy.cuh"
 #include "core/ptx/cluster.cuh"
 #include "core/ptx/mbarrier.cuh"
@@ -522,6 +523,115 @@ void test_blocks_that_wait_in_vain() {
   }
 }
 
+// ---- Copies of a thread's own ----
+
+enum class CopyFault { kNone, kNoWait, kNoBarrier, kWritten, kSourceWritten, kNoWaitAtEnd };
+
+// Reverses `tiles` tiles of 64 floats, each copied by 16 threads in pieces of kBytes while the one
+// before is written; what lies beyond `count` is 0.
+template <int kBytes>
+void reverse_tiles(float* x, float* y, int count, int tiles, CopyFault fault = CopyFault::kNone) {
+  constexpr int kFloats = kBytes / 4;
+  constexpr int kStages = 3;
+  float* const ring = shared_array<float>();
+  const int thread = threadIdx.x;
+  const auto copy = [&](int tile) {
+    for (int i = thread * kFloats; tile < tiles && i < 64; i += 16 * kFloats) {
+      const int at = 64 * tile + i;
+      copy_async<kBytes>(ring + tile % kStages * 64 + i, x + at, at < count);
+    }
+    end_copy_group();
+  };
+  copy(0);
+  copy(1);
+  for (int tile = 0; tile < tiles; ++tile) {
+    float* const stage = ring + tile % kStages * 64;
+    if (fault == CopyFault::kWritten && thread == 0) stage[0] = 1;
+    if (fault == CopyFault::kSourceWritten && thread == 0) x[64 * tile] = -1;
+    if (fault != CopyFault::kNoWait) wait_for_copy_groups<1>();
+    if (fault != CopyFault::kNoBarrier) __syncthreads();
+    if (fault != CopyFault::kNoWaitAtEnd || tile + 2 < tiles) copy(tile + 2);
+    if (fault == CopyFault::kNoWaitAtEnd && tile + 2 >= tiles) return;
+    for (int i = thread; i < 64; i += 16) y[64 * tile + i] = stage[63 - i];
+  }
+}
+
+template <int kBytes>
+void check_copies_of_threads() {
+  constexpr int kTiles = 5;
+  constexpr int kCount = 64 * kTiles - 12;
+  const auto run = [&](CopyFault fault, std::vector<float4>& y) {
+    std::vector<float4> x = numbers(64 * kTiles);
+    y.assign(x.size(), {});
+    return error_of(1, 16, 3 * 64 * 4, [&] {
+      reverse_tiles<kBytes>(reinterpret_cast<float*>(x.data()), reinterpret_cast<float*>(y.data()),
+                            kCount, kTiles, fault);
+    });
+  };
+  const auto is_right = [&](const std::vector<float4>& y) {
+    const auto* const numbers = reinterpret_cast<const float*>(y.data());
+    for (int i = 0; i < 64 * kTiles; ++i) {
+      const int from = i / 64 * 64 + 63 - i % 64;
+      if (!(numbers[i] == (from < kCount ? static_cast<float>(from + 1) : 0.0f))) return false;
+    }
+    return true;
+  };
+  std::vector<float4> y;
+  bool shows_wait = false;
+  bool shows_barrier = false;
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    CHECK(run(CopyFault::kNone, y).empty());
+    CHECK(is_right(y));
+#ifndef JAX_GPUOPS_ASAN  // which reports the accesses themselves
+    shows_wait = shows_wait || !run(CopyFault::kNoWait, y).empty() || !is_right(y);
+    shows_barrier = shows_barrier || !run(CopyFault::kNoBarrier, y).empty() || !is_right(y);
+    if (seed % 3 == 0) {
+      check_contains(run(CopyFault::kWritten, y),
+                     {"thread (0, 0, 0): copy_async()", "was written to before the copy landed"});
+    }
+#endif
+    if (seed % 3 == 0) {
+      check_contains(run(CopyFault::kSourceWritten, y),
+                     {"thread (0, 0, 0): copy_async()", "the source was written to"});
+      check_contains(run(CopyFault::kNoWaitAtEnd, y),
+                     {"copy_async()", "the thread exited without a wait for the copy"});
+    }
+  }
+#ifdef JAX_GPUOPS_ASAN
+  check_contains(asan_report([&] { run(CopyFault::kNoWait, y); }),
+                 {"AddressSanitizer", "READ of size 4", "async_test.cc",
+                  "The access above was made by block (0, 0, 0), thread ("});
+#else
+  CHECK(shows_wait);
+  CHECK(shows_barrier);
+#endif
+}
+
+void test_copies_of_threads() {
+  check_copies_of_threads<4>();
+  check_copies_of_threads<8>();
+  check_copies_of_threads<16>();
+
+  std::vector<float4> x = numbers(64);
+  const auto* const from = reinterpret_cast<const float*>(x.data());
+  const auto copy = [&](auto bytes, int to, int at) {
+    return error_of(1, 1, 256, [&] {
+      copy_async<decltype(bytes)::value>(shared_array<float>() + to, from + at, true);
+      wait_for_copy_groups<0>();
+    });
+  };
+  const std::integral_constant<int, 8> eight;
+  const std::integral_constant<int, 16> sixteen;
+  check_contains(copy(sixteen, 2, 4),
+                 {"copy_async()", "the destination is not at a multiple of 16"});
+  check_contains(copy(sixteen, 4, 2), {"copy_async()", "the source is not at a multiple of 16"});
+  check_contains(copy(eight, 1, 2), {"the destination is not at a multiple of 8"});
+  check_contains(copy(eight, 64, 0), {"copy_async()", "are not in the block's shared memory"});
+  // A group that has not ended is not waited for.
+  check_contains(copy(eight, 0, 0), {"the thread exited without a wait for the copy"});
+}
+
 }  // namespace
 
 void test_async() {
@@ -529,6 +639,7 @@ void test_async() {
   test_clusters();
   test_cluster_barriers();
   test_copies();
+  test_copies_of_threads();
   test_reads_before_copies();
   test_blocks_that_wait();
   test_relaxed_order();

@@ -749,6 +749,132 @@ void test_products_of_warp() {
   }
 }
 
+// The same of TF32 and of doubles, whose products are 8 deep.
+template <class T>
+std::string multiply_wide_by_warp(const Array<T>& left, const Array<T>& right,
+                                  Array<MmaSum<T>>& sums) {
+  return error_of(32, [&] {
+    const unsigned group = threadIdx.x / 4;
+    const unsigned k = threadIdx.x % 4;
+    MmaWord<T> a[4];
+    MmaWord<T> b[2];
+    MmaSum<T> own[4];
+    for (unsigned i = 0; i < 4; ++i) {
+      std::memcpy(&a[i], &left[(group + i % 2 * 8) * 8 + k + i / 2 * 4], sizeof(T));
+      own[i] = sums[(group + i / 2 * 8) * 8 + 2 * k + i % 2];
+    }
+    for (unsigned i = 0; i < 2; ++i) std::memcpy(&b[i], &right[group * 8 + k + i * 4], sizeof(T));
+    multiply_add_warp<T>(own, a, b);
+    for (unsigned i = 0; i < 4; ++i) sums[(group + i / 2 * 8) * 8 + 2 * k + i % 2] = own[i];
+  });
+}
+
+// Doubles are added as by a chain of FMAs, to the bit; of floats 13 bits do not count.
+void test_wide_products_of_warp() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    Array<double> left(16 * 8);
+    Array<double> right(8 * 8);
+    Array<double> sums(16 * 8);
+    for (int i = 0; i < 16 * 8; ++i) left[i] = 1 / (3.0 + noise(i));
+    for (int i = 0; i < 8 * 8; ++i) right[i] = 1 / (3.0 + noise(i + 1000));
+    for (int i = 0; i < 16 * 8; ++i) sums[i] = noise(i + 2000) / 7.0;
+    CHECK(multiply_wide_by_warp(left, right, sums).empty());
+    for (int row = 0; row < 16; ++row) {
+      for (int col = 0; col < 8; ++col) {
+        double sum = noise(row * 8 + col + 2000) / 7.0;
+        for (int k = 0; k < 8; ++k) sum = std::fma(left[row * 8 + k], right[col * 8 + k], sum);
+        CHECK(sum == sums[row * 8 + col]);
+      }
+    }
+  }
+
+  Array<float> left(16 * 8);
+  Array<float> right(8 * 8);
+  Array<float> sums(16 * 8);
+  for (int i = 0; i < 16 * 8; ++i) {
+    left[i] = 1 + 0x1p-10f + 0x1p-11f;
+    sums[i] = static_cast<float>(i);
+  }
+  for (int i = 0; i < 8 * 8; ++i) right[i] = static_cast<float>(i / 8);
+  CHECK(multiply_wide_by_warp(left, right, sums).empty());
+  for (int i = 0; i < 16 * 8; ++i) {
+    CHECK(sums[i] == static_cast<float>(i) + 8 * static_cast<float>(i % 8) * (1 + 0x1p-10f));
+  }
+}
+
+void test_rounding_to_tf32() {
+  const auto rounded = [](float x) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &x, sizeof(bits));
+    bits = round_to_tf32(bits);
+    std::memcpy(&x, &bits, sizeof(x));
+    return x;
+  };
+  constexpr float kUnit = 0x1p-10f;
+  CHECK(rounded(1 + 0.49f * kUnit) == 1);
+  CHECK(rounded(1 + 0.5f * kUnit) == 1 + kUnit);
+  CHECK(rounded(-1 - 1.5f * kUnit) == -1 - 2 * kUnit);
+  CHECK(rounded(2 - 0.5f * kUnit) == 2);
+  const float infinity = std::numeric_limits<float>::infinity();
+  CHECK(rounded(infinity) == infinity);
+  CHECK(rounded(-infinity) == -infinity);
+  CHECK(std::isnan(rounded(NAN)));
+}
+
+// Each lane of a warp gets its elements of four matrices whose rows lie anywhere.
+template <bool kTransposed>
+void check_loading_matrices() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    int wrong = 0;
+    const std::string error = error_of(1, 32, 32 * 16, [&] {
+      auto* const rows = shared_array<std::uint16_t>();
+      const unsigned lane = threadIdx.x;
+      const auto place = [](unsigned row) { return row * 5 % 32; };  // of the row of a matrix
+      for (unsigned i = 0; i < 8; ++i) {
+        rows[place(lane) * 8 + i] = static_cast<std::uint16_t>(lane * 8 + i);
+      }
+      __syncthreads();
+      std::uint32_t words[4];
+      load_matrices<kTransposed>(shared_address(rows + place(lane) * 8), words);
+      for (unsigned matrix = 0; matrix < 4; ++matrix) {
+        for (unsigned i = 0; i < 2; ++i) {
+          const unsigned outer = lane / 4;
+          const unsigned inner = lane % 4 * 2 + i;
+          const unsigned row = kTransposed ? inner : outer;
+          const unsigned col = kTransposed ? outer : inner;
+          wrong += (words[matrix] >> (16 * i) & 0xffff) != matrix * 64 + row * 8 + col;
+        }
+      }
+    });
+    CHECK(error.empty());
+    CHECK(wrong == 0);
+    check_contains(error_of(1, 32, 32 * 16 + 16,
+                            [] {
+                              std::uint32_t words[4];
+                              load_matrices<kTransposed>(
+                                  shared_address(shared_array<float>() + threadIdx.x), words);
+                            }),
+                   {"load_matrices()", "which is not a multiple of 16"});
+    check_contains(error_of(1, 32, 31 * 16,
+                            [] {
+                              std::uint32_t words[4];
+                              load_matrices<kTransposed>(
+                                  shared_address(shared_array<float>()) + threadIdx.x * 16, words);
+                            }),
+                   {"load_matrices()", "thread (31, 0, 0)", "not in the block's shared memory"});
+    check_contains(error_of(1, 32, 32 * 16,
+                            [] {
+                              if (threadIdx.x == 9) return;
+                              std::uint32_t words[4];
+                              load_matrices<kTransposed>(
+                                  shared_address(shared_array<float>()) + threadIdx.x * 16, words);
+                            }),
+                   {"load_matrices()", "absent lanes 0x00000200"});
+  }
+}
+
 // ---- Matmul ----
 
 struct Shape {
@@ -925,6 +1051,10 @@ void test_tensor() {
   check_faults_of_8_bits<std::int8_t>();
   test_product_arithmetic_of_8_bits();
   test_products_of_warp();
+  test_wide_products_of_warp();
+  test_rounding_to_tf32();
+  check_loading_matrices<false>();
+  check_loading_matrices<true>();
   test_matmul();
 }
 

@@ -6,22 +6,11 @@
 #include <cstdint>
 
 #include "core/ptx/hopper.h"
+#include "core/ptx/shared_address.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 
 using Mbarrier = std::uint64_t;
-
-// Where a pointer to the block's shared memory points to, as PTX counts it.
-__device__ inline unsigned shared_address([[maybe_unused]] const void* pointer,
-                                          [[maybe_unused]] Site site = Site::here()) {
-#ifdef JAX_GPUOPS_INTERPRET
-  return simt::window_address(pointer, site);
-#elif JAX_GPUOPS_HOPPER_PTX
-  return static_cast<unsigned>(__cvta_generic_to_shared(pointer));
-#else
-  return 0;
-#endif
-}
 
 // One thread calls it, before the barrier that the threads which wait for it meet at first.
 // `arrivals`: how many calls of announce() or arrive() belong to a phase.

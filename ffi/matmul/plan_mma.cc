@@ -1,0 +1,74 @@
+// The plan of mma_pipelined.
+
+#include <algorithm>
+#include <string>
+
+#include "core/integer.h"
+#include "matmul/plan.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+namespace {
+
+// Slices are counted by ints.
+constexpr std::int64_t kMostMmaDepth = std::int64_t{1} << 34;
+
+// The tile by which the multiprocessors are done first. Those that have several blocks at a time
+// multiply no faster, so that a turn is one tile of each.
+const MmaTile& best_mma_tile(const Problem& problem, const Device& device) {
+  const MmaTile* best = nullptr;
+  double least = 0;
+  for (const MmaTile& tile : kMmaTiles) {
+    if (tile.element_bytes != bytes_of(problem.dtype)) continue;
+    const std::int64_t tiles =
+        problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
+    const double time = static_cast<double>(divide_up(tiles, device.multiprocessors)) * tile.rows *
+                        tile.cols / tile.speed;
+    if (best == nullptr || time < least) {
+      best = &tile;
+      least = time;
+    }
+  }
+  return *best;
+}
+
+// The widest vectors that both factors' rows, as stored, consist of and begin at. Elements of 16
+// bits that are no pairs are read one by one.
+int mma_vector_bytes(const Problem& problem) {
+  const auto element_bytes = static_cast<int>(bytes_of(problem.dtype));
+  const auto fits = [&](int bytes) {
+    const auto consists = [&](const StoredFactor& factor) {
+      return factor.length * element_bytes % bytes == 0;
+    };
+    return problem.alignment >= bytes && consists(stored_a(problem)) && consists(stored_b(problem));
+  };
+  if (fits(16)) return 16;
+  return element_bytes == 2 && fits(4) ? 4 : element_bytes;
+}
+
+}  // namespace
+
+// Why mma_pipelined does not take the problem; empty if it does.
+std::string refusal_of_mma_pipelined(const Problem& problem, const Device& device) {
+  if (problem.dtype == DType::kFloat32 && !may_use_tf32(problem)) {
+    return "multiplies float32 in TF32, which precision " +
+           text(kPrecisions[static_cast<int>(problem.precision)]) + " excludes";
+  }
+  if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
+  return problem.k > kMostMmaDepth ? "takes a depth of at most 2^34" : "";
+}
+
+Config configure_mma_pipelined(const Problem& problem, const Device& device) {
+  const MmaTile& tile = best_mma_tile(problem, device);
+  Config config;
+  config.threads = tile.threads();
+  config.tile_rows = tile.rows;
+  config.tile_cols = tile.cols;
+  config.stages = tile.stages;
+  config.vector_bytes = mma_vector_bytes(problem);
+  config.shared_bytes = tile.shared_bytes();
+  return config;
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE
