@@ -267,9 +267,10 @@ def kept(x: jax.Array, *where: jax.Array, causal: bool) -> jax.Array | None:
 
 
 def scaled(x: jax.Array, scale: float) -> jax.Array:
-    """`scale * x`, in the dtype that kernels compute in unless it is as exact in that of `x`.
+    """`scale * x`, in the dtype that kernels compute in unless that of `x` is as exact.
 
-    XLA's softmax of bfloat16 takes up to 1.4 times as long once it computes in float32.
+    That is so of a power of two below 1: it rounds subnormal numbers alone, to what softmax does
+    not tell from them. XLA's softmax of bfloat16 takes up to 1.6 times as long in float32.
     """
     if scale == 1:
         return x

@@ -14,6 +14,15 @@ from jax_gpuops import _library, _primitive
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
+DTYPES_ON_TENSOR_CORES = [
+    ("float16", "float16"),
+    ("float16", "float32"),
+    ("bfloat16", "bfloat16"),
+    ("bfloat16", "float32"),
+    ("float32", "float32"),
+]
+"""Of the factors of a product and of its result."""
+
 
 def np_dtype(name: str) -> np.dtype:
     """The numpy dtype called `name`, bfloat16 included."""
@@ -160,6 +169,50 @@ def to_tf32(x):
     """The nearest numbers of TF32: 11 bits of a float's 24."""
     fraction, exponent = np.frexp(np.asarray(x, np.float64))
     return np.ldexp(np.round(np.ldexp(fraction, 11)), exponent - 11).astype(np.float32)
+
+
+def factor(shape, dtype, seed=0):
+    """Normal numbers that tensor cores multiply as they are: of float32, those of TF32."""
+    x = normal(shape, dtype, seed)
+    return to_tf32(x) if dtype == "float32" else x
+
+
+def dot(a, b, transpose_a, transpose_b, dtype, **how):
+    """a @ b of matrices, or batches of them, that are stored transposed or not."""
+    batch = tuple(range(max(a.ndim, b.ndim) - 2)) if a.ndim == b.ndim else ()
+    contract = a.ndim - (2 if transpose_a else 1), b.ndim - (1 if transpose_b else 2)
+    return jax_gpuops.dot_general(
+        a,
+        b,
+        (((contract[0],), (contract[1],)), (batch, batch)),
+        preferred_element_type=dtype,
+        **how,
+    )
+
+
+def recorded_dot(a, b, transpose_a, transpose_b, dtype, **how):
+    """a @ b with the factors stored transposed or not, and the config of the kernel that ran."""
+    with recorded(how["implementation"]) as executions:
+        a, b = stored(a, transpose_a), stored(b, transpose_b)
+        y = jax.block_until_ready(dot(a, b, transpose_a, transpose_b, dtype, **how))
+    (execution,) = executions
+    assert execution["algorithm"] == how["algorithm"]
+    return y, execution["config"]
+
+
+def assert_product(actual, expected, magnitude, depth):
+    """Checks that sums of `depth` products are as exact as their accumulator allows.
+
+    `magnitude` is the product of absolute values: what rounding errors are relative to. 16-bit
+    results are those of float32 sums, rounded once.
+    """
+    actual = np.asarray(actual)
+    assert actual.shape == expected.shape
+    accumulated = np.float32 if actual.dtype.itemsize == 2 else actual.dtype
+    bound = (depth + 3) * np.finfo(accumulated).eps * magnitude
+    if actual.dtype.itemsize == 2:
+        bound = bound + spacing(expected, actual.dtype)
+    assert np.all(np.abs(exact(actual) - expected) <= bound)
 
 
 def primitive(function: str):

@@ -102,14 +102,6 @@ TILES = {
     (128, 128): {"interpret": (200, 200, 136), "cuda": (1000, 2000, 136)},
     (128, 256): {"interpret": (200, 504, 136), "cuda": (2000, 2000, 136)},
 }
-DTYPES = [
-    ("float16", "float16"),
-    ("float16", "float32"),
-    ("bfloat16", "bfloat16"),
-    ("bfloat16", "float32"),
-    ("float32", "float32"),
-]
-"""Of x and w, and of b and the result."""
 
 
 @pytest.fixture
@@ -125,7 +117,7 @@ def operands_of_tensor_cores(m, n, k, dtype, result, batch=()):
 
 @pytest.mark.kernel
 @every_activation
-@pytest.mark.parametrize(("dtype", "result"), DTYPES)
+@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_tensor_core(tile, dtype, result, activation, on_tensor_cores):
     """Every kernel, with rows, columns and a depth that no tile divides."""
@@ -146,7 +138,7 @@ def test_tensor_core(tile, dtype, result, activation, on_tensor_cores):
 @pytest.mark.kernel
 @pytest.mark.parametrize("has_bias", [False, True])
 @pytest.mark.parametrize("activation", ["relu", "gelu_exact"])
-@pytest.mark.parametrize(("dtype", "result"), DTYPES[2:])
+@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES[2:])
 @pytest.mark.parametrize("sizes", [(72, 131, 200), (129, 264, 67), (65, 257, 129)], ids=str)
 def test_rows_that_tensor_copies_cannot_take(
     sizes, dtype, result, activation, has_bias, on_tensor_cores
@@ -161,7 +153,7 @@ def test_rows_that_tensor_copies_cannot_take(
 
 @pytest.mark.kernel
 @every_activation
-@pytest.mark.parametrize(("dtype", "result"), DTYPES)
+@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
 @pytest.mark.parametrize("algorithm", ["split_k", "skinny", "mma_pipelined"])
 @pytest.mark.parametrize(
     "sizes", [(5, 131, 517), (16, 136, 1032), (72, 264, 520), (131, 9, 520)], ids=str

@@ -31,25 +31,9 @@ TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
 ATTENTION = (((3,), (3,)), ((0, 2), (0, 2)))
 
 
-def assert_product(actual, exact, magnitude, depth):
-    """Checks that sums of `depth` products are as exact as their accumulator allows.
-
-    `magnitude` is the product of absolute values: what rounding errors are relative to. 16-bit
-    results are those of float32 sums, rounded once.
-    """
-    actual = np.asarray(actual)
-    assert actual.shape == exact.shape
-    accumulated = np.float32 if actual.dtype.itemsize == 2 else actual.dtype
-    bound = (depth + 3) * np.finfo(accumulated).eps * magnitude
-    if actual.dtype.itemsize == 2:
-        spacing = np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.float64)
-        bound = bound + spacing
-    assert np.all(np.abs(helpers.exact(actual) - exact) <= bound)
-
-
 def assert_matmul(actual, a, b):
     a, b = helpers.exact(a), helpers.exact(b)
-    assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
+    helpers.assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
 
 
 # The kernels
@@ -94,7 +78,7 @@ def test_gemm_of_every_algorithm(algorithm, transpose_a, transpose_b, sizes, imp
     )
     a, b, c = map(helpers.exact, (a, b, c))
     exact, magnitude = 0.5 * (a @ b) - 2 * c, 0.5 * (np.abs(a) @ np.abs(b)) + 2 * np.abs(c)
-    assert_product(y, exact, magnitude, k)
+    helpers.assert_product(y, exact, magnitude, k)
 
 
 @pytest.mark.kernel
@@ -193,34 +177,6 @@ def on_tensor_cores(implementation):
     return helpers.options("matmul", "tensor_core", implementation, [(8, 8), (8, 8)], "bfloat16")
 
 
-def factor(shape, dtype, seed=0):
-    """Normal numbers that tensor cores multiply as they are: of float32, those of TF32."""
-    x = helpers.normal(shape, dtype, seed)
-    return helpers.to_tf32(x) if dtype == "float32" else x
-
-
-def dot(a, b, transpose_a, transpose_b, dtype, **how):
-    """a @ b of matrices, or batches of them, that are stored transposed or not."""
-    batch = tuple(range(max(a.ndim, b.ndim) - 2)) if a.ndim == b.ndim else ()
-    contract = a.ndim - (2 if transpose_a else 1), b.ndim - (1 if transpose_b else 2)
-    return jax_gpuops.dot_general(
-        a,
-        b,
-        (((contract[0],), (contract[1],)), (batch, batch)),
-        preferred_element_type=dtype,
-        **how,
-    )
-
-
-def recorded_dot(a, b, transpose_a, transpose_b, dtype, **how):
-    """a @ b with the factors stored transposed or not, and the config of the kernel that ran."""
-    with helpers.recorded(how["implementation"]) as executions:
-        a, b = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
-        y = jax.block_until_ready(dot(a, b, transpose_a, transpose_b, dtype, **how))
-    (execution,) = executions
-    return y, execution["config"]
-
-
 def assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **how):
     """Compares the products of a batch of factors, of which `share`, if any, is one matrix."""
     a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
@@ -234,18 +190,8 @@ def assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **how):
     assert_matmul(y, a, b)
 
 
-TENSOR_CORE_DTYPES = [
-    ("float16", "float16"),
-    ("float16", "float32"),
-    ("bfloat16", "bfloat16"),
-    ("bfloat16", "float32"),
-    ("float32", "float32"),
-]
-"""Of factors and of results."""
-
-
 @pytest.mark.kernel
-@pytest.mark.parametrize(("dtype", "result"), TENSOR_CORE_DTYPES)
+@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("tile", TENSOR_CORE_TILES, ids=str)
@@ -253,8 +199,8 @@ def test_tensor_core(tile, transpose_b, transpose_a, dtype, result, on_tensor_co
     """Every kernel, with rows, columns and a depth that no tile divides."""
     implementation = on_tensor_cores["implementation"]
     m, n, k = TENSOR_CORE_TILES[tile][implementation]
-    a, b = factor((m, k), dtype), factor((k, n), dtype, seed=1)
-    y, config = recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
+    a, b = helpers.factor((m, k), dtype), helpers.factor((k, n), dtype, seed=1)
+    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
     assert y.dtype == result
     assert_matmul(y, a, b)
     if not (result == "float32" and tile == (128, 128)):
@@ -276,13 +222,13 @@ def test_tensor_core_of_batches(transpose_b, transpose_a, share, on_tensor_cores
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 def test_tensor_core_of_batches_of_floats(transpose_b, transpose_a, on_tensor_cores):
-    a, b = factor((5, 136, 72), "float32"), factor((5, 72, 264), "float32", seed=1)
-    y, _ = recorded_dot(a, b, transpose_a, transpose_b, "float32", **on_tensor_cores)
+    a, b = helpers.factor((5, 136, 72), "float32"), helpers.factor((5, 72, 264), "float32", seed=1)
+    y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **on_tensor_cores)
     assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize(("dtype", "result"), TENSOR_CORE_DTYPES[2:])
+@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES[2:])
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize(
@@ -296,8 +242,8 @@ def test_tensor_core_of_rows_that_tensor_copies_cannot_take(
     Floats are also copied where k is not the contiguous dimension.
     """
     m, n, k = sizes
-    a, b = factor((2, m, k), dtype), factor((2, k, n), dtype, seed=1)
-    y, config = recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
+    a, b = helpers.factor((2, m, k), dtype), helpers.factor((2, k, n), dtype, seed=1)
+    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
     assert_matmul(y, a, b)
     if dtype == "float32":
         assert config["copies_a"] == (transpose_a or k % 4 != 0)
@@ -334,7 +280,7 @@ def test_tensor_core_copies_a_shared_factor_once(share, on_tensor_cores):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize(("dtype", "result"), TENSOR_CORE_DTYPES)
+@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize(
@@ -346,8 +292,8 @@ def test_split_k(sizes, transpose_b, transpose_a, dtype, result, on_tensor_cores
     """Each block of a cluster multiplies a part of the depth; few rows or many, of any length."""
     how = {**on_tensor_cores, "algorithm": "split_k"}
     m, n, k = sizes
-    a, b = factor((2, m, k), dtype), factor((2, k, n), dtype, seed=1)
-    y, config = recorded_dot(a, b, transpose_a, transpose_b, result, **how)
+    a, b = helpers.factor((2, m, k), dtype), helpers.factor((2, k, n), dtype, seed=1)
+    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **how)
     assert y.dtype == result
     assert_matmul(y, a, b)
     assert config["splits"] >= 2
@@ -400,11 +346,11 @@ def test_rounding_to_tf32(left, transposed, algorithm, on_tensor_cores):
     one = np.eye(64, dtype="float32")
     how = {**on_tensor_cores, "algorithm": algorithm}
     if left:
-        y = dot(helpers.stored(x, transposed), one, transposed, False, "float32", **how)
+        y = helpers.dot(helpers.stored(x, transposed), one, transposed, False, "float32", **how)
     else:
         y = helpers.swap(
             np.asarray(
-                dot(
+                helpers.dot(
                     one, helpers.stored(helpers.swap(x), transposed), False, transposed, None, **how
                 )
             )
@@ -416,7 +362,7 @@ def test_rounding_to_tf32(left, transposed, algorithm, on_tensor_cores):
 @pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", ["tensor_core", "split_k", "mma_pipelined"])
 def test_special_values_by_tf32_stay_in_their_row_and_column(algorithm, on_tensor_cores):
-    a, b = factor((33, 70), "float32"), factor((70, 37), "float32", seed=1)
+    a, b = helpers.factor((33, 70), "float32"), helpers.factor((70, 37), "float32", seed=1)
     a[3, 69], b[2, 36], a[7, 0] = np.inf, -np.inf, np.nan
     y = jax_gpuops.matmul(a, b, **{**on_tensor_cores, "algorithm": algorithm})
     with np.errstate(invalid="ignore"):
@@ -452,8 +398,8 @@ def test_kernels_that_refuse_tf32(algorithm, implementation):
 
 @pytest.mark.kernel
 def test_gradients_by_tf32(on_tensor_cores):
-    a, b = factor((72, 40), "float32"), factor((40, 136), "float32", seed=1)
-    g = factor((72, 136), "float32", seed=2)
+    a, b = helpers.factor((72, 40), "float32"), helpers.factor((40, 136), "float32", seed=1)
+    g = helpers.factor((72, 136), "float32", seed=2)
     _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
     a_bar, b_bar = pull(jnp.asarray(g))
     assert_matmul(a_bar, g, helpers.swap(b))
@@ -637,7 +583,7 @@ def test_8_bits(tile, dtype, result, precision, on_tensor_cores):
     a = helpers.factor_of_8_bits((m, k), dtype)
     b = helpers.factor_of_8_bits((k, n), dtype, seed=1)
     how = on_tensor_cores | {"precision": precision}
-    y, config = recorded_dot(a, b, False, True, result, **how)
+    y, config = helpers.recorded_dot(a, b, False, True, result, **how)
     assert y.dtype == result
     assert_product_of_8_bits(y, a, b, promoted=precision == "highest")
     assert (config["tile_rows"], config["tile_cols"]) == tile
@@ -660,7 +606,7 @@ def test_layouts_of_8_bits(sizes, transpose_b, transpose_a, share, dtype, result
     a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
     left, right = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
     with helpers.recorded(on_tensor_cores["implementation"]) as executions:
-        y = dot(left, right, transpose_a, transpose_b, result, **on_tensor_cores)
+        y = helpers.dot(left, right, transpose_a, transpose_b, result, **on_tensor_cores)
         jax.block_until_ready(y)
     y = np.moveaxis(np.asarray(y), 1, 0) if share == "a" else y
     assert_product_of_8_bits(y, a, b, promoted=False)
@@ -727,7 +673,7 @@ def test_sums_of_int8_wrap(k, on_tensor_cores):
     else:
         m, n = 40, 24
     a, b = np.full((m, k), -128, np.int8), np.full((n, k), -128, np.int8)
-    y = dot(a, b, False, True, "int32", **on_tensor_cores)
+    y = helpers.dot(a, b, False, True, "int32", **on_tensor_cores)
     exact = np.int64(k) * 2**14
     np.testing.assert_array_equal(y, np.full((m, n), exact).astype(np.int32))
 
@@ -921,7 +867,9 @@ def test_skinny(sizes, transpose_b, transpose_a, wide, dtype, skinny):
     """Whole packs of both factors, as they may be stored, with rows and a depth left over."""
     m, n, k = sizes
     a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
-    y, config = recorded_dot(a, b, transpose_a, transpose_b, "float32" if wide else dtype, **skinny)
+    y, config = helpers.recorded_dot(
+        a, b, transpose_a, transpose_b, "float32" if wide else dtype, **skinny
+    )
     assert y.dtype == ("float32" if wide else dtype)
     assert_matmul(y, a, b)
     _, cols, packs_large, packs_skinny = skinny_tile(config, m, n)
@@ -950,7 +898,7 @@ def test_skinny(sizes, transpose_b, transpose_a, wide, dtype, skinny):
 def test_skinny_of_rows_without_whole_packs(sizes, transpose_b, transpose_a, skinny):
     m, n, k = sizes
     a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
-    y, config = recorded_dot(a, b, transpose_a, transpose_b, "bfloat16", **skinny)
+    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "bfloat16", **skinny)
     assert_matmul(y, a, b)
     large_is_deep = max(m, n) == 1 or (not transpose_a if m > n else transpose_b)
     _, _, packs_large, _ = skinny_tile(config, m, n)
@@ -967,7 +915,7 @@ def test_skinny_of_every_tile(transpose_a, m, rows, transpose_b, skinny):
     n = {"interpret": {16: 40, 32: 104, 64: 776}, "cuda": {16: 2040, 32: 4104, 64: 33000}}
     n, k = n[skinny["implementation"]][rows], 328
     a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
-    y, config = recorded_dot(a, b, transpose_a, transpose_b, "float32", **skinny)
+    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **skinny)
     assert_matmul(y, a, b)
     if skinny["implementation"] == "interpret":  # GPUs have various numbers of multiprocessors
         assert skinny_tile(config, m, n)[0] == rows
@@ -993,7 +941,7 @@ def test_special_values_stay_in_their_row_and_column_of_skinny(sizes, skinny):
     a[3, k - 1], b[2, n - 1], a[4, 0] = np.inf, -np.inf, np.nan
     for transpose_a in (False, True):
         for transpose_b in (False, True):
-            y = dot(
+            y = helpers.dot(
                 helpers.stored(a, transpose_a),
                 helpers.stored(b, transpose_b),
                 transpose_a,

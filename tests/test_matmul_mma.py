@@ -10,15 +10,7 @@ import pytest
 
 import jax_gpuops
 
-DTYPES = [
-    ("float16", "float16"),
-    ("float16", "float32"),
-    ("bfloat16", "bfloat16"),
-    ("bfloat16", "float32"),
-    ("float32", "float32"),
-    ("float64", "float64"),
-]
-"""Of factors and of results."""
+DTYPES = [*helpers.DTYPES_ON_TENSOR_CORES, ("float64", "float64")]
 
 # For each tile of elements of so many bytes, m and n that the plan gives it to: the host simulates
 # 4 multiprocessors.
@@ -38,38 +30,11 @@ def mma(implementation):
     return helpers.options("matmul", "mma_pipelined", implementation, [(8, 8), (8, 8)], "bfloat16")
 
 
-def factor(shape, dtype, seed=0):
-    """Normal numbers that tensor cores multiply as they are: of float32, those of TF32."""
-    x = helpers.normal(shape, dtype, seed)
-    return helpers.to_tf32(x) if dtype == "float32" else x
-
-
-def product(a, b, transpose_a, transpose_b, result, **how):
-    """a @ b of matrices, or batches of them, that are stored transposed or not, and its config."""
-    left, right = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
-    batch = tuple(range(a.ndim - 2)) if a.ndim == b.ndim else ()
-    contract = a.ndim - (2 if transpose_a else 1), b.ndim - (1 if transpose_b else 2)
-    dims = ((contract[:1], contract[1:]), (batch, batch))
-    with helpers.recorded(how["implementation"]) as executions:
-        y = jax_gpuops.dot_general(left, right, dims, preferred_element_type=result, **how)
-        jax.block_until_ready(y)
-    (execution,) = executions
-    assert execution["algorithm"] == "mma_pipelined"
-    return y, execution["config"]
-
-
 def assert_product(y, a, b, scale=1.0, added=0.0):
-    """Checks that sums are as exact as their accumulator allows, and rounded once."""
-    y, added = np.asarray(y), helpers.exact(added)
-    a, b = helpers.exact(a), helpers.exact(b)
-    exact = scale * (a @ b) + added
+    """Checks `scale * a @ b + added`."""
+    a, b, added = map(helpers.exact, (a, b, added))
     magnitude = abs(scale) * (np.abs(a) @ np.abs(b)) + np.abs(added)
-    accumulated = np.float32 if y.dtype.itemsize == 2 else y.dtype
-    bound = (a.shape[-1] + 3) * np.finfo(accumulated).eps * magnitude
-    if y.dtype.itemsize == 2:
-        bound = bound + helpers.spacing(exact, y.dtype)
-    assert y.shape == exact.shape
-    assert np.all(np.abs(helpers.exact(y) - exact) <= bound)
+    helpers.assert_product(y, scale * (a @ b) + added, magnitude, a.shape[-1])
 
 
 every_layout = pytest.mark.parametrize(
@@ -87,8 +52,8 @@ def test_every_tile(large, transpose_a, transpose_b, dtype, result, mma):
     tile = [each for each in TILES if each[0] == itemsize][large]
     m, n = TILES[tile][mma["implementation"]]
     with helpers.x64(dtype):
-        a, b = factor((m, 136), dtype), factor((136, n), dtype, seed=1)
-        y, config = product(a, b, transpose_a, transpose_b, result, **mma)
+        a, b = helpers.factor((m, 136), dtype), helpers.factor((136, n), dtype, seed=1)
+        y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **mma)
         assert y.dtype == result
         assert_product(y, a, b)
     assert config["vector_bytes"] == 16
@@ -108,8 +73,8 @@ def test_rows_of_any_length(sizes, transpose_a, transpose_b, dtype, mma):
     """Copies move whole 16 bytes where both factors' rows consist of these, else less."""
     m, n, k = sizes
     with helpers.x64(dtype):
-        a, b = factor((2, m, k), dtype), factor((2, k, n), dtype, seed=1)
-        y, config = product(a, b, transpose_a, transpose_b, dtype, **mma)
+        a, b = helpers.factor((2, m, k), dtype), helpers.factor((2, k, n), dtype, seed=1)
+        y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, dtype, **mma)
         assert_product(y, a, b)
     itemsize = helpers.np_dtype(dtype).itemsize
     lengths = (m if transpose_a else k), (k if transpose_b else n)
@@ -129,8 +94,11 @@ def test_every_tile_of_narrow_vectors(transpose_a, transpose_b, dtype, odd, larg
     tile = [each for each in TILES if each[0] == itemsize][large]
     m, n = TILES[tile][mma["implementation"]]
     with helpers.x64(dtype):
-        a, b = factor((m - odd, 40 + odd), dtype), factor((40 + odd, n - odd), dtype, seed=1)
-        y, config = product(a, b, transpose_a, transpose_b, dtype, **mma)
+        a, b = (
+            helpers.factor((m - odd, 40 + odd), dtype),
+            helpers.factor((40 + odd, n - odd), dtype, seed=1),
+        )
+        y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, dtype, **mma)
         assert_product(y, a, b)
     assert config["vector_bytes"] == itemsize * odd
     if mma["implementation"] == "interpret":
@@ -147,8 +115,8 @@ def test_addresses_within_vectors(offset, dtype, mma):
     if offset < itemsize:
         pytest.skip("no address of an element")
     with helpers.x64(dtype), helpers.buffers_at(offset):
-        a, b = factor((72, 40), dtype), factor((40, 72), dtype, seed=1)
-        y, config = product(a, b, False, False, dtype, **mma)
+        a, b = helpers.factor((72, 40), dtype), helpers.factor((40, 72), dtype, seed=1)
+        y, config = helpers.recorded_dot(a, b, False, False, dtype, **mma)
         assert_product(y, a, b)
     assert config["vector_bytes"] == (min(offset, 4) if itemsize == 2 else itemsize)
 
@@ -160,7 +128,7 @@ def test_addresses_within_vectors(offset, dtype, mma):
 def test_batches_with_c(transpose_a, transpose_b, share, dtype, mma):
     """BLAS's gemm, in one rounding; a factor may be one for the whole batch."""
     with helpers.x64(dtype):
-        a, b = factor((3, 70, 40), dtype), factor((3, 40, 140), dtype, seed=1)
+        a, b = helpers.factor((3, 70, 40), dtype), helpers.factor((3, 40, 140), dtype, seed=1)
         c = helpers.normal((3, 70, 140), dtype, seed=2)
         a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
         y = jax_gpuops.gemm(
@@ -183,7 +151,7 @@ def test_batches_with_c(transpose_a, transpose_b, share, dtype, mma):
 @pytest.mark.parametrize("m", [1, 5, 129])
 def test_results_of_any_size(m, n, dtype, mma):
     with helpers.x64(dtype):
-        a, b = factor((m, 40), dtype), factor((40, n), dtype, seed=1)
+        a, b = helpers.factor((m, 40), dtype), helpers.factor((40, n), dtype, seed=1)
         assert_product(jax_gpuops.matmul(a, b, **mma), a, b)
 
 
@@ -203,11 +171,11 @@ def test_special_values_stay_in_their_row_and_column(transpose_a, transpose_b, d
     """Neither what fills tiles up nor another row's element meets an infinity."""
     with helpers.x64(dtype):
         for size in (36, 40):
-            a, b = factor((size, size), dtype), factor((size, size), dtype, seed=1)
+            a, b = helpers.factor((size, size), dtype), helpers.factor((size, size), dtype, seed=1)
             a[3, size - 1], b[2, size - 1], a[7, 0] = np.inf, -np.inf, np.nan
             with np.errstate(invalid="ignore"):
                 expected = helpers.exact(a) @ helpers.exact(b)
-            y, _ = product(a, b, transpose_a, transpose_b, dtype, **mma)
+            y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, dtype, **mma)
             y = helpers.exact(y)
             for which in (np.isnan, np.isposinf, np.isneginf):
                 np.testing.assert_array_equal(which(y), which(expected))
@@ -219,7 +187,7 @@ def test_doubles_are_added_as_by_fmas(size, mma):
     """To the bit, in the order of the depth."""
     k = 45
     with helpers.x64("float64"):
-        a, b = factor((size, k), "float64"), factor((k, size), "float64", seed=1)
+        a, b = helpers.factor((size, k), "float64"), helpers.factor((k, size), "float64", seed=1)
         y = np.asarray(jax_gpuops.matmul(a, b, **mma))
     for row, col in [(0, 0), (1, 5), (7, 2), (size - 1, size - 1), (size - 2, 3)]:
         total = 0.0
@@ -236,13 +204,13 @@ def test_bits_do_not_depend_on_tiles(dtype, mma):
         m, n = TILES[
             {"bfloat16": (2, 128, 256), "float32": (4, 128, 256)}.get(dtype, (8, 128, 128))
         ][mma["implementation"]]
-        a, b = factor((m, 72), dtype), factor((72, n), dtype, seed=1)
+        a, b = helpers.factor((m, 72), dtype), helpers.factor((72, n), dtype, seed=1)
         wide = "float64" if dtype == "float64" else "float32"
-        expected, _ = product(a, b, False, False, wide, **mma)
+        expected, _ = helpers.recorded_dot(a, b, False, False, wide, **mma)
         expected = np.asarray(expected)
         for rows, cols in ((17, 24), (33, 65), (m, n - 1)):
             for layout in ((False, False), (True, False), (False, True), (True, True)):
-                y, _ = product(a[:rows], b[:, :cols], *layout, wide, **mma)
+                y, _ = helpers.recorded_dot(a[:rows], b[:, :cols], *layout, wide, **mma)
                 np.testing.assert_array_equal(y, expected[:rows, :cols])
 
 
@@ -253,7 +221,7 @@ def test_any_order_of_threads(sizes, dtype, mma):
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
     m, k, n = sizes
     with helpers.x64(dtype):
-        a, b = factor((m, k), dtype), factor((k, n), dtype, seed=1)
+        a, b = helpers.factor((m, k), dtype), helpers.factor((k, n), dtype, seed=1)
         helpers.under_each_schedule(
             lambda: jax_gpuops.matmul(a, b, **mma),
             [(1, {}), (2, {}), (3, {"warp": 1}), (5, {"warp": 3})],
@@ -264,8 +232,8 @@ def test_any_order_of_threads(sizes, dtype, mma):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 def test_gradients(dtype, mma):
     with helpers.x64(dtype):
-        a, b = factor((72, 40), dtype), factor((40, 136), dtype, seed=1)
-        g = factor((72, 136), dtype, seed=2)
+        a, b = helpers.factor((72, 40), dtype), helpers.factor((40, 136), dtype, seed=1)
+        g = helpers.factor((72, 136), dtype, seed=2)
         _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **mma), a, b)
         a_bar, b_bar = pull(jnp.asarray(g))
         assert_product(a_bar, g, helpers.swap(b))
@@ -296,7 +264,7 @@ def test_the_plan_takes_it_where_no_kernel_of_hopper_does(mma):
         x = [(512, 512)] * 2
         plan = jax_gpuops.plan("matmul", x, "bfloat16", **how)
         assert plan.algorithm in ("tensor_core", "mma_pipelined")
-    a, b = factor((128, 64), "bfloat16"), factor((64, 128), "bfloat16", seed=1)
+    a, b = helpers.factor((128, 64), "bfloat16"), helpers.factor((64, 128), "bfloat16", seed=1)
     c = helpers.normal((128, 128), "bfloat16", seed=2)
     with helpers.recorded(mma["implementation"]) as executions:
         y = jax.block_until_ready(jax_gpuops.gemm(a, b, c, beta=1, **how))
