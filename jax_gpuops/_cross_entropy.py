@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from collections.abc import Sequence
@@ -12,7 +13,12 @@ import numpy as np
 from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _rowwise, _softmax
-from jax_gpuops._implementation import dispatch, resolve
+from jax_gpuops._implementation import (
+    BATCH_INVARIANT,
+    NoKernelError,
+    dispatch,
+    resolve_rowwise,
+)
 from jax_gpuops._report import left_to_xla
 
 _NAME = "softmax_cross_entropy_with_integer_labels"
@@ -24,6 +30,7 @@ def softmax_cross_entropy_with_integer_labels(
     axis: int | tuple[int, ...] = -1,
     where: jax.typing.ArrayLike | None = None,
     *,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -45,6 +52,7 @@ def softmax_cross_entropy_with_integer_labels(
         flattened in the given order; the logits are then transposed unless the axes are the last.
       where: a boolean array that has the rank of `logits` (elements to include), or that rank
         without `axis` (rows to include).
+      batch_invariant: as for `softmax`.
       implementation: as for `softmax`.
       algorithm: as for `softmax`.
 
@@ -65,12 +73,13 @@ def softmax_cross_entropy_with_integer_labels(
             raise TypeError(f"{name} must be {kinds}, got dtype {jnp.result_type(x)}")
     if axis is None:
         raise TypeError("axis must be an int or a tuple of ints, got None")
+    chosen, algorithm = resolve_rowwise("softmax", batch_invariant, implementation, algorithm)
     return _jitted(
         logits,
         labels,
         _arguments.as_mask(where),
         axes=_ordered_axes(axis, jnp.ndim(logits)),
-        implementation=resolve("softmax", implementation, algorithm),
+        implementation=chosen,
         algorithm=algorithm,
     )
 
@@ -84,21 +93,25 @@ def _ordered_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
 def _apply(logits, labels, where, *, axes, implementation, algorithm):
     x, labels, masks, axis = _as_rows(logits, labels, where, axes)
     x = _primitive.shard_alike(x, jnp.expand_dims(labels, axis), *masks)
-    operands, params = (x, _indices(labels), *masks), {"axes": (axis,)}
+    operands = (x, _indices(labels), *masks)
 
     def xla():
         varying = _primitive.vary_alike(*operands)
-        return _cross_entropy_p.bind(*varying, implementation="xla", algorithm=None, **params)
+        how = {"implementation": "xla", "algorithm": None}
+        return _cross_entropy_p.bind(*varying, axes=(axis,), **how)
 
     def kernel():
         _softmax.check_dtype(x)
-        return _primitive.bind(
-            _cross_entropy_p,
-            *operands,
-            implementation=implementation,
-            algorithm=algorithm,
-            **params,
+        bind = functools.partial(
+            _primitive.bind, _cross_entropy_p, implementation=implementation, algorithm=algorithm
         )
+        if algorithm != BATCH_INVARIANT:
+            return bind(*operands, axes=(axis,))
+        if _primitive.is_sharded_along(x, (axis,)):
+            raise NoKernelError(f"the classes are sharded, {jax.typeof(x)}; use jax.shard_map")
+        rows = _rowwise.Rows(x.shape, (axis,))
+        logits, packed_masks = _rowwise.in_packs(rows, x, masks, -math.inf)
+        return bind(logits, _classes(labels, rows.columns), *packed_masks, axes=(x.ndim - 1,))
 
     if x.size == 0:
         loss, *_ = left_to_xla(_NAME, operands, "the logits have no elements", xla)
@@ -165,6 +178,14 @@ def _indices(labels):
     if labels.dtype.itemsize == dtype.itemsize:
         labels = jnp.minimum(labels, np.iinfo(dtype).max)
     return labels.astype(dtype)
+
+
+def _classes(labels, count):
+    """Labels that count from 0 on, of rows that have more elements than `count` classes."""
+    labels = _indices(labels)
+    labels = jnp.where(labels < 0, labels + count, labels)
+    is_class = (labels >= 0) & (labels < count)
+    return jnp.where(is_class, labels, np.iinfo(labels.dtype).max)
 
 
 # The primitives. maximum and log_sum are the two parts of the row's logsumexp, t is the tangent of
@@ -235,7 +256,7 @@ def _jvp(primals, tangents, *, algorithm, **params):
     x, labels, *where = primals
     loss, *residuals = _cross_entropy_p.bind(*primals, algorithm=algorithm, **params)
     t = ad.instantiate_zeros(tangents[0])
-    params["algorithm"] = None
+    params["algorithm"] = _rowwise.of_derivatives(algorithm)
     dt = _softmax.logsumexp_tangent_p.bind(
         x, *residuals, t, *where, **params, scale=1.0, causal=False
     )

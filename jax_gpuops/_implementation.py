@@ -14,6 +14,9 @@ from jax_gpuops import _library, _report
 
 IMPLEMENTATIONS = ("cuda", "interpret", "xla")
 
+BATCH_INVARIANT = "batch_invariant"
+"""In place of an algorithm's name: the plan chooses by the length and the dtype of rows alone."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Preferred:
@@ -103,6 +106,51 @@ def resolve(family: str, implementation: str | None, algorithm: str | None) -> I
     return chosen
 
 
+def check_invariance(
+    family: str, batch_invariant: bool, implementation: str | None, algorithm: str | None
+) -> bool:
+    """Returns whether a call is to be batch-invariant, given its arguments.
+
+    Raises:
+      TypeError: if `batch_invariant` is not a bool.
+      ValueError: if it is True, and XLA or an algorithm is asked for.
+    """
+    if not isinstance(batch_invariant, bool | np.bool_):
+        raise TypeError(f"batch_invariant must be True or False, got {batch_invariant!r:.60}")
+    if batch_invariant and algorithm is not None:
+        raise ValueError(
+            f"batch_invariant=True chooses the algorithm, but algorithm is {algorithm!r}; leave "
+            "one of them out"
+        )
+    if batch_invariant and resolve(family, implementation, algorithm) == "xla":
+        raise ValueError(
+            "batch_invariant=True asks for a kernel of jax_gpuops, but implementation is 'xla'"
+        )
+    return bool(batch_invariant)
+
+
+def resolve_rowwise(
+    family: str, batch_invariant: bool, implementation: str | None, algorithm: str | None
+) -> tuple[Implementation, str | None]:
+    """Returns what a row-wise op gives its primitive as `implementation` and `algorithm`.
+
+    Raises:
+      TypeError: as `resolve` and `check_invariance` do.
+      ValueError: likewise.
+    """
+    chosen = resolve(family, implementation, algorithm)
+    if check_invariance(family, batch_invariant, implementation, algorithm):
+        algorithm = BATCH_INVARIANT
+    return chosen, algorithm
+
+
+def asked_for(algorithm: str) -> str:
+    """The argument by which a caller asks for a kernel."""
+    if algorithm == BATCH_INVARIANT:
+        return "batch_invariant=True"
+    return f"algorithm={algorithm!r}"
+
+
 def named(implementation: Implementation, algorithm: str | None) -> str | None:
     """Returns the implementation that a call must run, or None if there is a choice.
 
@@ -159,5 +207,6 @@ def dispatch(
     if name is not None:
         raise why.error(f'{why}; implementation="{name}" cannot run this, "xla" can')
     if algorithm is not None:
-        raise why.error(f"{why}; algorithm={algorithm!r} cannot run this, XLA can: leave it out")
+        asked = asked_for(algorithm)
+        raise why.error(f"{why}; {asked} cannot run this, XLA can: leave it out")
     return _report.left_to_xla(op, operands, str(why), xla, why.second_best)

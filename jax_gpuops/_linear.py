@@ -14,7 +14,7 @@ from jax import lax
 from jax.interpreters import ad, batching
 
 from jax_gpuops import _arguments, _matmul, _primitive
-from jax_gpuops._implementation import dispatch, resolve
+from jax_gpuops._implementation import check_invariance, dispatch, resolve
 from jax_gpuops._matmul import DimensionNumbers
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -81,7 +81,7 @@ def linear(
         activation=activation,
         precision=_matmul.hashable(precision),
         preferred_element_type=preferred_element_type,
-        batch_invariant=_matmul.check_invariance(batch_invariant, implementation, algorithm),
+        batch_invariant=check_invariance("matmul", batch_invariant, implementation, algorithm),
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )

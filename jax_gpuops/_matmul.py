@@ -15,7 +15,7 @@ from jax import lax
 from jax.interpreters import ad, batching
 
 from jax_gpuops import _arguments, _measurements, _primitive
-from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._implementation import NoKernelError, check_invariance, dispatch, resolve
 from jax_gpuops._report import left_to_xla
 
 DimensionNumbers = tuple[
@@ -87,7 +87,7 @@ def matmul(
         precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        batch_invariant=check_invariance(batch_invariant, implementation, algorithm),
+        batch_invariant=check_invariance("matmul", batch_invariant, implementation, algorithm),
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
@@ -135,7 +135,7 @@ def dot_general(
         precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        batch_invariant=check_invariance(batch_invariant, implementation, algorithm),
+        batch_invariant=check_invariance("matmul", batch_invariant, implementation, algorithm),
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
@@ -233,29 +233,6 @@ def _canonical(precision: Any) -> Any:
     if isinstance(precision, tuple):
         return tuple(map(lax.Precision, precision))
     return precision
-
-
-def check_invariance(
-    batch_invariant: bool, implementation: str | None, algorithm: str | None
-) -> bool:
-    """Returns whether a call is to be batch-invariant, given its arguments.
-
-    Raises:
-      TypeError: if `batch_invariant` is not a bool.
-      ValueError: if it is True, and XLA or an algorithm is asked for.
-    """
-    if not isinstance(batch_invariant, bool | np.bool_):
-        raise TypeError(f"batch_invariant must be True or False, got {batch_invariant!r:.60}")
-    if batch_invariant and algorithm is not None:
-        raise ValueError(
-            f"batch_invariant=True chooses the algorithm, but algorithm is {algorithm!r}; leave "
-            "one of them out"
-        )
-    if batch_invariant and resolve("matmul", implementation, algorithm) == "xla":
-        raise ValueError(
-            "batch_invariant=True asks for a kernel of jax_gpuops, but implementation is 'xla'"
-        )
-    return bool(batch_invariant)
 
 
 def invariant_algorithm(dtype: Any, precision: Any) -> str:

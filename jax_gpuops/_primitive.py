@@ -25,7 +25,13 @@ from jax.interpreters.mlir import ir
 from jax.sharding import AxisType
 
 from jax_gpuops import _library, _measurements, _report
-from jax_gpuops._implementation import Implementation, NoKernelError, Preferred, named
+from jax_gpuops._implementation import (
+    Implementation,
+    NoKernelError,
+    Preferred,
+    asked_for,
+    named,
+)
 
 Layout = tuple[int, ...]  # dimensions from minor to major, as XLA writes layouts
 
@@ -396,14 +402,14 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
     name, reason = named(implementation, algorithm), "named by the caller"
     if name is None and algorithm is not None:
         name = "interpret" if site.platform == "cpu" else "cuda"
-        reason = f"algorithm {algorithm!r} is a kernel of jax_gpuops"
+        reason = f"{asked_for(algorithm)} asks for a kernel of jax_gpuops"
     if name == "xla":
         return Choice("xla", reason)
     if name is not None:
         if (refusal := site.refusal(name)) is not None:
             why, remedy = refusal
             if algorithm is not None:
-                remedy = f"leave algorithm={algorithm!r} out; {remedy}"
+                remedy = f"leave {asked_for(algorithm)} out; {remedy}"
             raise ValueError(f'{site.kernel.name}: implementation="{name}" {why}; {remedy}')
         _library.module(name)  # raises if it is not installed
         if name == "cuda" and (problem_of_gpu := _library.gpu_problem()) is not None:

@@ -26,7 +26,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching
 
 from jax_gpuops import _primitive
-from jax_gpuops._implementation import NoKernelError
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError
 
 Axes = tuple[int, ...]
 
@@ -101,6 +101,33 @@ def bind(p: Primitive, x: jax.Array, *masks: jax.Array, **params: Any) -> Any:
         if jnp.broadcast_shapes(mask.shape, x.shape) != x.shape:
             raise NoKernelError(f"where of shape {mask.shape} does not broadcast to {x.shape}")
     return _primitive.bind(p, _primitive.shard_alike(x, *masks), *masks, **params)
+
+
+def in_packs(
+    rows: Rows, x: jax.Array, masks: Sequence[jax.Array], fill: float
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Makes rows as batch-invariant kernels take them: whole packs along the last axis.
+
+    The threads that read an element are then the same ones wherever the row lies.
+
+    Args:
+      rows: where they lie in the array.
+      x: the array.
+      masks: as the last operand of a primitive has it, or none.
+      fill: what the rows of the array are filled up with.
+
+    Returns:
+      The rows of the array and of the masks.
+    """
+    missing = -rows.columns % (_primitive.ALIGNMENT // x.dtype.itemsize)
+
+    def filled(y, fill):
+        return jnp.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, missing)], constant_values=fill)
+
+    masks = [rows.apply(_expanded_along(mask, rows)) for mask in masks]
+    return filled(rows.apply(x), fill), [
+        mask if mask.shape[-1] == 1 else filled(mask, False) for mask in masks
+    ]
 
 
 def call(
@@ -179,13 +206,20 @@ def _expanded(mask: jax.Array, rows: Rows, partitioned: bool) -> jax.Array:
     the leading dims of the array where XLA partitions the program, since the partitioner slices all
     operands alike, and where it is one of the rare masks that kernels cannot index.
     """
+    mask = _expanded_along(mask, rows)
     shape = list(mask.shape)
-    if any(shape[d] != 1 for d in rows.axes):
-        for d in rows.axes:
-            shape[d] = rows.shape[d]
     own = [shape[d] for d in rows.leading]
     if partitioned or _mask_parts(own, rows) > _MOST_MASK_PARTS:
         for d in rows.leading:
+            shape[d] = rows.shape[d]
+    return jnp.broadcast_to(mask, shape)
+
+
+def _expanded_along(mask: jax.Array, rows: Rows) -> jax.Array:
+    """Broadcasts a mask along all axes of the rows, or along none."""
+    shape = list(mask.shape)
+    if any(shape[d] != 1 for d in rows.axes):
+        for d in rows.axes:
             shape[d] = rows.shape[d]
     return jnp.broadcast_to(mask, shape)
 
@@ -208,6 +242,11 @@ def _mask_parts(own: Sequence[int], rows: Rows) -> int:
 
 
 # Batching and derivatives
+
+
+def of_derivatives(algorithm: str | None) -> str | None:
+    """The algorithm of a call's derivatives: they have kernels of their own."""
+    return algorithm if algorithm == BATCH_INVARIANT else None
 
 
 def define_batching(p: Primitive) -> None:

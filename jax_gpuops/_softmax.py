@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _rowwise
-from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_rowwise
 from jax_gpuops._report import left_to_xla
 
 Axis = int | Sequence[int] | None
@@ -35,6 +35,7 @@ def softmax(
     *,
     scale: float = 1.0,
     causal: bool = False,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -56,6 +57,9 @@ def softmax(
         not rounded to 16 bits.
       causal: True to include only the elements (i, j) of the last two dims with j <= i that `where`
         includes. The kernels do not read the others.
+      batch_invariant: True for rows that have the same bits whatever the number of rows, the other
+        rows, the axis and `vmap` are. Rows that are no multiple of 16 bytes are filled up, and
+        those along another axis than the last are transposed.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("softmax")`,
@@ -69,9 +73,11 @@ def softmax(
         a kernel was requested that does not support the dtype.
       ValueError: if `axis` is out of range, if `where` is not boolean, if `scale` is not finite, if
         `causal` is True and `axis` is not the last of at least two, if `implementation` or
-        `algorithm` is unknown, does not support the problem or cannot run on the platform.
+        `algorithm` is unknown, does not support the problem or cannot run on the platform. A
+        `batch_invariant` call requests a kernel, and takes no `algorithm`.
     """
-    return _call("softmax", "x", x, axis, where, scale, causal, implementation, algorithm)
+    how = (batch_invariant, implementation, algorithm)
+    return _call("softmax", "x", x, axis, where, scale, causal, *how)
 
 
 def log_softmax(
@@ -81,6 +87,7 @@ def log_softmax(
     *,
     scale: float = 1.0,
     causal: bool = False,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -95,6 +102,7 @@ def log_softmax(
       where: as for `softmax`.
       scale: as for `softmax`.
       causal: as for `softmax`.
+      batch_invariant: as for `softmax`.
       implementation: as for `softmax`.
       algorithm: as for `softmax`.
 
@@ -105,7 +113,8 @@ def log_softmax(
       TypeError: as `softmax` does.
       ValueError: as `softmax` does.
     """
-    return _call("log_softmax", "x", x, axis, where, scale, causal, implementation, algorithm)
+    how = (batch_invariant, implementation, algorithm)
+    return _call("log_softmax", "x", x, axis, where, scale, causal, *how)
 
 
 def logsumexp(
@@ -118,6 +127,7 @@ def logsumexp(
     *,
     scale: float = 1.0,
     causal: bool = False,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array | tuple[jax.Array, jax.Array]:
@@ -134,6 +144,7 @@ def logsumexp(
       where: as for `softmax`.
       scale: as for `softmax`.
       causal: as for `softmax`.
+      batch_invariant: as for `softmax`.
       implementation: as for `softmax`.
       algorithm: as for `softmax`.
 
@@ -152,15 +163,17 @@ def logsumexp(
         where = _arguments.as_mask(where)
         if _factor("a", scale) != 1 or causal:
             raise ValueError("scale and causal cannot be combined with b or return_sign")
+        chosen, algorithm = resolve_rowwise("softmax", batch_invariant, implementation, algorithm)
         return dispatch(
             "logsumexp",
             [a],
-            resolve("softmax", implementation, algorithm),
+            chosen,
             algorithm,
             _refuse_factors_and_sign,
             lambda: jax.nn.logsumexp(a, axis, b, keepdims, return_sign, where),
         )
-    result = _call("logsumexp", "a", a, axis, where, scale, causal, implementation, algorithm)
+    how = (batch_invariant, implementation, algorithm)
+    result = _call("logsumexp", "a", a, axis, where, scale, causal, *how)
     return jnp.expand_dims(result, axes) if keepdims else result
 
 
@@ -171,7 +184,9 @@ def _refuse_factors_and_sign():
     raise NoKernelError("logsumexp kernels do not support b or return_sign")
 
 
-def _call(name, argument, x, axis, where, scale, causal, implementation, algorithm) -> jax.Array:
+def _call(
+    name, argument, x, axis, where, scale, causal, batch_invariant, implementation, algorithm
+) -> jax.Array:
     x = _arguments.as_array(argument, x)
     axis = tuple(axis) if isinstance(axis, list) else axis
     axes = _arguments.canonical_axes(axis, jnp.ndim(x))
@@ -184,13 +199,14 @@ def _call(name, argument, x, axis, where, scale, causal, implementation, algorit
             f"causal=True needs the last of at least two axes, got axis={axis!r} for {argument} of "
             f"shape {jnp.shape(x)}"
         )
+    chosen, algorithm = resolve_rowwise("softmax", batch_invariant, implementation, algorithm)
     return _JITTED[name](
         x,
         where,
         axis=axis,
         scale=scale,
         causal=bool(causal),
-        implementation=resolve("softmax", implementation, algorithm),
+        implementation=chosen,
         algorithm=algorithm,
     )
 
@@ -214,22 +230,29 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
         largest = float(jnp.finfo(_primitive.accumulator(x.dtype)).max) / 2
         if abs(scale) > largest:  # kernels multiply it by log2(e)
             raise NoKernelError(f"abs(scale) must be at most {largest:.3}, got scale {scale}")
-        if len(axes) > 1 and _primitive.is_sharded_along(x, axes):
+        moves = len(axes) > 1 or algorithm == BATCH_INVARIANT
+        if moves and _primitive.is_sharded_along(x, axes):
             raise NoKernelError(
                 f"x is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map"
             )
         # Kernels read -inf in place of elements that do not take part, and 0 * -inf is NaN.
         is_zero = np.asarray(scale, _primitive.accumulator(x.dtype)) == 0
-        return _rowwise.bind(
+        bind = functools.partial(
+            _rowwise.bind,
             _PRIMITIVES[name],
-            x * 0 if is_zero else x,
-            *masks,
-            axes=axes,
             scale=1.0 if is_zero else scale,
             causal=causal,
             implementation=implementation,
             algorithm=algorithm,
         )
+        operand = x * 0 if is_zero else x
+        if algorithm != BATCH_INVARIANT:
+            return bind(operand, *masks, axes=axes)
+        rows = _rowwise.Rows(x.shape, axes)
+        nothing = math.inf if scale < 0 else -math.inf
+        operand, packed_masks = _rowwise.in_packs(rows, operand, masks, nothing)
+        y = bind(operand, *packed_masks, axes=(operand.ndim - 1,))
+        return y if name == "logsumexp" else rows.undo(y[..., : rows.columns])
 
     operands = [x, *masks]
     if x.size == 0 or not axes:
@@ -514,7 +537,8 @@ def _define_jvp(p: Primitive, tangent_p: Primitive):
         _, *where = primals
         y = p.bind(*primals, algorithm=algorithm, **params)
         t = ad.instantiate_zeros(tangents[0])
-        return y, tangent_p.bind(y, t, *where, algorithm=None, **params)
+        algorithm = _rowwise.of_derivatives(algorithm)
+        return y, tangent_p.bind(y, t, *where, algorithm=algorithm, **params)
 
     ad.primitive_jvps[p] = jvp
 
@@ -528,7 +552,8 @@ def _logsumexp_with_residuals_jvp(primals, tangents, *, algorithm, **params):
     x, *where = primals
     results = _logsumexp_with_residuals_p.bind(*primals, algorithm=algorithm, **params)
     t = ad.instantiate_zeros(tangents[0])
-    dt = logsumexp_tangent_p.bind(x, *results[1:], t, *where, algorithm=None, **params)
+    algorithm = _rowwise.of_derivatives(algorithm)
+    dt = logsumexp_tangent_p.bind(x, *results[1:], t, *where, algorithm=algorithm, **params)
     return results, [dt.astype(x.dtype), *residual_tangents(results[1], dt)]
 
 

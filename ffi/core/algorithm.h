@@ -12,6 +12,10 @@ namespace JAX_GPUOPS_NAMESPACE {
 // The workspace of a problem that is planned before its buffers are known: what the op asks for.
 inline constexpr std::int64_t kWorkspaceAsAsked = -1;
 
+// In place of an algorithm's name: the plan chooses, by the length and the dtype of rows and not by
+// their number, so that a row has the same bits in every batch.
+inline constexpr std::string_view kBatchInvariant = "batch_invariant";
+
 // One named algorithm, as `jax_gpuops.algorithms()` shows it.
 struct AlgorithmInfo {
   std::string_view name;

@@ -23,6 +23,9 @@ constexpr std::int64_t kSmallPacks = 132 * 512;
 // What takes longer to read than to launch, by far.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 
+// Some rows of a vocabulary, or many of attention: long rows are shared by a few blocks.
+constexpr std::int64_t kExpectedBytes = 4 << 20;
+
 constexpr std::int64_t kStagedTileBytes = 32 * 1024;
 
 constexpr std::int64_t kMostSlices = 2048;
@@ -88,10 +91,17 @@ std::string columns_text(const Problem& problem) {
          std::string(info(problem.dtype).name) + " elements";
 }
 
+// The number of rows that plans are made for: where it must not matter how many there are, as many
+// as make an array of kExpectedBytes. Grids have the real number.
+std::int64_t expected_rows(const Problem& problem) {
+  if (!problem.batch_invariant) return std::max<std::int64_t>(1, problem.rows());
+  return std::max<std::int64_t>(1, kExpectedBytes / (most_packs(problem) * 16));
+}
+
 // ---- Which algorithms can take a problem ----
 
 bool is_little_work(const Problem& problem) {
-  return problem.rows() * most_packs(problem) <= kSmallPacks;
+  return expected_rows(problem) * most_packs(problem) <= kSmallPacks;
 }
 
 bool fits_shared(const Problem& problem, const Device& device) {
@@ -436,7 +446,7 @@ Config block_two_pass_config(const Problem& problem, RowLayout layout) {
 
 // The blocks of a row that fill the GPU, if rows are few.
 std::int64_t blocks_to_fill(const Problem& problem, const Device& device) {
-  return device.multiprocessors / std::max<std::int64_t>(1, problem.rows());
+  return device.multiprocessors / expected_rows(problem);
 }
 
 // As few warps as possible, in blocks of which a multiprocessor takes several. No blocks if the
@@ -509,7 +519,7 @@ Config cluster_shared_config(const Problem& problem, const Device& device) {
 bool ring_is_faster(const Problem& problem, const Device& device) {
   const std::int64_t kept =
       (std::int64_t{1} << 19) * device.multiprocessors / nominal_device().multiprocessors;
-  return fits_ring(problem, device) && problem.rows() * most_packs(problem) >= kept;
+  return fits_ring(problem, device) && expected_rows(problem) * most_packs(problem) >= kept;
 }
 
 // For a slice, a quarter of what there is room for is enough.
@@ -523,7 +533,7 @@ std::int64_t most_ring_slices(const Problem& problem, const Device& device) {
 Config split_pipelined_config(const Problem& problem, const Device& device) {
   const int bytes = element_bytes(problem);
   const std::int64_t packs = most_packs(problem);
-  const std::int64_t rows = std::max<std::int64_t>(1, problem.rows());
+  const std::int64_t rows = expected_rows(problem);
   const std::int64_t fewest = divide_up(packs, held_by_ring(problem));
   const std::int64_t turns = divide_up(rows, blocks_together(device) / fewest);
   const std::int64_t wanted_groups = divide_up(rows, turns);
@@ -535,7 +545,8 @@ Config split_pipelined_config(const Problem& problem, const Device& device) {
   config.slices =
       std::min(blocks_together(device) / wanted_groups, most_ring_slices(problem, device));
   config.slice = packs_of_part(packs, config.slices * ring_warps(bytes));
-  const std::int64_t groups = std::min(rows, blocks_together(device) / config.slices);
+  const std::int64_t groups =
+      std::min(std::max<std::int64_t>(1, problem.rows()), blocks_together(device) / config.slices);
   config.blocks = groups * config.slices;
   config.workspace_bytes = groups * mailbox_bytes(config.slices, state_bytes(problem));
   return config;
@@ -549,7 +560,7 @@ bool holds_slices(const Problem& problem) {
 
 std::int64_t split_slices(const Problem& problem, const Device& device) {
   const std::int64_t packs = most_packs(problem);
-  const std::int64_t rows = std::max<std::int64_t>(1, problem.rows());
+  const std::int64_t rows = expected_rows(problem);
   std::int64_t slices = 0;
   if (holds_slices(problem)) {
     // A block for each multiprocessor at least.
@@ -694,7 +705,7 @@ Config config_of(Algorithm algorithm, const Problem& problem, std::string_view n
 // Of rows that a warp could take, as measured on the H200.
 bool block_is_faster(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
-  const std::int64_t all = problem.rows() * packs;
+  const std::int64_t all = expected_rows(problem) * packs;
   if (all <= kSmallPacks) return packs > 128;
   if (has_mask(problem)) return is_linear_in_t(problem.function) && packs >= 256;
   if (reduces(problem.function)) return false;
@@ -726,7 +737,7 @@ Choice choose(const Problem& problem, const Device& device) {
   const std::string rows = columns_text(problem);
   if (problem.inner != 1) return choose_column(problem, device);
   if (!is_even(problem) && fits_staged(problem) && problem.columns <= 256) {
-    return {Algorithm::kStaged, rows + " fragment packs of 16 bytes with their neighbours"};
+    return {Algorithm::kStaged, rows + " share packs of 16 bytes with their neighbours"};
   }
   if (layout_of(problem) == RowLayout::kStrided) {
     return {Algorithm::kStrided, "an array is not at a multiple of 16 bytes"};
@@ -752,7 +763,7 @@ Choice choose(const Problem& problem, const Device& device) {
     return {Algorithm::kSplitPipelined,
             rows + " fit the shared memory of blocks that run together"};
   }
-  if (problem.rows() < 16 * device.multiprocessors) {
+  if (expected_rows(problem) < 16 * device.multiprocessors) {
     return {Algorithm::kSplit, "few " + rows + ", too long for a cluster"};
   }
   return {Algorithm::kBlockTwoPass, rows + " fit no registers: blocks read them twice"};
@@ -761,9 +772,19 @@ Choice choose(const Problem& problem, const Device& device) {
 }  // namespace
 
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device) {
+  Problem planned = problem;
   Choice choice;
   if (algorithm.empty()) {
-    choice = choose(problem, device);
+    choice = choose(planned, device);
+  } else if (algorithm == kBatchInvariant) {
+    if (!is_elementwise(problem.function) &&
+        !(has_whole_packs(problem) && problem.inner == 1 && is_aligned(problem))) {
+      throw std::invalid_argument(
+          "batch_invariant takes rows along the last axis, of whole packs of 16 bytes, in arrays "
+          "at multiples of 16 bytes");
+    }
+    planned.batch_invariant = true;
+    choice = choose(planned, device);
   } else {
     choice = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm), "named by the caller"};
     const std::string why = refusal(choice.algorithm, problem, device);
@@ -771,7 +792,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
       throw std::invalid_argument("algorithm '" + std::string(algorithm) + "' " + why);
     }
   }
-  return {choice.algorithm, choice.reason, config_of(choice.algorithm, problem, algorithm, device)};
+  return {choice.algorithm, choice.reason, config_of(choice.algorithm, planned, algorithm, device)};
 }
 
 // A state for each slice of a row, or where blocks wait for each other, what they tell each other
@@ -783,12 +804,14 @@ static_assert(mailbox_bytes(132, 8) <= 8 * kMostSlices &&
               mailbox_bytes(132, 16) <= 16 * kMostSlices);
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
   if (is_elementwise(problem.function) || problem.inner != 1) return 0;
-  const bool is_chosen = algorithm.empty() && !fits_block(problem);
+  const bool is_invariant = algorithm == kBatchInvariant;
+  const bool is_chosen = (algorithm.empty() || is_invariant) && !fits_block(problem);
   const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
   std::int64_t bytes = 0;
   if (is_chosen || algorithm == name_of(Algorithm::kSplit)) {
     Problem one_row = problem;
     one_row.outer = 1;
+    one_row.batch_invariant = is_invariant;
     bytes = split_slices(one_row, nominal_device()) * state;
   }
   if ((is_chosen && !fits_cluster_shared(problem)) ||

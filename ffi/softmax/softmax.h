@@ -69,6 +69,9 @@ struct Problem {
   // can be read at once. (They need no field of their own: where a row begins with a pack, so do
   // its flags, whatever dims the mask lacks.)
   std::int64_t alignment;
+  // Whether plans are made without regard to the number of rows: plan() sets it where it is asked
+  // for kBatchInvariant, so it is no field.
+  bool batch_invariant = false;
 
   template <class Self, class Visit>
   static void fields(Self& self, Visit&& visit) {
@@ -193,7 +196,7 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
     {"cluster_shared", "Up to 16 blocks hold a row in shared memory and exchange their sums.",
      kOnline, "the last axis in packs; rows of at most 1 MiB; compute capability 9.0",
      "cluster_slice_kernel"},
-    {"split", "Blocks fragment a long row in two launches: states of its slices, then the results.",
+    {"split", "Blocks share a long row in two launches: states of its slices, then the results.",
      kOnline, "the last axis in packs",
      "split_reduce_held_kernel split_reduce_kernel split_finish_kernel split_combine_kernel"},
     {"split_pipelined",
@@ -298,8 +301,8 @@ struct Plan {
   Config config;
 };
 
-// The algorithm called `algorithm`, or the best one for the problem if it is empty. Throws
-// std::invalid_argument if the named one cannot take the problem.
+// The algorithm called `algorithm`, or the best one for the problem if it is empty, or that for
+// kBatchInvariant. Throws std::invalid_argument if the named one cannot take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
 // Bytes of workspace that a row needs at most, whatever the number of rows.
