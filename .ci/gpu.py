@@ -1,0 +1,177 @@
+"""Runs what CI, which has no GPU, leaves out: all tests on a GPU, or some under compute-sanitizer.
+
+    python .ci/gpu.py tests --processes 14
+    python .ci/gpu.py memcheck --processes 8 --out build/sanitizer
+    python .ci/gpu.py racecheck --processes 6 --tests 24 --out build/sanitizer
+    python .ci/gpu.py synccheck --processes 8 --out build/sanitizer
+
+compute-sanitizer takes minutes to load kernels before the first test of a process, and itself ends
+by a segmentation fault in some runs. So processes take groups of tests; a group whose process ended
+without a summary is halved and taken again; and what is known is kept in OUT/TOOL.json, from which
+a next run goes on if the compiled kernels are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import hashlib
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+TOOLS = ("memcheck", "racecheck", "synccheck")
+PYTEST = (sys.executable, "-m", "pytest")
+# JAX otherwise takes most of the GPU's memory for the first process. memcheck sees the ends of
+# buffers with this allocator only.
+ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+SANITIZED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
+TRIES = 3  # of one test alone
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog="Other arguments are those of pytest."
+    )
+    parser.add_argument("what", choices=("tests", *TOOLS))
+    parser.add_argument("--processes", type=int, default=6, help="at a time, on one GPU")
+    parser.add_argument("--tests", type=int, default=8, help="of a process under compute-sanitizer")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which nothing more runs")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "sanitizer")
+    arguments, of_pytest = parser.parse_known_args()
+    os.chdir(ROOT)
+    os.environ.update(ENVIRONMENT)
+    if arguments.what == "tests":
+        workers = ("-n", str(arguments.processes), "--dist", "worksteal")
+        return subprocess.call([*PYTEST, *workers, *of_pytest])
+    os.environ.update(SANITIZED)
+    if shutil.which("compute-sanitizer") is None:
+        parser.error("compute-sanitizer, of the CUDA toolkit, is not on PATH")
+    return Sanitizer(arguments.what, arguments, of_pytest).run()
+
+
+@dataclasses.dataclass
+class Group:
+    """Tests of one process."""
+
+    tests: list[str]
+    tries: int = 0
+
+    def halves(self) -> list[Group]:
+        """Returns what to try after a run without a summary."""
+        if len(self.tests) == 1:
+            return [Group(self.tests, self.tries + 1)] if self.tries + 1 < TRIES else []
+        middle = len(self.tests) // 2
+        return [Group(self.tests[:middle]), Group(self.tests[middle:])]
+
+
+class Sanitizer:
+    """One tool on the tests marked `sanitizer`."""
+
+    def __init__(self, tool: str, arguments: argparse.Namespace, of_pytest: list[str]):
+        """Reads what an earlier run of the same kernels left."""
+        self.tool = tool
+        self.arguments = arguments
+        self.of_pytest = of_pytest
+        self.end = time.monotonic() + arguments.seconds
+        self.lock = threading.Lock()
+        self.file = arguments.out / f"{tool}.json"
+        arguments.out.mkdir(parents=True, exist_ok=True)
+        self.kernels = digest_of_kernels()
+        self.outcomes: dict[str, str] = {}
+        if self.file.exists():
+            kept = json.loads(self.file.read_text())
+            if kept["kernels"] == self.kernels:
+                self.outcomes = kept["outcomes"]
+
+    def run(self) -> int:
+        """Returns 0 if all tests ran, and the tool had nothing to report."""
+        collect = [*PYTEST, "-m", "sanitizer", "--collect-only", "-q", *self.of_pytest]
+        collected = subprocess.run(collect, capture_output=True, text=True, check=True)
+        tests = [line for line in collected.stdout.splitlines() if "::" in line]
+        left = [test for test in tests if test not in self.outcomes]
+        size = self.arguments.tests
+        groups = [Group(left[i : i + size]) for i in range(0, len(left), size)]
+        with concurrent.futures.ThreadPoolExecutor(self.arguments.processes) as pool:
+            running = {pool.submit(self.take, group) for group in groups}
+            while running:
+                done, running = concurrent.futures.wait(running, return_when="FIRST_COMPLETED")
+                again = [group for each in done for group in each.result()]
+                running |= {pool.submit(self.take, group) for group in again}
+        counts = collections.Counter(self.outcomes.get(test, "not run") for test in tests)
+        print(self.tool, dict(counts))
+        return int(set(counts) != {"clean"})
+
+    def take(self, group: Group) -> list[Group]:
+        """Runs a group, keeps what came out, and returns what is to be taken again."""
+        left = self.end - time.monotonic()
+        if left <= 0:
+            return []
+        sanitizer = ("compute-sanitizer", "--tool", self.tool, "--num-cuda-barriers", "4096")
+        command = [*sanitizer, *PYTEST, "-q", "-p", "no:cacheprovider", *group.tests]
+        code, text = run_alone(command, left)
+        summary = SUMMARY.search(text)
+        if summary is None:
+            print(f"{self.tool}: no summary, exit status {code}: {group.tests[0]} ...", flush=True)
+            return group.halves()
+        outcome = "clean"
+        if summary[1] != "0":
+            outcome = "reported"
+        elif code != 0:
+            outcome = "failed"  # a test, under a tool that had nothing to report
+        with self.lock:
+            self.outcomes |= dict.fromkeys(group.tests, outcome)
+            self.file.write_text(
+                json.dumps({"kernels": self.kernels, "outcomes": self.outcomes}, indent=1)
+            )
+            if outcome != "clean":
+                log = self.arguments.out / f"{self.tool}-{len(self.outcomes)}.log"
+                log.write_text(text)
+                print(f"{self.tool}: {outcome}, see {log}", flush=True)
+        return []
+
+
+def digest_of_kernels() -> str:
+    """Returns the SHA-256 of the module that holds the kernels."""
+    module = importlib.util.find_spec("jax_gpuops_ffi._cuda")
+    if module is None or module.origin is None:
+        sys.exit("jax_gpuops_ffi._cuda is not installed")
+    return hashlib.sha256(pathlib.Path(module.origin).read_bytes()).hexdigest()
+
+
+def run_alone(command: list[str], seconds: float) -> tuple[int, str]:
+    """Runs a command in a process group of its own, of which nothing is left afterwards.
+
+    The process under test goes on, and holds memory of the GPU, when compute-sanitizer dies.
+    Returns the exit status and what was printed.
+    """
+    with tempfile.TemporaryFile("w+") as printed:
+        process = subprocess.Popen(
+            command, stdout=printed, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=seconds)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        code = process.wait()
+        printed.seek(0)
+        return code, printed.read()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
