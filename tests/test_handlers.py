@@ -214,7 +214,7 @@ def mask(*shape):
             [struct(4, 5, dtype="int32"), NO_BYTES],
             [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8")],
             GEMM,
-            "on tensor cores alone, and 'tensor_core' needs 1152 bytes of workspace",
+            "by 'tensor_core' alone, which needs 1152 bytes of workspace",
         ),
         (
             "gemm_v2",

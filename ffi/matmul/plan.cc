@@ -185,36 +185,30 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
   return "";
 }
 
+// For what one algorithm alone computes: throws if it cannot take the problem.
+void require(Algorithm algorithm, const std::string& what, const Problem& problem,
+             const Device& device) {
+  const std::string why = refusal_of(algorithm, problem, device);
+  if (why.empty()) return;
+  throw std::invalid_argument("matmul kernels " + what + " by '" + text(name_of(algorithm)) +
+                              "' alone, which " + why);
+}
+
 // The best of our kernels, and why.
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
   if (is_8_bit(problem.dtype)) {
-    const std::string why = refusal_of_tensor_core(problem, device);
-    if (!why.empty()) {
-      throw std::invalid_argument("matmul kernels multiply " + text(info(problem.dtype).name) +
-                                  " on tensor cores alone, and 'tensor_core' " + why);
-    }
+    require(Algorithm::kTensorCore, "multiply " + text(info(problem.dtype).name), problem, device);
   }
   if (asks_for_tf32(problem)) {
-    const std::string why = refusal_of_mma_pipelined(problem, device);
-    if (!why.empty()) {
-      throw std::invalid_argument(
-          "matmul kernels multiply float32 by TF32_TF32_F32 on tensor cores alone, and "
-          "'mma_pipelined' " +
-          why);
-    }
+    require(Algorithm::kMmaPipelined, "multiply float32 by TF32_TF32_F32", problem, device);
   }
   if (asks_for_bf16_x6(problem)) {
-    const std::string why = refusal_of_bf16_x6(problem, device);
-    if (why.empty()) return {Algorithm::kBF16X6, "the algorithm of BF16_BF16_F32_X6"};
-    throw std::invalid_argument(
-        "matmul kernels multiply float32 by BF16_BF16_F32_X6 on tensor cores alone, and "
-        "'bf16_x6' " +
-        why);
+    require(Algorithm::kBF16X6, "multiply float32 by BF16_BF16_F32_X6", problem, device);
+    return {Algorithm::kBF16X6, "the algorithm of BF16_BF16_F32_X6"};
   }
   if (problem.gated) {
-    const std::string why = refusal_of_tensor_core(problem, device);
-    if (why.empty()) return {Algorithm::kTensorCore, "it alone has a gate"};
-    throw std::invalid_argument("of the matmul kernels 'tensor_core' alone has a gate, and " + why);
+    require(Algorithm::kTensorCore, "gate a product", problem, device);
+    return {Algorithm::kTensorCore, "it alone has a gate"};
   }
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);
