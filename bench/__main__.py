@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from bench import cases, documents, ops, page, peers, report, run, tune
+from bench import cases, documents, ops, overhead, page, peers, report, run, tune
 from bench.arguments import add_names
 from bench.problem import Problem, Shape, Variant
 from bench.programs import command as programs
@@ -38,6 +38,7 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
   python -m bench plot run.json --out figures         draw kept numbers again
   python -m bench page docs/performance.md            make the tables of a page from kept numbers
   python -m bench tune                                measure where implementation=None is ours
+  python -m bench overhead                            what a call takes on the host
 
 On a GPU it reports speed. Without one it runs the same kernels on the host, on small shapes, and
 reports only whether they are right. The exit code is 1 if a result is wrong.
@@ -58,6 +59,7 @@ _DEFAULTS: dict[str, Any] = {
 
 _NOT_TAKEN = {
     "tune": _DEFAULTS.keys() - {"only", "commit"},
+    "overhead": _DEFAULTS.keys() - {"only", "commit", "json"},
     "plot": _DEFAULTS.keys(),
     "page": _DEFAULTS.keys(),
 }
@@ -86,9 +88,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.command == "page":
         options.file.write_text(page.filled(options.file.read_text(), options.results))
         return 0
-    if options.command == "tune":
+    if options.command in ("tune", "overhead"):
+        command = tune.command if options.command == "tune" else overhead.command
         try:
-            return tune.command(options)
+            return command(options)
         except ValueError as error:
             parser.error(str(error))
     gpu = run.has_gpu()
@@ -231,6 +234,9 @@ def _parser() -> argparse.ArgumentParser:
     tuning = add("tune", "measure where kernels are faster than XLA, for implementation=None")
     tune.add_arguments(tuning)
     _add_selection_arguments(tuning)
+    of_calls = add("overhead", "the time of a call on the host, with a kernel and with XLA")
+    overhead.add_arguments(of_calls)
+    _add_common_arguments(of_calls)
     for name, op in ops.OPS.items():
         case = add(name, f"one case of {name}")
         _add_common_arguments(case)

@@ -98,7 +98,7 @@ def measure(calls: Sequence[Call], *, rounds: int = 6, seconds: float = 0.2) -> 
     Returns:
       One timing for each call.
     """
-    estimates = [_loop(call, 2) for call in calls]
+    estimates = [loop(call, 2) for call in calls]
     per_turn = seconds / rounds / 2
     kernel_times: list[list[float]] = [[] for _ in calls]
     loop_times: list[list[float]] = [[] for _ in calls]
@@ -115,7 +115,7 @@ def measure(calls: Sequence[Call], *, rounds: int = 6, seconds: float = 0.2) -> 
         for i in order:
             call, estimate = calls[i], estimates[i]
             repeats = max(2, min(1000, int(per_turn / estimate)))
-            loop_times[i].append(1e6 * _loop(call, repeats))
+            loop_times[i].append(1e6 * loop(call, repeats))
     return [
         Timing(statistics.median(k) if k else None, min(loops), count)
         for k, loops, count in zip(kernel_times, loop_times, kernels, strict=True)
@@ -140,8 +140,8 @@ def _kernel_runs(call: Call, iterations: int) -> list[list[tuple[str, float]]]:
     return [[(name, 1e3 * milliseconds) for name, milliseconds in run] for run in runs]
 
 
-def _loop(call: Call, repeats: int) -> float:
-    """Returns the seconds per call."""
+def loop(call: Call, repeats: int) -> float:
+    """Returns the seconds per call in a loop that waits at its end."""
     jax.block_until_ready(call())
     start = time.perf_counter()
     for _ in range(repeats):

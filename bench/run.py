@@ -241,6 +241,15 @@ def _call(problem: Problem, function: Callable, operands, **arguments: Any) -> m
     return measure.Call(jax.jit(functools.partial(op.apply, function)), prepared)
 
 
+def kernel_and_xla(problem: Problem) -> tuple[measure.Call, measure.Call]:
+    """Returns the timed part of a problem by a kernel on the GPU and by XLA, each called once."""
+    operands = _operands(problem)
+    ours = _call(problem, ops.ours(problem.op), operands, implementation="cuda")
+    xla = _call(problem, ops.OPS[problem.op].upstream, operands)
+    jax.block_until_ready((ours(), xla()))
+    return ours, xla
+
+
 def _call_of(result: Result, operands) -> measure.Call:
     """Returns the timed part of the problem as a result says that it is to be solved.
 

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import json
 import pathlib
 import sys
+import time
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +15,7 @@ import pytest
 
 import jax_gpuops
 from bench import __main__ as command_line
-from bench import cases, documents, measure, ops, page, plot, report, results, run
+from bench import cases, documents, measure, ops, overhead, page, plot, report, results, run
 from bench.problem import Floor, Problem, Variant
 from bench.results import REFUSED, RIGHT, WRONG, Result, Run
 from jax_gpuops import _library, _plan
@@ -529,7 +531,7 @@ def test_speedup_is_over_the_first_step_of_the_same_shape():
 # The command line
 
 
-@pytest.mark.parametrize("command", ["ladder", "programs", "plot", "tune", *ops.OPS])
+@pytest.mark.parametrize("command", ["ladder", "programs", "plot", "tune", "overhead", *ops.OPS])
 def test_help_mentions_every_command(command, capsys):
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
@@ -623,6 +625,8 @@ def test_json_of_something_else_is_rejected(tmp_path):
         (["--json", "run.json", "tune"], "tune has no --json"),
         (["--quick", "tune", "--only", "^sum"], "tune has no --quick"),
         (["--only", "^sum", "plot", "run.json"], "plot has no --only"),
+        (["--quick", "overhead"], "overhead has no --quick"),
+        (["overhead", "--calls", "0"], "not a number of calls"),
         (["--plot", "figures", "page", "docs/performance.md"], "page has no --plot"),
     ],
 )
@@ -644,6 +648,38 @@ def test_outputs_may_be_named_before_and_after_the_command():
     parse = command_line._parser().parse_args
     assert parse(["--json", "a", *SMALL]).json == parse([*SMALL, "--json", "a"]).json
     assert parse(SMALL).json is None
+
+
+def test_the_overhead_of_a_call_is_what_the_host_needs_more():
+    def sleeping(seconds):
+        def function(x):
+            time.sleep(seconds)
+            return x
+
+        return measure.Call(function, [np.ones(1)])
+
+    result = overhead.measured("sleep", sleeping(0.02), sleeping(0.005), calls=2)
+    assert result.overhead_us == result.kernel_us - result.xla_us
+    assert 5e3 < result.overhead_us < 5e4
+
+
+@pytest.mark.skipif(not run.has_gpu(), reason="measures a GPU's calls")
+def test_overhead_runs_end_to_end(tmp_path, capsys):
+    path = tmp_path / "overhead.json"
+    assert command_line.main(["overhead", "--calls", "20", "--json", str(path)]) == 0
+    kept = json.loads(path.read_text())
+    assert [each["case"] for each in kept["results"]] == [
+        *map(str, overhead.CASES),
+        overhead.FLOOR,
+    ]
+    assert overhead.FLOOR in capsys.readouterr().out
+
+
+@pytest.mark.skipif(run.has_gpu(), reason="there is a GPU")
+def test_overhead_needs_a_gpu(capsys):
+    with pytest.raises(SystemExit):
+        command_line.main(["overhead"])
+    assert "on a GPU, and JAX sees none" in capsys.readouterr().err
 
 
 def test_every_result_field_is_documented():
