@@ -172,13 +172,23 @@ std::int64_t least_alignment(const Problem& problem) {
   return static_cast<std::int64_t>(info(problem.dtype).bytes);
 }
 
+// A plan that is kept.
+template <class Plan>
+struct KeptPlan {
+  Plan plan;
+  // Whether the kernels are loaded of this plan and of that for less alignment.
+  std::atomic<bool> prepared = false;
+
+  explicit KeptPlan(Plan&& made) : plan(std::move(made)) {}
+};
+
 // The plan of a problem. An executable asks for the same ones in both stages of each run, so they
 // are kept. Throws std::invalid_argument if the named algorithm cannot take the problem.
 template <class Problem>
-const auto& planned(const Problem& problem, std::string_view algorithm, const Device& device) {
-  using Plan = decltype(plan(problem, algorithm, device));
+auto& planned(const Problem& problem, std::string_view algorithm, const Device& device) {
+  using Kept = KeptPlan<decltype(plan(problem, algorithm, device))>;
   static std::shared_mutex mutex;
-  static auto& plans = *new std::unordered_map<std::string, Plan>;  // handlers may run during exit
+  static auto& plans = *new std::unordered_map<std::string, Kept>;  // handlers may run during exit
   thread_local std::string key;
   key.clear();
   append_field(key, device.ordinal);
@@ -189,30 +199,33 @@ const auto& planned(const Problem& problem, std::string_view algorithm, const De
     const auto found = plans.find(key);
     if (found != plans.end()) return found->second;
   }
-  Plan result = plan(problem, algorithm, device);
+  auto made = plan(problem, algorithm, device);
   std::unique_lock lock(mutex);
-  return plans.try_emplace(key, std::move(result)).first->second;
+  return plans.try_emplace(key, std::move(made)).first->second;
 }
 
 // Plans a problem and launches the plan: the one way from a problem to a kernel. The problem has
-// the alignment of the addresses of this execution. In the initialize stage those of the execute
-// stage are not known, so the kernels of both cases are loaded: aligned, and aligned to no more
-// than an element.
+// the alignment of the addresses of this execution. In the initialize stage, which is a part of
+// every run, those of the execute stage are not known, so the kernels of both cases are loaded:
+// aligned, and aligned to no more than an element.
 template <class Problem, class Launch>
 void plan_and_launch(const Queue& queue, std::string_view op, Problem problem,
                      std::string_view algorithm, Launch&& launch) {
   if (queue.preparing) {
     problem.alignment = kFullAlignment;
-    launch(queue, planned(problem, algorithm, *queue.device));
+    auto& aligned = planned(problem, algorithm, *queue.device);
+    if (aligned.prepared) return;
+    launch(queue, aligned.plan);
     problem.alignment = least_alignment(problem);
     try {
-      launch(queue, planned(problem, algorithm, *queue.device));
+      launch(queue, planned(problem, algorithm, *queue.device).plan);
     } catch (const std::invalid_argument&) {
       // A named algorithm that needs alignment: the execute stage will say so if it has none.
     }
+    aligned.prepared = true;
     return;
   }
-  const auto& chosen = planned(problem, algorithm, *queue.device);
+  const auto& chosen = planned(problem, algorithm, *queue.device).plan;
   if (!is_recording()) return launch(queue, chosen);
   Execution execution{
       op, to_fields(problem), name_of(chosen.algorithm), to_fields(chosen.config), {}};

@@ -59,7 +59,7 @@ void run(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, Attribute
   if (x.element_count() == 0) return;
   plan_and_launch(queue, "transpose", problem, attributes.algorithm,
                   [&](const Queue& to_queue, const Plan& chosen) {
-                    launch(to_queue, chosen, problem, from.data(), to.data());
+                    launch(to_queue, chosen, from.data(), to.data());
                   });
 }
 

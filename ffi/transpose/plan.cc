@@ -23,6 +23,54 @@ bool vectors_fit(const Movement& movement, const Problem& problem) {
   });
 }
 
+// The canonical form, with words of at most `max_word_bytes`, a power of two.
+Movement canonicalize(const Problem& problem, int max_word_bytes) {
+  // In bytes first. The bytes of an element are one more dimension, which stays minor.
+  const std::size_t rank = problem.shape.size();
+  std::vector<Dim> all(rank);
+  std::int64_t stride = problem.element_bytes;
+  for (std::size_t i = rank; i-- > 0;) {
+    Dim& dim = all[problem.permutation[i]];
+    dim.size = problem.shape[problem.permutation[i]];
+    dim.out_stride = stride;
+    stride *= dim.size;
+  }
+  stride = problem.element_bytes;
+  for (std::size_t i = rank; i-- > 0;) {
+    all[i].in_stride = stride;
+    stride *= all[i].size;
+  }
+  all.push_back({problem.element_bytes, 1, 1});
+
+  // Neighbours in the operand that are neighbours in the result are one dimension.
+  Movement movement{1, {}};
+  std::vector<Dim>& dims = movement.dims;
+  for (const Dim& dim : all) {
+    if (dim.size == 1) continue;
+    if (!dims.empty() && dims.back().out_stride == dim.size * dim.out_stride) {
+      dims.back() = {dims.back().size * dim.size, dim.in_stride, dim.out_stride};
+    } else {
+      dims.push_back(dim);
+    }
+  }
+  if (dims.empty() || dims.back().out_stride != 1) return movement;  // elements of one byte
+
+  // The minor dimension is made of runs that stay as they are: the wider the words, the better.
+  // All other strides are multiples of a run.
+  Dim& run = dims.back();
+  while (movement.word_bytes < max_word_bytes && run.size % 2 == 0) {
+    movement.word_bytes *= 2;
+    run.size /= 2;
+  }
+  if (run.size == 1) dims.pop_back();
+  for (Dim& dim : dims) {
+    if (dim.in_stride == 1) continue;
+    dim.in_stride /= movement.word_bytes;
+    dim.out_stride /= movement.word_bytes;
+  }
+  return movement;
+}
+
 // The movement in the widest words that strides and addresses allow. What they are, if not these,
 // is elements: between the two are few problems, and kernels that would have to be loaded for them.
 Movement in_widest_words(const Problem& problem) {
@@ -171,53 +219,6 @@ TurnedDims turned_dims(const Movement& movement) {
   return {with(&Dim::out_stride), with(&Dim::in_stride), run};
 }
 
-Movement canonicalize(const Problem& problem, int max_word_bytes) {
-  // In bytes first. The bytes of an element are one more dimension, which stays minor.
-  const std::size_t rank = problem.shape.size();
-  std::vector<Dim> all(rank);
-  std::int64_t stride = problem.element_bytes;
-  for (std::size_t i = rank; i-- > 0;) {
-    Dim& dim = all[problem.permutation[i]];
-    dim.size = problem.shape[problem.permutation[i]];
-    dim.out_stride = stride;
-    stride *= dim.size;
-  }
-  stride = problem.element_bytes;
-  for (std::size_t i = rank; i-- > 0;) {
-    all[i].in_stride = stride;
-    stride *= all[i].size;
-  }
-  all.push_back({problem.element_bytes, 1, 1});
-
-  // Neighbours in the operand that are neighbours in the result are one dimension.
-  Movement movement{1, {}};
-  std::vector<Dim>& dims = movement.dims;
-  for (const Dim& dim : all) {
-    if (dim.size == 1) continue;
-    if (!dims.empty() && dims.back().out_stride == dim.size * dim.out_stride) {
-      dims.back() = {dims.back().size * dim.size, dim.in_stride, dim.out_stride};
-    } else {
-      dims.push_back(dim);
-    }
-  }
-  if (dims.empty() || dims.back().out_stride != 1) return movement;  // elements of one byte
-
-  // The minor dimension is made of runs that stay as they are: the wider the words, the better.
-  // All other strides are multiples of a run.
-  Dim& run = dims.back();
-  while (movement.word_bytes < max_word_bytes && run.size % 2 == 0) {
-    movement.word_bytes *= 2;
-    run.size /= 2;
-  }
-  if (run.size == 1) dims.pop_back();
-  for (Dim& dim : dims) {
-    if (dim.in_stride == 1) continue;
-    dim.in_stride /= movement.word_bytes;
-    dim.out_stride /= movement.word_bytes;
-  }
-  return movement;
-}
-
 Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
   check(problem);
   Movement movement = in_widest_words(problem);
@@ -226,15 +227,17 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
   }
   const bool is_empty = movement.words() == 0;
   if (algorithm.empty()) {
-    if (is_empty) return {Algorithm::kCopy, "there is nothing to move", {}};
+    if (is_empty) return {Algorithm::kCopy, "there is nothing to move", {}, std::move(movement)};
     auto [chosen, reason] = choose(movement, problem);
-    return {chosen, std::move(reason), configure(chosen, std::move(movement))};
+    const Config config = configure(chosen, movement);
+    return {chosen, std::move(reason), config, std::move(movement)};
   }
   const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
-  if (is_empty) return {named, "named by the caller", {}};
+  if (is_empty) return {named, "named by the caller", {}, std::move(movement)};
   check(named, movement, problem);
   if (named == Algorithm::kNaive) movement = canonicalize(problem, problem.element_bytes);
-  return {named, "named by the caller", configure(named, std::move(movement))};
+  const Config config = configure(named, movement);
+  return {named, "named by the caller", config, std::move(movement)};
 }
 
 }  // namespace transpose

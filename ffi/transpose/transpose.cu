@@ -40,11 +40,11 @@ void launch_parts(const Plan& plan, Call<Word> call) {
 
 }  // namespace
 
-void launch(const Queue& queue, const Plan& plan, const Problem& problem, const void* x, void* y) {
+void launch(const Queue& queue, const Plan& plan, const void* x, void* y) {
   dispatch_power_of_two<1, kWidestWord>(plan.config.word_bytes, [&](auto bytes) {
     using Word = typename WordOf<bytes>::type;
-    launch_parts<Word>(plan, {queue, static_cast<const Word*>(x), static_cast<Word*>(y),
-                              canonicalize(problem, plan.config.word_bytes)});
+    launch_parts<Word>(plan,
+                       {queue, static_cast<const Word*>(x), static_cast<Word*>(y), plan.movement});
   });
 }
 

@@ -78,42 +78,6 @@ struct Config {
   }
 };
 
-struct Plan {
-  Algorithm algorithm;
-  std::string reason;
-  Config config;
-};
-
-// Throws std::invalid_argument if there is no such permutation or there are no such elements.
-void check(const Problem& problem);
-
-// The algorithm called `algorithm`, or the best one for the problem if it is empty. Throws
-// std::invalid_argument if the problem is not valid or the named algorithm cannot take it.
-Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
-
-inline std::int64_t workspace_bytes(const Problem&, std::string_view) { return 0; }
-
-// Runs the plan: x and y have as many elements as the problem's shape says, at least one.
-void launch(const Queue& queue, const Plan& plan, const Problem& problem, const void* x, void* y);
-
-// Sizes on which both plans and kernels depend.
-
-inline constexpr int kThreads = 256;  // of a block
-
-// The elements in a tile of `tiled`, as a power of two: 64 x 64, or 32 x 32 where so many exceed
-// 48 KiB of shared memory.
-constexpr int tiled_words_log2(int word_bytes) { return word_bytes <= 4 ? 12 : 10; }
-
-// The rows and columns in a tile of `swizzled`: lines of at least 128 bytes on both sides, and at
-// least 64 bytes in flight in each thread.
-constexpr int swizzled_side(int word_bytes) {
-  return word_bytes <= 2 ? 128 : word_bytes <= 8 ? 64 : 32;
-}
-
-// How many words `swizzled` moves at a time: 16 bytes, or 8 of single bytes, of which a thread
-// turns as many rows as a vector has elements; 16 x 16 would overflow its registers.
-constexpr int vector_words(int word_bytes) { return word_bytes == 1 ? 8 : 16 / word_bytes; }
-
 // One dimension of a movement: how many steps, and how far a step goes in operand and result.
 struct Dim {
   std::int64_t size;
@@ -148,6 +112,43 @@ struct Movement {
   }
 };
 
+struct Plan {
+  Algorithm algorithm;
+  std::string reason;
+  Config config;
+  Movement movement;
+};
+
+// Throws std::invalid_argument if there is no such permutation or there are no such elements.
+void check(const Problem& problem);
+
+// The algorithm called `algorithm`, or the best one for the problem if it is empty. Throws
+// std::invalid_argument if the problem is not valid or the named algorithm cannot take it.
+Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
+
+inline std::int64_t workspace_bytes(const Problem&, std::string_view) { return 0; }
+
+// Runs the plan: x and y have as many elements as the problem's shape says, at least one.
+void launch(const Queue& queue, const Plan& plan, const void* x, void* y);
+
+// Sizes on which both plans and kernels depend.
+
+inline constexpr int kThreads = 256;  // of a block
+
+// The elements in a tile of `tiled`, as a power of two: 64 x 64, or 32 x 32 where so many exceed
+// 48 KiB of shared memory.
+constexpr int tiled_words_log2(int word_bytes) { return word_bytes <= 4 ? 12 : 10; }
+
+// The rows and columns in a tile of `swizzled`: lines of at least 128 bytes on both sides, and at
+// least 64 bytes in flight in each thread.
+constexpr int swizzled_side(int word_bytes) {
+  return word_bytes <= 2 ? 128 : word_bytes <= 8 ? 64 : 32;
+}
+
+// How many words `swizzled` moves at a time: 16 bytes, or 8 of single bytes, of which a thread
+// turns as many rows as a vector has elements; 16 x 16 would overflow its registers.
+constexpr int vector_words(int word_bytes) { return word_bytes == 1 ? 8 : 16 / word_bytes; }
+
 // The dimensions that a movement turns: columns are the nearest neighbours in the operand, rows in
 // the result, a short run being taken as one. `run` is null if there is none.
 struct TurnedDims {
@@ -160,9 +161,6 @@ struct TurnedDims {
 TurnedDims turned_dims(const Movement& movement);
 
 inline constexpr int kWidestWord = 16;
-
-// The canonical form, with words of at most `max_word_bytes`, a power of two.
-Movement canonicalize(const Problem& problem, int max_word_bytes);
 
 }  // namespace transpose
 }  // namespace JAX_GPUOPS_NAMESPACE
