@@ -35,6 +35,7 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
   python -m bench programs                            whole programs: attention, LM heads, norms,
   python -m bench programs attention lm_head          ...; plain JAX, None and our kernels
   python -m bench --json run.json --plot figures      keep the numbers; draw them
+  python -m bench merge a.json b.json --json run.json  make one run of its parts
   python -m bench plot run.json --out figures         draw kept numbers again
   python -m bench page docs/performance.md            make the tables of a page from kept numbers
   python -m bench tune                                measure where implementation=None is ours
@@ -60,6 +61,7 @@ _DEFAULTS: dict[str, Any] = {
 _NOT_TAKEN = {
     "tune": _DEFAULTS.keys() - {"only", "commit"},
     "overhead": _DEFAULTS.keys() - {"only", "commit", "json"},
+    "merge": _DEFAULTS.keys() - {"json"},
     "plot": _DEFAULTS.keys(),
     "page": _DEFAULTS.keys(),
 }
@@ -84,6 +86,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"{options.command} has no --{name}; leave it out")
     if options.command == "plot":
         _plot(Run.load(options.file), options.out)
+        return 0
+    if options.command == "merge":
+        if options.json is None:
+            parser.error("merge writes to --json FILE, which is missing")
+        try:
+            Run.merged([Run.load(each) for each in options.parts]).save(options.json)
+        except ValueError as error:
+            parser.error(str(error))
         return 0
     if options.command == "page":
         options.file.write_text(page.filled(options.file.read_text(), options.results))
@@ -225,6 +235,9 @@ def _parser() -> argparse.ArgumentParser:
     program = add("programs", programs.SUMMARY)
     _add_common_arguments(program)
     programs.add_arguments(program)
+    merge = add("merge", "make one JSON file of those of parts of a run, as made by --only")
+    _add_common_arguments(merge)
+    merge.add_argument("parts", nargs="+", type=pathlib.Path, metavar="FILE")
     plot = add("plot", "draw figures from a JSON file that --json wrote")
     plot.add_argument("file", type=pathlib.Path, metavar="FILE")
     plot.add_argument("--out", type=pathlib.Path, default=pathlib.Path(), metavar="DIR")

@@ -11,6 +11,7 @@ import pathlib
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -21,6 +22,9 @@ from bench.problem import Floor, Problem
 SCHEMA = 1
 
 XLA = "XLA"
+_ALIKE = ("commit", "uncommitted_changes", "device", "driver", "jax", "jaxlib", "jax_gpuops")
+"""What the parts of one run have in common, of their environments."""
+
 RIGHT, WRONG, REFUSED, FAILED = "right", "WRONG", "refused", "FAILED"
 
 
@@ -251,6 +255,35 @@ class Run:
         outcomes = [outcome for each in self.results for outcome in each.outcomes]
         ran = [each for each in outcomes if each.status != REFUSED]
         return bool(ran) and all(each.status == RIGHT for each in ran)
+
+    @staticmethod
+    def merged(parts: Sequence[Run]) -> Run:
+        """Returns the run that was made in parts: of one command, on the same sources and machine.
+
+        Its environment is that of the first part, with the command lines of all.
+
+        Raises:
+          ValueError: if the parts do not belong together, or a result is in two of them.
+        """
+        first = parts[0]
+        problems: set[str] = set()
+        for part in parts:
+            for name in _ALIKE:
+                one, other = (each.environment[name] for each in (first, part))
+                if one != other:
+                    raise ValueError(f"the parts of a run have one {name}, not {one} and {other}")
+            if part.command != first.command:
+                raise ValueError(f"{first.command} and {part.command} are no parts of one run")
+            of_part = {str(each.problem) for each in part.results}
+            if both := problems & of_part:
+                raise ValueError(f"two parts have results of {min(both)}")
+            problems |= of_part
+        lines = [part.environment["command_line"] for part in parts]
+        return Run(
+            first.command,
+            {**first.environment, "command_line": lines},
+            [result for part in parts for result in part.results],
+        )
 
     def save(self, path: pathlib.Path) -> None:
         """Writes the run as JSON."""

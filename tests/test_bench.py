@@ -531,7 +531,9 @@ def test_speedup_is_over_the_first_step_of_the_same_shape():
 # The command line
 
 
-@pytest.mark.parametrize("command", ["ladder", "programs", "plot", "tune", "overhead", *ops.OPS])
+@pytest.mark.parametrize(
+    "command", ["ladder", "programs", "merge", "plot", "tune", "overhead", *ops.OPS]
+)
 def test_help_mentions_every_command(command, capsys):
     with pytest.raises(SystemExit):
         command_line.main(["--help"])
@@ -608,10 +610,47 @@ def test_json_of_something_else_is_rejected(tmp_path):
         Run.load(path)
 
 
+def part_of_a_run(path, *shapes, **environment):
+    problems = [ops.make("softmax", shape, "float32") for shape in shapes]
+    found = [Result(each, "softmax", None, None, "warp") for each in problems]
+    Run("main", results.environment("abc") | environment, found).save(path)
+    return str(path)
+
+
+def test_parts_of_a_run_are_merged(tmp_path):
+    first = part_of_a_run(tmp_path / "a", (3, 5), (3, 6), command_line=["a"])
+    second = part_of_a_run(tmp_path / "b", (3, 7), command_line=["b"], date="later")
+    out = tmp_path / "run.json"
+    assert command_line.main(["merge", first, second, "--json", str(out)]) == 0
+    merged = Run.load(out)
+    assert [each.problem.shape for each in merged.results] == [(3, 5), (3, 6), (3, 7)]
+    assert merged.environment["command_line"] == [["a"], ["b"]]
+    assert merged.environment["commit"] == "abc"
+
+
+@pytest.mark.parametrize(
+    ("shape", "environment", "message"),
+    [
+        ((3, 7), {"commit": "def"}, "one commit, not abc and def"),
+        ((3, 7), {"device": "another"}, "have one device"),
+        ((3, 5), {}, "two parts have results of softmax 3x5"),
+    ],
+)
+def test_what_is_no_part_of_the_run_is_an_error(shape, environment, message, tmp_path, capsys):
+    parts = [
+        part_of_a_run(tmp_path / "a", (3, 5)),
+        part_of_a_run(tmp_path / "b", shape, **environment),
+    ]
+    with pytest.raises(SystemExit):
+        command_line.main(["merge", *parts, "--json", str(tmp_path / "run.json")])
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["softmax"], "--shape"),
+        (["merge", "a.json"], "merge writes to --json"),
         (["softmax", "--shape", "3xtwo"], "--shape"),
         (["softmax", "--shape", "3x2", "--dtype", "f33"], "--dtype"),
         (["softmax", "--shape", "3x2", "--algorithm", "fastest"], "it has baseline"),
