@@ -74,16 +74,19 @@ float sum_of_floats(const std::uint16_t* left, const std::uint16_t* right, Facto
   const auto depth = static_cast<int>(simt::depth_of(type));
   const int least = least_exponent(type);
   float special = before;
-  int most = before == 0 ? std::numeric_limits<int>::min() : exponent_of(before, -126);
   bool finite = std::isfinite(before);
+  for (int k = 0; k < depth; ++k) {
+    const double product = value(left, k, type) * value(right, k, type);
+    finite = finite && std::isfinite(product);
+    special += static_cast<float>(product);
+  }
+  if (!finite) return special;
+  int most = before == 0 ? std::numeric_limits<int>::min() : exponent_of(before, -126);
   for (int k = 0; k < depth; ++k) {
     const double a = value(left, k, type);
     const double b = value(right, k, type);
-    finite = finite && std::isfinite(a) && std::isfinite(b);
-    special += static_cast<float>(a * b);
     if (a != 0 && b != 0) most = std::max(most, exponent_of(a, least) + exponent_of(b, least));
   }
-  if (!finite) return special;
   if (most == std::numeric_limits<int>::min()) return 0;
   const int fraction = simt::is_byte(type) ? 13 : 25;
   double total = std::trunc(std::ldexp(double{before}, fraction - most));
