@@ -1,4 +1,4 @@
-// Reductions over the lanes of a group, a warp and a block.
+// Reductions over what a thread holds, and over the lanes of a group, a warp and a block.
 #pragma once
 
 #include <type_traits>
@@ -96,6 +96,18 @@ __device__ inline T group_reduce(T value, Combine combine, int lanes) {
 template <class T, class Combine>
 __device__ inline T warp_reduce(T value, Combine combine) {
   return group_reduce<kWarpSize>(value, combine);
+}
+
+// Combines `terms` in pairs: a sum's error then grows with the logarithm of their number.
+template <class Combine, int kCount, class A>
+__device__ inline A tree(A (&terms)[kCount]) {
+  static_assert((kCount & (kCount - 1)) == 0, "a tree of halves needs a power of two");
+#pragma unroll
+  for (int half = kCount / 2; half > 0; half /= 2) {
+#pragma unroll
+    for (int i = 0; i < half; ++i) terms[i] = Combine{}(terms[i], terms[i + half]);
+  }
+  return terms[0];
 }
 
 // Combines the values of all threads of a block of whole warps; every thread gets the result.

@@ -110,7 +110,7 @@ __device__ inline RegisterPack<T, kSize> pack_at(const RegisterPack<T, kSize> (&
 
 // How many elements of T one lane moves at a time when the address allows it.
 template <class T>
-inline constexpr int kWidestPack = 16 / sizeof(T);
+inline constexpr int kWidestPack = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
 
 // Conversions to and from the type that kernels compute in.
 template <class T>

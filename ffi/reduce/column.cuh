@@ -66,6 +66,7 @@ __global__ void __launch_bounds__(kColumnThreads)
       std::int64_t column = begin + depth;
       Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
       typename Masks::Row mask[kPack];
+      bool takes_part[kLoads][kPack] = {};
       if constexpr (Masks::kMasks) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) mask[i] = masks.of(outer * rows.inner + inner + i);
@@ -75,22 +76,35 @@ __global__ void __launch_bounds__(kColumnThreads)
         if constexpr (Masks::kMasks) {
 #pragma unroll
           for (int i = 0; i < kPack; ++i) {
-            if (!mask[i](column + u * depths)) {
-              value[u][i] = static_cast<Value>(Reducer::identity());
+            takes_part[u][i] = mask[i](column + u * depths);
+            if constexpr (!Reducer::kFoldsChunks) {
+              if (!takes_part[u][i]) value[u][i] = static_cast<Value>(Reducer::identity());
             }
+          }
+        }
+      };
+      const auto fold_loaded = [&](int first, auto count) {
+        constexpr int kCount = decltype(count)::value;
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          Value of_row[kCount];
+          bool takes[kCount];
+#pragma unroll
+          for (int u = 0; u < kCount; ++u) {
+            of_row[u] = value[first + u][i];
+            takes[u] = takes_part[first + u][i];
+          }
+          if constexpr (Masks::kMasks && Reducer::kFoldsChunks) {
+            fold[i].add(of_row, takes);
+          } else {
+            fold[i].add(of_row, column + first * depths, depths);
           }
         }
       };
       for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
 #pragma unroll
         for (int u = 0; u < kLoads; ++u) load_column(u);
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          Value of_row[kLoads];
-#pragma unroll
-          for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
-          fold[i].add(of_row, column, depths);
-        }
+        fold_loaded(0, Width<kLoads>{});
       }
 #pragma unroll
       for (int u = 0; u < kLoads - 1; ++u) {
@@ -98,13 +112,7 @@ __global__ void __launch_bounds__(kColumnThreads)
       }
 #pragma unroll
       for (int u = 0; u < kLoads - 1; ++u) {
-        if (column + u * depths < end) {
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) {
-            const Value of_row[1] = {value[u][i]};
-            fold[i].add(of_row, column + u * depths, depths);
-          }
-        }
+        if (column + u * depths < end) fold_loaded(u, Width<1>{});
       }
     }
 

@@ -49,6 +49,9 @@ void check(const Problem& problem) {
   } else if (function == Function::kSum || function == Function::kProd) {
     right |= is_16_bit_float(dtype) && result == DType::kFloat32;
     right |= is_integer(dtype) && is_integer(result);
+  } else if (function == Function::kMeanAndVar) {
+    right &= is_float(dtype);
+    right |= is_16_bit_float(dtype) && result == DType::kFloat32;
   }
   if (!right) {
     throw std::invalid_argument(
@@ -56,7 +59,8 @@ void check(const Problem& problem) {
   }
   if (problem.masked && (is_arg(function) || !is_float(dtype))) {
     throw std::invalid_argument(
-        "kernels take masks of floats, for sum, prod, max and min; other elements must be masked "
+        "kernels take masks of floats, but not for argmax and argmin; other elements must be "
+        "masked "
         "before");
   }
 }
@@ -65,9 +69,8 @@ void check(Algorithm algorithm, const Problem& problem) {
   const auto refuse = [&](const std::string& why) {
     throw std::invalid_argument("algorithm '" + std::string(name_of(algorithm)) + "' " + why);
   };
-  if (is_step(algorithm) && is_arg(problem.function)) {
-    refuse(
-        "computes sum, prod, max and min; argmax and argmin have 'multiple', 'row' and 'column'");
+  if (is_step(algorithm) && !is_value(problem.function)) {
+    refuse("computes sum, prod, max and min; other functions have 'multiple', 'row' and 'column'");
   }
   if (is_step(algorithm) && problem.masked) {
     refuse("takes no mask; 'multiple', 'row' and 'column' do");
@@ -88,8 +91,9 @@ std::int64_t accumulator_bytes(const Problem& problem) {
   return bytes_of(problem.dtype) == 4 && bytes_of(problem.result) <= 4 ? 4 : 8;
 }
 
-// A partial result in the workspace: a value, or a value and its index.
+// A partial result in the workspace: a value, a value and its index, or Moments.
 std::int64_t partial_bytes(const Problem& problem) {
+  if (problem.function == Function::kMeanAndVar) return 4 * accumulator_bytes(problem);
   return is_arg(problem.function) ? 16 : accumulator_bytes(problem);
 }
 
@@ -166,7 +170,8 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   }
   config->threads = kMultipleThreads;
   config->parts = parts;
-  config->last_threads = block_threads(parts, kPackBytes / partial_bytes(problem));
+  config->last_threads =
+      block_threads(parts, std::max<std::int64_t>(1, kPackBytes / partial_bytes(problem)));
   config->workspace = problem.rows() * parts * partial_bytes(problem);
 }
 

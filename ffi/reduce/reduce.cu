@@ -53,7 +53,7 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
   if (!is_step(plan.algorithm)) return launch_rows(queue, plan, problem, buffers);
   dispatch_unmasked(problem, [&](auto instance) {
     using Instance = decltype(instance);
-    if constexpr (!is_arg(Instance::kFunction)) {
+    if constexpr (is_value(Instance::kFunction)) {
       const Call call{queue, plan.config, problem, buffers};
       launch_ladder<Instance::kFunction, typename Instance::Element, typename Instance::Value>(
           plan.algorithm, call, Instance::elements(call), problem.columns,

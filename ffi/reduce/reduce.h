@@ -1,4 +1,5 @@
-// Reductions of the rows of an array to one element each: sum, prod, max, min, argmax, argmin.
+// Reductions of the rows of an array to one element each: sum, prod, max, min, argmax, argmin; and
+// to two, their mean and their variance.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +16,18 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-enum class Function { kSum, kProd, kMax, kMin, kArgMax, kArgMin };
+enum class Function { kSum, kProd, kMax, kMin, kArgMax, kArgMin, kMeanAndVar };
 
-inline constexpr std::string_view kFunctions[] = {"sum", "prod", "max", "min", "argmax", "argmin"};
+inline constexpr std::string_view kFunctions[] = {"sum",    "prod",   "max",         "min",
+                                                  "argmax", "argmin", "mean_and_var"};
 constexpr auto& names_of(Function) { return kFunctions; }
 
-constexpr bool is_arg(Function function) { return function >= Function::kArgMax; }
+constexpr bool is_arg(Function function) {
+  return function == Function::kArgMax || function == Function::kArgMin;
+}
+
+// sum, prod, max and min: a partial result is a value.
+constexpr bool is_value(Function function) { return function < Function::kArgMax; }
 
 // An array of `outer` x `columns` x `inner` elements, of which `columns` is the axis reduced over.
 // Row r = o * inner + i starts at element o * columns * inner + i, and its elements lie `inner`
@@ -56,7 +63,9 @@ struct Buffers {
   const void* x;
   Mask mask;
   void* y;
-  void* workspace;  // for what blocks pass on to the next launch
+  void* workspace;           // for what blocks pass on to the next launch
+  void* variance = nullptr;  // mean_and_var, whose y is the mean
+  double correction = 0;     // likewise: what is taken off the number of elements to divide by
 };
 
 enum class Algorithm {
@@ -76,7 +85,7 @@ constexpr bool is_step(Algorithm algorithm) { return algorithm < Algorithm::kMul
 inline constexpr std::string_view kHarris =
     "Mark Harris, Optimizing Parallel Reduction in CUDA, NVIDIA, 2007";
 inline constexpr std::string_view kContiguousValues =
-    "no argmax or argmin; no mask of floats; rows that are contiguous in memory";
+    "sum, prod, max and min only; no mask of floats; rows that are contiguous in memory";
 inline constexpr std::string_view kContiguous = "rows that are contiguous in memory";
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {

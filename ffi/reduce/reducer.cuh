@@ -16,6 +16,7 @@
 #include "core/dtype.h"
 #include "core/numeric.h"
 #include "core/vector.h"
+#include "reduce/moments.cuh"
 #include "reduce/reduce.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -66,6 +67,8 @@ struct Target {
   DType dtype;
   bool partials;
   IntegerOrder order;
+  void* variance = nullptr;  // mean_and_var: the second result
+  double correction = 0;     // likewise: what is taken off the number of elements to divide by
 };
 
 // Whether a reducer compares keys in place of its elements, which are computed in A.
@@ -167,18 +170,6 @@ __device__ inline void store_result(const Target& target, std::int64_t index, A 
   }
 }
 
-// Combines `terms` in pairs: a sum's error then grows with the logarithm of their number.
-template <class Combine, int kCount, class A>
-__device__ inline A tree(A (&terms)[kCount]) {
-  static_assert((kCount & (kCount - 1)) == 0, "a tree of halves needs a power of two");
-#pragma unroll
-  for (int half = kCount / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int i = 0; i < half; ++i) terms[i] = Combine{}(terms[i], terms[i + half]);
-  }
-  return terms[0];
-}
-
 // sum, prod, max and min of elements of T, computed in A.
 template <Function kFunction, class T, class A>
 struct ValueReducer {
@@ -205,6 +196,7 @@ struct ValueReducer {
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
   using Reader = reduce::Reader<T, A, kKeys>;
+  static constexpr bool kFoldsChunks = false;
 
   __device__ static void store(const Target& target, std::int64_t index, A value) {
     if constexpr (kKeys) value ^= target.order.template flipped<A>();
@@ -277,6 +269,7 @@ struct ArgReducer {
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
   using Reader = reduce::Reader<T, A, kKeys>;
+  static constexpr bool kFoldsChunks = false;
 
   __device__ static void store(const Target& target, std::int64_t index, Partial value) {
     if (target.partials) {
@@ -323,9 +316,39 @@ struct ArgReducer {
   };
 };
 
+// mean_and_var of elements of T, computed in A, or of the Moments<A> of an earlier launch.
+template <class T, class A>
+struct MomentsReducer {
+  using Element = T;
+  using Partial = Moments<A>;
+  using Combine = MergeMoments;
+  using Reader = reduce::Reader<T, A, false>;
+  using Fold = std::conditional_t<std::is_same_v<T, Partial>, PartialMoments<A>, ElementMoments<A>>;
+  // Fold takes at once what a thread has loaded, and must be told which of it takes part: there is
+  // no element that changes no mean.
+  static constexpr bool kFoldsChunks = true;
+
+  __device__ static Partial identity() { return {}; }
+
+  __device__ static void store(const Target& target, std::int64_t index, Partial value) {
+    if (target.partials) {
+      static_cast<Partial*>(target.data)[index] = value;
+      return;
+    }
+    const A nan = std::numeric_limits<A>::quiet_NaN();
+    const A divisor = value.count - static_cast<A>(target.correction);
+    Target variance = target;
+    variance.data = target.variance;
+    store_result(target, index, value.count > 0 ? value.mean : nan);
+    store_result(variance, index, divisor > 0 ? value.squares / divisor : nan);
+  }
+};
+
 template <Function kFunction, class T, class A>
-using Reducer = std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A>,
-                                   ValueReducer<kFunction, T, A>>;
+using Reducer =
+    std::conditional_t<kFunction == Function::kMeanAndVar, MomentsReducer<T, A>,
+                       std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A>,
+                                          ValueReducer<kFunction, T, A>>>;
 
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -22,17 +22,24 @@ struct MultipleStorage {
   typename Reducer::Partial warps[kMaxWarpsPerBlock];
 };
 
-// Replaces what does not take part of the elements of columns first, first + 1, ...: by one that
-// changes no result.
-template <class Reducer, class RowMask, class Value, int kCount>
-__device__ inline void drop_masked(const RowMask& mask, std::int64_t first,
-                                   Value (&value)[kCount]) {
+// Folds elements of a row, of which element i is in column(i), but those that the mask leaves out.
+template <class Reducer, class RowMask, class Value, int kCount, class Column>
+__device__ inline void fold_masked(typename Reducer::Fold& fold, const RowMask& mask,
+                                   Value (&value)[kCount], const Column& column) {
   if constexpr (!std::is_same_v<RowMask, NoMasks::Row>) {
+    bool takes_part[kCount];
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      if (!mask(first + i)) value[i] = static_cast<Value>(Reducer::identity());
+    for (int i = 0; i < kCount; ++i) takes_part[i] = mask(column(i));
+    if constexpr (Reducer::kFoldsChunks) {
+      return fold.add(value, takes_part);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (!takes_part[i]) value[i] = static_cast<Value>(Reducer::identity());
+      }
     }
   }
+  fold.add(value, column(0), 1);
 }
 
 // Folds the columns of a row that fall to thread `thread` of `threads`: a scalar head up to the
@@ -51,8 +58,7 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   const auto fold_scalars = [&](std::int64_t first, std::int64_t end) {
     for (std::int64_t column = first + thread; column < end; column += threads) {
       Value value[1] = {read(row[column])};
-      drop_masked<Reducer>(mask, column, value);
-      fold.add(value, column, 1);
+      fold_masked<Reducer>(fold, mask, value, [&](int) { return column; });
     }
   };
   std::int64_t head = elements_to_alignment<kPack>(row);
@@ -64,13 +70,21 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
   const auto at = [&](int i) { return pack + std::int64_t{i} * threads; };
   const auto column = [&](int i) { return head + at(i) * kPack; };
+  const auto fold_pack = [&](int i) {
+    fold_masked<Reducer>(fold, mask, value[i], [&](int j) { return column(i) + j; });
+  };
   for (; at(kLoads - 1) < packs; pack = at(kLoads)) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) read.load(row + column(i), value[i]);
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) {
-      drop_masked<Reducer>(mask, column(i), value[i]);
-      fold.add(value[i], column(i), 1);
+      if constexpr (!Reducer::kFoldsChunks) fold_pack(i);
+    }
+    if constexpr (Reducer::kFoldsChunks) {
+      Value chunk[kLoads * kPack];
+#pragma unroll
+      for (int i = 0; i < kLoads * kPack; ++i) chunk[i] = value[i / kPack][i % kPack];
+      fold_masked<Reducer>(fold, mask, chunk, [&](int i) { return column(i / kPack) + i % kPack; });
     }
   }
 #pragma unroll
@@ -79,10 +93,7 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   }
 #pragma unroll
   for (int i = 0; i < kLoads - 1; ++i) {
-    if (at(i) < packs) {
-      drop_masked<Reducer>(mask, column(i), value[i]);
-      fold.add(value[i], column(i), 1);
-    }
+    if (at(i) < packs) fold_pack(i);
   }
 
   fold_scalars(head + packs * kPack, columns);
