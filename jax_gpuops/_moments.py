@@ -39,8 +39,8 @@ def var(
     run.
 
     Args:
-      a: an array of any shape. The kernels support float16, bfloat16, float32 and float64; of 16-bit
-        floats they compute in float32. XLA computes other dtypes.
+      a: an array of any shape. The kernels support float16, bfloat16, float32 and float64; they
+        compute 16-bit floats in float32. XLA computes other dtypes.
       axis: the axis or axes to reduce; None means all axes. An axis other than the last is read in
         place, without a transpose in memory.
       dtype: the dtype of the result; None means that of `a`, or for integers the default float.
@@ -130,8 +130,8 @@ def mean_and_var(
 ) -> tuple[jax.Array, jax.Array]:
     """Mean and variance over one or more axes, from one read of the array.
 
-    It is `(jnp.mean(a, ...), jnp.var(a, ...))` with the same arguments. For a normalisation layer of
-    16-bit floats, `dtype=jnp.float32` gives the statistics as they were computed.
+    It is `(jnp.mean(a, ...), jnp.var(a, ...))` with the same arguments. For a normalisation layer
+    of 16-bit floats, `dtype=jnp.float32` gives the statistics as they were computed.
 
     Args:
       a: as in `var`.
@@ -191,13 +191,13 @@ def _call(name, a, axis, implementation, algorithm, *, out=None, **arguments) ->
 
 
 def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
+    axes = _arguments.canonical_axes(axis, jnp.ndim(a))
     keywords = dict(arguments)
     upstream = functools.partial(_UPSTREAM[name], axis=axis, **keywords)
     # Upstream's abstract evaluation tells the results' type, and raises what upstream raises.
     result = jax.tree.leaves(jax.eval_shape(upstream, a, **operands))[-1]
 
     def kernel():
-        axes = _arguments.canonical_axes(axis, a.ndim)
         for dtype in (a.dtype, result.dtype):
             if dtype.name not in _reduce.FLOATS:
                 floats = ", ".join(_reduce.FLOATS)
@@ -252,7 +252,7 @@ def _mean_and_var(a, axis=None, dtype=None, *, correction=0, keepdims=False, whe
     result = jax.eval_shape(functools.partial(jnp.mean, dtype=dtype), a).dtype
     computed = jnp.promote_types(result, jnp.float32)
     mean = jnp.mean(a, axis, dtype=computed, keepdims=True, where=where)
-    variance = jnp.var(
+    variance = jnp.var(  # type: ignore[call-arg]  # the stubs of JAX lack `mean`
         a,
         axis,
         dtype=dtype,
@@ -328,8 +328,8 @@ def _make() -> Primitive:
     return p
 
 
-# Derivatives, in JAX's operations. The term of the variance that the tangent of the mean adds, times
-# the sum of the differences from the mean, is 0.
+# Derivatives, in JAX's operations. The variance has no term with the tangent of the mean: that is
+# multiplied by the sum of the differences from the mean, which is 0.
 
 
 def _jvp(p: Primitive, primals, tangents, *, axes: _rowwise.Axes, dtype, correction, **how):

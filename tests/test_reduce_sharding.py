@@ -11,7 +11,7 @@ from test_sharding import SPECS, mesh_of, meshes, run
 
 import jax_gpuops
 
-FUNCTIONS = ("sum", "max", "mean", "argmax")
+FUNCTIONS = ("sum", "max", "mean", "var", "argmax")
 
 pytestmark = pytest.mark.parametrize(("implementation", "devices"), meshes())
 
@@ -67,7 +67,27 @@ def test_full_reduction(name, implementation, devices):
     np.testing.assert_allclose(y, getattr(jnp, name)(host), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sum", "max", "mean"])
+@pytest.mark.kernel
+@pytest.mark.parametrize("algorithm", ["multiple", "row", "column"])
+@pytest.mark.parametrize("spec", [P("d"), P(("d", "t")), P(None)], ids=str)
+def test_both_results_are_sharded(algorithm, spec, implementation, devices):
+    mesh = mesh_of(devices, AxisType.Auto)
+    host = helpers.normal((8, 20000), "float32")
+    where = np.arange(8)[:, None] < np.arange(20000) // 1000
+    x, mask = (jax.device_put(each, NamedSharding(mesh, spec)) for each in (host, where))
+    how = {"implementation": implementation, "algorithm": algorithm}
+    for masks in ({}, {"where": mask}):
+        results, collectives = run(lambda x: jax_gpuops.mean_and_var(x, -1, **masks, **how), x)  # noqa: B023
+        true = {"where": where} if masks else {}
+        wide = host.astype(np.float64)
+        np.testing.assert_allclose(results[0], wide.mean(-1, **true), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(results[1], wide.var(-1, **true), rtol=1e-5)
+        assert collectives == []
+        for y in results:
+            assert y.sharding.is_equivalent_to(NamedSharding(mesh, spec), 1)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "mean", "var"])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_gradient_and_vmap(name, axis_type, implementation, devices):
     mesh = mesh_of(devices, axis_type)

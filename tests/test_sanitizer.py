@@ -109,6 +109,18 @@ def call_masked_reduce(algorithm, dtype, implementation):
     return y, x.astype(np.float32).max(axis, where=where, initial=-9)
 
 
+def call_mean_and_var(algorithm, dtype, implementation):
+    x = rows(dtype)
+    axis = 0 if algorithm == "column" else -1
+    where = np.arange(x.shape[0])[:, None] != np.arange(x.shape[1]) % 4
+    how = {"implementation": implementation, "algorithm": algorithm}
+    whole = ops.mean_and_var(x, axis, dtype="float32", **how)
+    masked = ops.mean_and_var(x, axis, dtype="float32", where=where, **how)
+    x = x.astype(np.float32)
+    expected = x.mean(axis), x.var(axis), x.mean(axis, where=where), x.var(axis, where=where)
+    return np.stack([*whole, *masked]), np.stack(expected)
+
+
 def call_transpose(algorithm, dtype, implementation):
     if algorithm == "copy":  # takes what keeps runs
         x = helpers.normal((5, 7, 6), dtype)
@@ -170,6 +182,7 @@ CALLS = [
     (call_cross_entropy_gradient, ["elementwise"]),
     (call_reduce, names("reduce")),
     (call_masked_reduce, ["multiple", "row", "column"]),
+    (call_mean_and_var, ["multiple", "row", "column"]),
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),
     (call_linear, [name for name in names("matmul") if name != "cublas"]),

@@ -236,6 +236,7 @@ ALL = {
     "mean": (jax_gpuops.mean, jnp.mean),
     "max": (jax_gpuops.max, jnp.max),
     "prod": (jax_gpuops.prod, jnp.prod),
+    "var": (jax_gpuops.var, jnp.var),
     "masked sum": (
         lambda x, axis: jax_gpuops.sum(x, axis, where=x > 0),
         lambda x, axis: jnp.sum(x, axis, where=x > 0),

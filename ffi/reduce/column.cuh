@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kColumnThreads)
       std::int64_t column = begin + depth;
       Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
       typename Masks::Row mask[kPack];
-      bool takes_part[kLoads][kPack] = {};
+      unsigned kept[kPack] = {};  // of each row the columns that take part, bit u for value[u]
       if constexpr (Masks::kMasks) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) mask[i] = masks.of(outer * rows.inner + inner + i);
@@ -76,35 +76,33 @@ __global__ void __launch_bounds__(kColumnThreads)
         if constexpr (Masks::kMasks) {
 #pragma unroll
           for (int i = 0; i < kPack; ++i) {
-            takes_part[u][i] = mask[i](column + u * depths);
-            if constexpr (!Reducer::kFoldsChunks) {
-              if (!takes_part[u][i]) value[u][i] = static_cast<Value>(Reducer::identity());
+            const bool keeps = mask[i](column + u * depths);
+            if constexpr (!Reducer::kHasIdentity) {
+              kept[i] = (kept[i] & ~(1u << u)) | (keeps ? 1u << u : 0);
+            } else if (!keeps) {
+              value[u][i] = static_cast<Value>(Reducer::identity());
             }
           }
         }
       };
-      const auto fold_loaded = [&](int first, auto count) {
-        constexpr int kCount = decltype(count)::value;
+      const auto fold_columns = [&](int first, auto count) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
-          Value of_row[kCount];
-          bool takes[kCount];
+          Value of_row[decltype(count)::value];
 #pragma unroll
-          for (int u = 0; u < kCount; ++u) {
-            of_row[u] = value[first + u][i];
-            takes[u] = takes_part[first + u][i];
-          }
-          if constexpr (Masks::kMasks && Reducer::kFoldsChunks) {
-            fold[i].add(of_row, takes);
+          for (int u = 0; u < count; ++u) of_row[u] = value[first + u][i];
+          const std::int64_t first_column = column + first * depths;
+          if constexpr (Masks::kMasks && !Reducer::kHasIdentity) {
+            fold[i].add_kept(of_row, kept[i] >> first, first_column, depths);
           } else {
-            fold[i].add(of_row, column + first * depths, depths);
+            fold[i].add(of_row, first_column, depths);
           }
         }
       };
       for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
 #pragma unroll
         for (int u = 0; u < kLoads; ++u) load_column(u);
-        fold_loaded(0, Width<kLoads>{});
+        fold_columns(0, Width<kLoads>{});
       }
 #pragma unroll
       for (int u = 0; u < kLoads - 1; ++u) {
@@ -112,7 +110,7 @@ __global__ void __launch_bounds__(kColumnThreads)
       }
 #pragma unroll
       for (int u = 0; u < kLoads - 1; ++u) {
-        if (column + u * depths < end) fold_loaded(u, Width<1>{});
+        if (column + u * depths < end) fold_columns(u, Width<1>{});
       }
     }
 

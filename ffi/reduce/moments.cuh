@@ -79,7 +79,7 @@ struct MergeMoments {
       return {mean, 0, squares_of_far_elements(mean), count};
     }
     const A step = delta * weight;
-    const A squares = a.squares + b.squares + step * a.count * delta;
+    const A squares = a.squares + (b.squares + step * a.count * delta);
     add_exactly(a.low + step, a.mean, a.low);
     return {a.mean, a.low, squares, count};
   }
@@ -91,44 +91,38 @@ class ElementMoments {
  public:
   template <int kCount>
   __device__ void add(const A (&value)[kCount], std::int64_t, std::int64_t) {
-    add_chunk(value, kCount, [](int) { return true; });
+    add_kept(value, ~0u, 0, 0);
   }
 
-  // Those elements that take part.
+  // The same, but of elements without a bit in `kept` none takes part.
   template <int kCount>
-  __device__ void add(const A (&value)[kCount], const bool (&takes_part)[kCount]) {
+  __device__ void add_kept(const A (&value)[kCount], unsigned kept, std::int64_t, std::int64_t) {
+    static_assert(kCount <= 32, "each element has a bit");
+    const auto takes_part = [&](int i) { return (kept >> i & 1) != 0; };
     int taken = 0;
 #pragma unroll
-    for (const bool takes : takes_part) taken += takes ? 1 : 0;
+    for (int i = 0; i < kCount; ++i) taken += takes_part(i) ? 1 : 0;
     if (taken == 0) return;
-    add_chunk(value, taken, [&](int i) { return takes_part[i]; });
-  }
-
-  __device__ Moments<A> value() const {
-    return {mean_, low_, squares_.value(), static_cast<A>(count_)};
-  }
-
- private:
-  template <int kCount, class TakesPart>
-  __device__ void add_chunk(const A (&value)[kCount], int taken, const TakesPart& takes_part) {
     if (count_ == 0) {
 #pragma unroll
       for (int i = kCount - 1; i >= 0; --i) {
         if (takes_part(i)) mean_ = value[i];
       }
     }
+    constexpr int kSums = kCount < 4 ? kCount : 4;  // each addition to one waits for the last
     A distance[kCount];
-    A terms[kCount];
+    A sums[kSums] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       distance[i] = takes_part(i) ? value[i] - mean_ : A(0);
-      terms[i] = distance[i];
+      sums[i % kSums] += distance[i];
     }
     const A part = taken == kCount ? A(1) / kCount : fast_reciprocal(static_cast<A>(taken));
-    const A chunk_mean = tree<Add>(terms) * part;
-    const A before = static_cast<A>(count_);
+    const A chunk_mean = tree<Add>(sums) * part;
     count_ += static_cast<std::uint32_t>(taken);
-    const A each = fast_reciprocal(static_cast<A>(count_));
+    const A count = static_cast<A>(count_);
+    const A before = count - static_cast<A>(taken);
+    const A each = fast_reciprocal(count);
     if (!is_finite(chunk_mean)) {
       mean_ = before == 0 ? A(0) : mean_ * (before * each);
 #pragma unroll
@@ -139,12 +133,11 @@ class ElementMoments {
       squares_ = {squares_of_far_elements(mean_), 0};
       return;
     }
-    constexpr int kChains = kCount < 4 ? kCount : 4;  // each would wait for the last addition
-    A squares[kChains] = {};
+    A squares[kSums] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       const A rest = takes_part(i) ? distance[i] - chunk_mean : A(0);
-      squares[i % kChains] += rest * rest;
+      squares[i % kSums] += rest * rest;
     }
     const A delta = chunk_mean - low_;
     const A step = delta * (static_cast<A>(taken) * each);
@@ -152,6 +145,11 @@ class ElementMoments {
     add_exactly(low_ + step, mean_, low_);
   }
 
+  __device__ Moments<A> value() const {
+    return {mean_, low_, squares_.value(), static_cast<A>(count_)};
+  }
+
+ private:
   A mean_ = 0;
   A low_ = 0;
   CompensatedSum<A> squares_;

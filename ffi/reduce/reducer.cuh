@@ -196,7 +196,8 @@ struct ValueReducer {
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
   using Reader = reduce::Reader<T, A, kKeys>;
-  static constexpr bool kFoldsChunks = false;
+  static constexpr bool kHasIdentity = true;  // an element that changes nothing
+  static constexpr int kChunk = 1;            // elements that Fold should get at a time, at least
 
   __device__ static void store(const Target& target, std::int64_t index, A value) {
     if constexpr (kKeys) value ^= target.order.template flipped<A>();
@@ -269,7 +270,8 @@ struct ArgReducer {
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
   using Reader = reduce::Reader<T, A, kKeys>;
-  static constexpr bool kFoldsChunks = false;
+  static constexpr bool kHasIdentity = true;  // an element that changes nothing
+  static constexpr int kChunk = 1;            // elements that Fold should get at a time, at least
 
   __device__ static void store(const Target& target, std::int64_t index, Partial value) {
     if (target.partials) {
@@ -324,9 +326,8 @@ struct MomentsReducer {
   using Combine = MergeMoments;
   using Reader = reduce::Reader<T, A, false>;
   using Fold = std::conditional_t<std::is_same_v<T, Partial>, PartialMoments<A>, ElementMoments<A>>;
-  // Fold takes at once what a thread has loaded, and must be told which of it takes part: there is
-  // no element that changes no mean.
-  static constexpr bool kFoldsChunks = true;
+  static constexpr bool kHasIdentity = false;  // Fold is told which elements take part
+  static constexpr int kChunk = 16;
 
   __device__ static Partial identity() { return {}; }
 
@@ -343,6 +344,13 @@ struct MomentsReducer {
     store_result(variance, index, divisor > 0 ? value.squares / divisor : nan);
   }
 };
+
+// How many of the packs that a thread has loaded a reducer folds at a time.
+template <class Reducer>
+constexpr int packs_folded(int loaded, int pack) {
+  const int packs = Reducer::kChunk > pack ? Reducer::kChunk / pack : 1;
+  return packs < loaded ? packs : loaded;
+}
 
 template <Function kFunction, class T, class A>
 using Reducer =

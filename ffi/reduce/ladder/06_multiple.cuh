@@ -27,15 +27,15 @@ template <class Reducer, class RowMask, class Value, int kCount, class Column>
 __device__ inline void fold_masked(typename Reducer::Fold& fold, const RowMask& mask,
                                    Value (&value)[kCount], const Column& column) {
   if constexpr (!std::is_same_v<RowMask, NoMasks::Row>) {
-    bool takes_part[kCount];
+    unsigned kept = 0;
 #pragma unroll
-    for (int i = 0; i < kCount; ++i) takes_part[i] = mask(column(i));
-    if constexpr (Reducer::kFoldsChunks) {
-      return fold.add(value, takes_part);
+    for (int i = 0; i < kCount; ++i) kept |= mask(column(i)) ? 1u << i : 0;
+    if constexpr (!Reducer::kHasIdentity) {
+      return fold.add_kept(value, kept, column(0), 1);
     } else {
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        if (!takes_part[i]) value[i] = static_cast<Value>(Reducer::identity());
+        if ((kept >> i & 1) == 0) value[i] = static_cast<Value>(Reducer::identity());
       }
     }
   }
@@ -53,6 +53,7 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   using Element = typename Reducer::Element;
   using Value = Accumulator<Element>;
   constexpr int kPack = kWidestPack<Element>;
+  constexpr int kFolded = packs_folded<Reducer>(kLoads, kPack);  // at a time
   typename Reducer::Fold fold;
 
   const auto fold_scalars = [&](std::int64_t first, std::int64_t end) {
@@ -70,21 +71,16 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
   const auto at = [&](int i) { return pack + std::int64_t{i} * threads; };
   const auto column = [&](int i) { return head + at(i) * kPack; };
-  const auto fold_pack = [&](int i) {
-    fold_masked<Reducer>(fold, mask, value[i], [&](int j) { return column(i) + j; });
-  };
   for (; at(kLoads - 1) < packs; pack = at(kLoads)) {
 #pragma unroll
     for (int i = 0; i < kLoads; ++i) read.load(row + column(i), value[i]);
 #pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      if constexpr (!Reducer::kFoldsChunks) fold_pack(i);
-    }
-    if constexpr (Reducer::kFoldsChunks) {
-      Value chunk[kLoads * kPack];
+    for (int i = 0; i < kLoads; i += kFolded) {
+      Value chunk[kFolded * kPack];
 #pragma unroll
-      for (int i = 0; i < kLoads * kPack; ++i) chunk[i] = value[i / kPack][i % kPack];
-      fold_masked<Reducer>(fold, mask, chunk, [&](int i) { return column(i / kPack) + i % kPack; });
+      for (int j = 0; j < kFolded * kPack; ++j) chunk[j] = value[i + j / kPack][j % kPack];
+      fold_masked<Reducer>(fold, mask, chunk,
+                           [&](int j) { return column(i + j / kPack) + j % kPack; });
     }
   }
 #pragma unroll
@@ -93,7 +89,9 @@ __device__ inline typename Reducer::Partial fold_row(const typename Reducer::Ele
   }
 #pragma unroll
   for (int i = 0; i < kLoads - 1; ++i) {
-    if (at(i) < packs) fold_pack(i);
+    if (at(i) < packs) {
+      fold_masked<Reducer>(fold, mask, value[i], [&](int j) { return column(i) + j; });
+    }
   }
 
   fold_scalars(head + packs * kPack, columns);
