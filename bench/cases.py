@@ -126,6 +126,8 @@ def _gpu() -> Iterator[Problem]:
         yield ops.make(op, (2**26,), "float32")
         yield ops.make(op, (8192, 32768), "float32", axis=1)
 
+    yield from _moments()
+
     for dtype in ("float32", "bfloat16", "int8"):
         for n in (1024, 4096, 16384):
             yield ops.make("transpose", (n, n), dtype, series="rows and columns", size=n)
@@ -157,6 +159,29 @@ def _gpu() -> Iterator[Problem]:
         yield ops.make("linear", (8192, 4096, 16384), "bfloat16", activation=activation)
     yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
     yield ops.make("glu", (8192, 4096, 11008), "bfloat16")
+
+
+def _moments() -> Iterator[Problem]:
+    """Means and variances: of rows, of everything, and as layers normalise.
+
+    The floors are for an H200. XLA reads the array twice.
+    """
+    once = Floor(ratio=1.8)
+    yield ops.make("mean_and_var", (16384, 8192), "float32", axis=1, floor=once)
+    yield ops.make("var", (2**28,), "float32", floor=once)
+    for op in ("var", "std"):
+        yield ops.make(op, (16384, 8192), "float32", axis=1, floor=Floor(ratio=1.0))
+        yield ops.make(op, (2**26,), "bfloat16")
+        yield ops.make(op, (8192, 32768), "float32", axis=0)
+    for dtype in ("float32", "bfloat16"):
+        for columns in (1024, 4096, 8192):  # layer norm
+            yield ops.make("mean_and_var", (8192, columns), dtype, axis=1)
+        for shape, axis in _BATCH_NORM:
+            yield ops.make("mean_and_var", shape, dtype, axis=axis)
+
+
+# The channels last and first.
+_BATCH_NORM = (((64, 56, 56, 256), (0, 1, 2)), ((64, 256, 56, 56), (0, 2, 3)))
 
 
 def _products_of_8_bits() -> Iterator[Problem]:
@@ -231,6 +256,11 @@ def _host() -> Iterator[Problem]:
         yield ops.make(op, (5003,), "float32")
         yield ops.make(op, (33, 130), "bfloat16", axis=1)
         yield ops.make(op, (65, 37), "float32", axis=0)
+    for op in ("var", "std", "mean_and_var"):
+        yield ops.make(op, (5003,), "float32")
+        yield ops.make(op, (33, 130), "bfloat16", axis=1)
+        yield ops.make(op, (65, 37), "float32", axis=0)
+        yield ops.make(op, (3, 10, 20, 40), "float32", axis=(0, 1, 2))
     yield ops.make("sum", (5003,), "int32")
     yield ops.make("transpose", (131, 67), "float32")
     yield ops.make("transpose", (5, 33, 19), "bfloat16", axes=(0, 2, 1))

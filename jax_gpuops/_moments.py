@@ -250,8 +250,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
 def _mean_and_var(a, axis=None, dtype=None, *, correction=0, keepdims=False, where=None):
     """What users write: XLA reads the array for the mean, and again for the variance."""
     result = jax.eval_shape(functools.partial(jnp.mean, dtype=dtype), a).dtype
-    computed = jnp.promote_types(result, jnp.float32)
-    mean = jnp.mean(a, axis, dtype=computed, keepdims=True, where=where)
+    mean = jnp.mean(a, axis, dtype=_primitive.accumulator(result), keepdims=True, where=where)
     variance = jnp.var(  # type: ignore[call-arg]  # the stubs of JAX lack `mean`
         a,
         axis,
