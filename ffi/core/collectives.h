@@ -84,11 +84,12 @@ __device__ inline A group_largest(A value) {
   return group_reduce<kLanes>(value, Largest{});
 }
 
-// group_reduce() for a number of lanes known at run time.
+// group_reduce() for a number of lanes known at run time, of which neighbours lie `stride` apart,
+// another power of two.
 template <class T, class Combine>
-__device__ inline T group_reduce(T value, Combine combine, int lanes) {
+__device__ inline T group_reduce(T value, Combine combine, int lanes, int stride = 1) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
-    value = combine(value, shuffle_xor(value, distance));
+    value = combine(value, shuffle_xor(value, distance * stride));
   }
   return value;
 }
