@@ -392,6 +392,9 @@ def problem_of(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str
     }
 
 
+_STEPS = ("naive", "stride", "sequential", "first_add", "unroll")
+"""The steps of the ladder whose workspace has no limit that all rows keep."""
+
 _UNKNOWN_COLUMNS = 2**40  # where exported shapes are symbolic: more than any GPU's memory holds
 
 
@@ -399,7 +402,7 @@ def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
     """Of a row by itself: a shard of the program has fewer of them than there are here."""
     problem = problem | {"outer": 1, "inner": 1}
     if not isinstance(problem["columns"], int):
-        if launch.algorithm not in (None, "multiple", "row", "column"):
+        if launch.algorithm in _STEPS:
             raise ValueError(
                 f"algorithm={launch.algorithm!r} needs workspace that depends on the length of the "
                 f"rows, which is symbolic here: {problem['columns']}"

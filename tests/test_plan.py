@@ -569,9 +569,10 @@ def test_a_plan_refuses_a_dtype_without_kernels(dtype, implementation):
 @pytest.mark.kernel
 def test_columns_in_packs_are_for_aligned_arrays(implementation):
     x = helpers.normal((300, 64), "bfloat16")
+    how = {"implementation": implementation, "algorithm": "column"}
     for offset, pack in ((0, 8), *([(8, 1)] if implementation == "interpret" else [])):
         with helpers.buffers_at(offset), helpers.recorded(implementation) as executions:
-            y = jax.block_until_ready(jax_gpuops.max(x, 0, implementation=implementation))
+            y = jax.block_until_ready(jax_gpuops.max(x, 0, **how))
         np.testing.assert_array_equal(y, x.max(0))
         (execution,) = executions
         assert execution["config"]["pack"] == pack

@@ -292,6 +292,15 @@ __device__ inline int elements_to_alignment(const T* pointer) {
   return past == 0 ? 0 : (kAlignment - past) / static_cast<int>(sizeof(T));
 }
 
+// The number of elements from the last address before `pointer`, or there, that packs of kSize may
+// be read at.
+template <int kSize, class T>
+__device__ inline int elements_past_alignment(const T* pointer) {
+  constexpr unsigned kAlignment = alignof(Pack<T, kSize>);
+  const auto past = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(pointer) % kAlignment);
+  return static_cast<int>(past / sizeof(T));
+}
+
 template <int kSize>
 using Width = std::integral_constant<int, kSize>;
 

@@ -11,9 +11,10 @@
 //     column d:   depth 0   depth 0   depth 0        d = threads / lanes
 //
 // Where there are fewer rows than keep the GPU busy, blocks with different blockIdx.y take parts of
-// the columns and leave partials, again `inner` apart, for a second launch.
+// the columns and leave partials, again `inner` apart, for combine.cuh.
 #pragma once
 
+#include "core/ptx/early_launch.cuh"
 #include "core/shared.h"
 #include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
@@ -114,6 +115,8 @@ __global__ void __launch_bounds__(kColumnThreads)
       }
     }
 
+    let_next_kernel_start();
+
     // Combine over the depths: the upper half hands its partials to the lower, and again.
     typename Reducer::Partial partial[kPack];
 #pragma unroll
@@ -142,28 +145,21 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-template <class Reducer, int kPack, class Masks>
-void launch_part(const Queue& queue, std::int64_t parts, const typename Reducer::Element* x,
-                 const Target& y, const StridedRows& rows, const Masks& masks) {
-  const std::int64_t packs = rows.outer * (rows.inner / kPack);
-  const dim3 grid(grid_extent(divide_up(packs, rows.lanes)), static_cast<unsigned>(parts));
-  launch_kernel<column_kernel<Reducer, kPack, Masks>>(
-      queue, {grid, kColumnThreads, sizeof(ColumnStorage<Reducer, kPack>)}, x, y, rows, masks);
-}
-
 template <class Instance>
 void launch_column(const Call& call) {
+  using First = typename Instance::First;
   const auto& [queue, config, problem, buffers] = call;
   const StridedRows rows{problem.outer, problem.columns, problem.inner, config.lanes};
   const Target to = config.parts == 1 ? call.result() : Instance::partial_target(call);
   dispatch_value<1, kWidestPack<typename Instance::Element>>(config.pack, [&](auto pack) {
-    launch_part<typename Instance::First, decltype(pack)::value>(
-        call.queue, call.config.parts, Instance::elements(call), to, rows, Instance::masks(call));
+    constexpr int kPack = decltype(pack)::value;
+    const std::int64_t packs = rows.outer * (rows.inner / kPack);
+    const dim3 grid(grid_extent(divide_up(packs, rows.lanes)),
+                    static_cast<unsigned>(call.config.parts));
+    launch_kernel<column_kernel<First, kPack, typename Instance::Masks>>(
+        call.queue, {grid, kColumnThreads, sizeof(ColumnStorage<First, kPack>)},
+        Instance::elements(call), to, rows, Instance::masks(call));
   });
-  if (config.parts == 1) return;
-  const StridedRows left{problem.outer, config.parts, problem.inner, config.last_lanes};
-  launch_part<typename Instance::Last, 1>(queue, 1, Instance::partials(call), call.result(), left,
-                                          NoMasks{});
 }
 
 }  // namespace reduce

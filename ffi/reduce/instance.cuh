@@ -17,6 +17,12 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+// An array of `count` neighbouring rows of `columns` neighbouring elements.
+struct ContiguousRows {
+  std::int64_t count;
+  std::int64_t columns;
+};
+
 // A launch of one problem.
 struct Call {
   const Queue& queue;
@@ -24,6 +30,7 @@ struct Call {
   const Problem& problem;
   const Buffers& buffers;
 
+  ContiguousRows rows() const { return {problem.rows(), problem.columns}; }
   Target result() const {
     return {buffers.y, problem.result, false, order(), buffers.variance, buffers.correction};
   }

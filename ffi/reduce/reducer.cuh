@@ -32,6 +32,11 @@ struct Indexed {
   std::int64_t index;
 };
 
+template <class>
+inline constexpr bool kIsIndexed = false;
+template <class A>
+inline constexpr bool kIsIndexed<Indexed<A>> = true;
+
 template <class A>
 __device__ inline Indexed<A> shuffle_xor(Indexed<A> value, int distance) {
   return {__shfl_xor_sync(kFullWarp, value.value, distance),
@@ -76,8 +81,8 @@ template <Function kFunction, class A>
 inline constexpr bool kComparesKeys =
     std::is_integral_v<A> && kFunction != Function::kSum && kFunction != Function::kProd;
 
-// Reads elements of T, or partials of an earlier launch. Both lie in memory as they are, and
-// become keys here, if the reducer compares these.
+// Makes values of elements of T, or of partials of an earlier launch. Both lie in memory as they
+// are, and become keys here, if the reducer compares these.
 template <class T, class A, bool kKeys>
 class Reader {
  public:
@@ -88,7 +93,7 @@ class Reader {
   }
 
   __device__ Value operator()(const T& element) const {
-    Value value = widen(element);
+    Value value = JAX_GPUOPS_NAMESPACE::widen(element);
     if constexpr (kIsPartial) {
       if constexpr (kKeys) value.value ^= flipped_;
     } else if constexpr (kKeys) {
@@ -97,20 +102,20 @@ class Reader {
     return value;
   }
 
+  // A pack of elements.
   template <int kSize>
-  __device__ void load(const T* from, Value (&to)[kSize]) const {
-    if constexpr (kKeys && !kIsPartial) {
-      auto pack = read_pack<kSize>(from);
+  __device__ void widen(RegisterPack<T, kSize> pack, Value (&to)[kSize]) const {
+    if constexpr (kKeys) {
       const auto flipped = filled_register<typename RegisterPack<T, kSize>::Register>();
 #pragma unroll
       for (auto& reg : pack.reg) reg ^= flipped;
-      widen(pack, to);
-    } else if constexpr (kKeys) {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) to[i] = (*this)(from[i]);
-    } else {
-      JAX_GPUOPS_NAMESPACE::load<kSize>(from, to);
     }
+    JAX_GPUOPS_NAMESPACE::widen(pack, to);
+  }
+
+  template <int kSize>
+  __device__ void load(const T* from, Value (&to)[kSize]) const {
+    widen(read_pack<kSize>(from), to);
   }
 
  private:
@@ -215,9 +220,18 @@ struct ValueReducer {
     // Elements of `count` columns: first, first + step, ...
     template <int kCount>
     __device__ void add(const Accumulator<T> (&value)[kCount], std::int64_t, std::int64_t) {
+      add_kept(value, ~0u, 0, 0);
+    }
+
+    // The same, but of elements without a bit in `kept` none takes part.
+    template <int kCount>
+    __device__ void add_kept(const Accumulator<T> (&value)[kCount], unsigned kept, std::int64_t,
+                             std::int64_t) {
       Term terms[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) terms[i] = static_cast<Term>(value[i]);
+      for (int i = 0; i < kCount; ++i) {
+        terms[i] = static_cast<Term>((kept >> i & 1) != 0 ? static_cast<A>(value[i]) : identity());
+      }
       state_.add(static_cast<A>(tree<Combine>(terms)));
     }
 
@@ -294,20 +308,31 @@ struct ArgReducer {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) best_ = Combine{}(best_, value[i]);
       } else {
-        using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
-        A terms[kCount];
+        add_kept(value, ~0u, first, step);
+      }
+    }
+
+    // The same, but of elements without a bit in `kept` none takes part.
+    template <int kCount>
+    __device__ void add_kept(const Accumulator<T> (&value)[kCount], unsigned kept,
+                             std::int64_t first, std::int64_t step) {
+      using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
+      const auto keeps = [&](int i) { return (kept >> i & 1) != 0; };
+      A terms[kCount];
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) terms[i] = static_cast<A>(value[i]);
-        const A best = tree<Best>(terms);
-        if (beats<kFunction>(best, best_.value) || best_.index == identity().index) {
-          int position = 0;
+      for (int i = 0; i < kCount; ++i) {
+        terms[i] = keeps(i) ? static_cast<A>(value[i]) : identity().value;
+      }
+      const A best = tree<Best>(terms);
+      const bool is_first = best_.index == identity().index && kept != 0;
+      if (beats<kFunction>(best, best_.value) || is_first) {
+        int position = 0;
 #pragma unroll
-          for (int i = kCount - 1; i >= 0; --i) {
-            const A term = static_cast<A>(value[i]);
-            if (term == best || term != term) position = i;
-          }
-          best_ = {best, first + position * step};
+        for (int i = kCount - 1; i >= 0; --i) {
+          const A term = static_cast<A>(value[i]);
+          if (keeps(i) && (term == best || term != term)) position = i;
         }
+        best_ = {best, first + position * step};
       }
     }
 
