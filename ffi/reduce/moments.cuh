@@ -1,17 +1,21 @@
 // Mean and variance in one pass over the elements.
 //
-// A sum of squares cancels where elements are far from 0 relative to their spread. So a thread
-// makes two passes over the elements that it has loaded together, a chunk, while they are in
-// registers: their mean, and the squares of their distances from it. Chunks, and then the partials
-// of threads and blocks, are merged by the formula of Chan, Golub and LeVeque (1979), for counts a
-// and b:
+// Sums of squares cancel where elements are far from 0 relative to their spread. So a thread takes
+// distances from the mean of the elements that it has had so far. Of those that it has loaded
+// together, a chunk of b elements after a others, with distances d:
+//
+//     mean    += sum(d) / (a + b)
+//     squares += sum(d^2) - sum(d)^2 / (a + b)
+//
+// The last difference cancels little where a is not less than b, as sum(d)^2 is at most b sum(d^2).
+// Earlier chunks are measured from their own mean. They, and the partials of threads and blocks,
+// are merged by the formula of Chan, Golub and LeVeque (1979):
 //
 //     mean    = mean_a + (mean_b - mean_a) b / (a + b)
 //     squares = squares_a + squares_b + (mean_b - mean_a)^2 a b / (a + b)
 //
-// A mean alone is rounded by as much as its last digit; of numbers like 1e6 + x, with x near 1, the
-// squares of that would be seen in the variance. So there are two numbers for a mean, and chunks
-// are summed as distances from the mean so far.
+// A mean is two numbers: one alone is rounded by as much as its last digit, and of elements like
+// 1e6 + x, with x near 1, the square of that would be seen in the variance.
 #pragma once
 
 #include <cstdint>
@@ -46,8 +50,8 @@ __device__ inline bool is_finite(A value) {
   return value - value == 0;
 }
 
-// The squares of elements with this mean where the differences of some overflow: the squares do so,
-// too. Where an element is infinite or NaN, so is the mean, and the squares are NaN.
+// The squares of elements with this mean where they overflow: infinite, but NaN where an element is
+// infinite or NaN, and so is the mean.
 template <class A>
 __device__ inline A squares_of_far_elements(A mean) {
   return is_finite(mean) ? infinity<A>() : std::numeric_limits<A>::quiet_NaN();
@@ -103,27 +107,24 @@ class ElementMoments {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) taken += takes_part(i) ? 1 : 0;
     if (taken == 0) return;
-    if (count_ == 0) {
-#pragma unroll
-      for (int i = kCount - 1; i >= 0; --i) {
-        if (takes_part(i)) mean_ = value[i];
-      }
-    }
+    const bool is_early = count_ < kCount;
+    const A from = is_early ? middle(value, takes_part, taken) : mean_;
     constexpr int kSums = kCount < 4 ? kCount : 4;  // each addition to one waits for the last
-    A distance[kCount];
     A sums[kSums] = {};
+    A squares[kSums] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      distance[i] = takes_part(i) ? value[i] - mean_ : A(0);
-      sums[i % kSums] += distance[i];
+      const A distance = takes_part(i) ? value[i] - from : A(0);
+      sums[i % kSums] += distance;
+      squares[i % kSums] += distance * distance;
     }
-    const A part = taken == kCount ? A(1) / kCount : fast_reciprocal(static_cast<A>(taken));
-    const A chunk_mean = tree<Add>(sums) * part;
+    const A sum = tree<Add>(sums);
+    const A square = tree<Add>(squares);
     count_ += static_cast<std::uint32_t>(taken);
     const A count = static_cast<A>(count_);
     const A before = count - static_cast<A>(taken);
     const A each = fast_reciprocal(count);
-    if (!is_finite(chunk_mean)) {
+    if (!is_finite(square)) {
       mean_ = before == 0 ? A(0) : mean_ * (before * each);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
@@ -133,15 +134,21 @@ class ElementMoments {
       squares_ = {squares_of_far_elements(mean_), 0};
       return;
     }
-    A squares[kSums] = {};
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const A rest = takes_part(i) ? distance[i] - chunk_mean : A(0);
-      squares[i % kSums] += rest * rest;
+    if (is_early) {
+      Moments<A> all{from, 0, 0, static_cast<A>(taken)};
+      const A own = sum * fast_reciprocal(all.count);
+      all.squares = square - sum * own;
+      add_exactly(own, all.mean, all.low);
+      if (before != 0) all = MergeMoments{}({mean_, low_, squares_.value(), before}, all);
+      mean_ = all.mean;
+      low_ = all.low;
+      squares_ = {all.squares, 0};
+      return;
     }
-    const A delta = chunk_mean - low_;
-    const A step = delta * (static_cast<A>(taken) * each);
-    squares_.add(tree<Add>(squares) + step * before * delta);
+    // The same from mean_ + low_.
+    const A rest = sum - static_cast<A>(taken) * low_;
+    const A step = rest * each;
+    squares_.add((square - low_ * (sum + rest)) - rest * step);
     add_exactly(low_ + step, mean_, low_);
   }
 
@@ -150,6 +157,20 @@ class ElementMoments {
   }
 
  private:
+  // The mean of a chunk, near enough to measure distances from; of equal elements, each.
+  template <int kCount, class TakesPart>
+  __device__ static A middle(const A (&value)[kCount], const TakesPart& takes_part, int taken) {
+    A first = 0;
+#pragma unroll
+    for (int i = kCount - 1; i >= 0; --i) {
+      if (takes_part(i)) first = value[i];
+    }
+    A sum = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum += takes_part(i) ? value[i] - first : A(0);
+    return first + sum * fast_reciprocal(static_cast<A>(taken));
+  }
+
   A mean_ = 0;
   A low_ = 0;
   CompensatedSum<A> squares_;
