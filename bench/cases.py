@@ -111,9 +111,19 @@ def _softmax_family() -> Iterator[Problem]:
     yield from _rows("cross_entropy_grad", (8192, 32768, 131072), "bfloat16", floor=loss)
 
 
+_RAGGED_ROWS = (
+    ("max", (1048576, 77), "bfloat16"),
+    ("sum", (60000, 513), "bfloat16"),
+    ("sum", (12345, 678), "bfloat16"),
+    ("sum", (8388608, 10), "float32"),
+    ("argmax", (1048576, 33), "int8"),
+)
+"""Rows that are no whole number of 16 bytes."""
+
+
 def _gpu() -> Iterator[Problem]:
     yield from _softmax_family()
-    for exponent in (14, 18, 20, 22, 24, 26, 29):
+    for exponent in (14, 16, 18, 20, 22, 24, 26, 29):
         yield ops.make("sum", (2**exponent,), "float32", series="elements", size=2**exponent)
     yield ops.make("sum", (2**26,), "bfloat16")
     yield ops.make("sum", (2**26,), "int32")
@@ -122,6 +132,12 @@ def _gpu() -> Iterator[Problem]:
         for axis in (0, 1):
             yield ops.make("sum", shape, "float32", axis=axis)
     yield ops.make("sum", (64, 4096, 512), "bfloat16", axis=1)
+    for op, shape, dtype in _RAGGED_ROWS:
+        yield ops.make(op, shape, dtype, axis=1)
+    for dtype in ("float32", "bfloat16"):  # pooling, channels first and last
+        yield ops.make("mean", (64, 256, 56, 56), dtype, axis=(2, 3))
+        yield ops.make("mean", (64, 56, 56, 256), dtype, axis=(1, 2))
+        yield ops.make("mean", (256, 56, 56, 64), dtype, axis=(1, 2))
     for op in ("mean", "prod", "max", "min", "argmax", "argmin"):
         yield ops.make(op, (2**26,), "float32")
         yield ops.make(op, (8192, 32768), "float32", axis=1)
@@ -256,6 +272,8 @@ def _host() -> Iterator[Problem]:
         yield ops.make(op, (5003,), "float32")
         yield ops.make(op, (33, 130), "bfloat16", axis=1)
         yield ops.make(op, (65, 37), "float32", axis=0)
+    yield ops.make("mean", (3, 9, 7, 5), "bfloat16", axis=(1, 2))
+    yield ops.make("argmax", (70, 33), "int8", axis=1)
     for op in ("var", "std", "mean_and_var"):
         yield ops.make(op, (5003,), "float32")
         yield ops.make(op, (33, 130), "bfloat16", axis=1)

@@ -578,11 +578,12 @@ def test_columns_in_packs_are_for_aligned_arrays(implementation):
         assert execution["config"]["pack"] == pack
 
 
-@pytest.mark.parametrize("algorithm", ["multiple", "column"])
+@pytest.mark.parametrize("algorithm", ["multiple", "column", "interleaved"])
 def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
-    x = jax.ShapeDtypeStruct((2, 1 << 20), "float32")
+    axis = 0 if algorithm == "interleaved" else 1
+    x = jax.ShapeDtypeStruct((1 << 20, 2) if axis == 0 else (2, 1 << 20), "float32")
     how = {"implementation": implementation, "algorithm": algorithm}
-    ((problem, _),) = described(jax.make_jaxpr(lambda x: jax_gpuops.sum(x, 1, **how))(x))
+    ((problem, _),) = described(jax.make_jaxpr(lambda x: jax_gpuops.sum(x, axis, **how))(x))
     parts = []
     for workspace in (-1, 1 << 20, 2 * 4 * 3, 2 * 4 * 3 - 1, 0):
         _, config = planned(implementation, "reduce", problem | {"workspace": workspace}, algorithm)

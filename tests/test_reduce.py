@@ -266,6 +266,18 @@ def test_rows_that_lie_interleaved(name, dtype, implementation):
     assert_each_right(name, xs, 1, implementation=implementation, algorithm="interleaved")
 
 
+def test_an_array_at_an_odd_address_is_not_staged(implementation):
+    if implementation != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    x = helpers.normal((40, 33), "float32")
+    with helpers.buffers_at(4), helpers.recorded(implementation) as executions:
+        y = jax.block_until_ready(ours("sum", x, 1, implementation=implementation))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="at a multiple of 16 bytes; 'row'"):
+            ours("sum", x, 1, implementation=implementation, algorithm="staged").block_until_ready()
+    assert_right("sum", y, x, 1)
+    assert [each["algorithm"] for each in executions] == ["row"]
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["sum", "argmax"])
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32"])
@@ -622,16 +634,60 @@ def test_export_with_symbolic_shapes(name, implementation):
         np.testing.assert_allclose(again.call(x), upstream(name, x, -1), rtol=1e-4, atol=1e-3)
 
 
+MASK = jax.ShapeDtypeStruct((1,), bool)
+ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
+
+
 @pytest.mark.parametrize(
-    ("name", "shape", "axis", "algorithm"),
+    ("name", "shape", "axis", "dtype", "options", "algorithm"),
     [
-        ("sum", (4, 8), -1, "row"),
-        ("sum", (4, 8), 0, "column"),
-        ("sum", (1 << 20,), None, "multiple"),
-        ("argmax", (1 << 20,), None, "multiple"),
-        ("mean", (100000, 8), 1, "row"),
+        ("sum", (4, 8), -1, "float32", {}, "row"),
+        ("mean", (100000, 8), 1, "float32", {}, "row"),
+        ("sum", (1 << 20,), None, "float32", {}, "multiple"),
+        ("argmax", (1 << 20,), None, "float32", {}, "multiple"),
+        ("sum", (1 << 14,), None, "float32", {}, ON_HOPPER),
+        ("sum", (1 << 14,), None, "float32", {"where": MASK}, ON_HOPPER),
+        ("max", (16383,), None, "bfloat16", {}, ON_HOPPER),
+        ("sum", (1000, 1 << 14), 1, "float32", {}, "row"),  # more rows than a GPU has room for
+        ("sum", (1 << 11,), None, "float32", {}, "row"),  # too short for a second block
+        # Of up to 256 bytes that are no whole packs.
+        ("sum", (1000, 33), 1, "float32", {}, "staged"),
+        ("argmin", (1000, 255), 1, "int8", {}, "staged"),
+        ("sum", (1000, 33), 1, "float32", {"where": MASK}, "row"),
+        ("sum", (1000, 32), 1, "float32", {}, "row"),
+        ("sum", (1000, 65), 1, "float32", {}, "row"),
+        # No whole packs beside the axis, or few.
+        ("sum", (5000, 33), 0, "float32", {}, "interleaved"),
+        ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "interleaved"),
+        ("sum", (5000, 33), 0, "float32", {"where": MASK}, "column"),
+        ("sum", (5000, 128), 0, "float32", {}, "column"),
+        ("sum", (5000, 1001), 0, "float32", {}, "column"),
+        ("sum", (5000, 3, 3), 1, "float32", {}, "column"),  # runs of 36 bytes
+        ("sum", (4, 8), 0, "float32", {}, "column"),
     ],
 )
-def test_plan(name, shape, axis, algorithm, implementation):
-    plan = jax_gpuops.plan(name, shape, "float32", axis=axis, implementation=implementation)
-    assert plan.algorithm == algorithm
+def test_plan(name, shape, axis, dtype, options, algorithm, implementation):
+    how = {"axis": axis, **options, "implementation": implementation}
+    assert jax_gpuops.plan(name, shape, dtype, **how).algorithm == algorithm
+    # What the plan chooses can be named, too.
+    assert jax_gpuops.plan(name, shape, dtype, **how, algorithm=algorithm).algorithm == algorithm
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape", "axis", "options", "why"),
+    [
+        ("staged", (9, 257), 1, {}, "takes rows of up to 1024 bytes, not 1028; 'row' takes any"),
+        ("staged", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
+        ("staged", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
+        ("cluster", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
+        ("interleaved", (9, 33), 1, {}, "'row' takes neighbours in memory"),
+        ("interleaved", (9, 33), 0, {"where": MASK}, "takes no mask; 'column' does"),
+        ("interleaved", (9, 513), 0, {}, "fewer than 513 elements apart; 'column' takes any"),
+    ],
+)
+def test_a_named_algorithm_refuses_what_it_cannot_take(
+    algorithm, shape, axis, options, why, implementation
+):
+    how = {"axis": axis, **options, "implementation": implementation, "algorithm": algorithm}
+    with pytest.raises(ValueError, match=f"algorithm '{algorithm}' .*{why}"):
+        jax_gpuops.plan("sum", shape, "float32", **how)

@@ -55,17 +55,15 @@ __global__ void __launch_bounds__(kCombineThreads)
     if (result < parts.results) {
       const std::int64_t outer = result / parts.inner;
       const auto* const from = partials + outer * parts.count * parts.inner + result % parts.inner;
-      int part = own_part;
-      const auto add = [&](auto batch) {
-        constexpr int kBatch = decltype(batch)::value;
-        typename Reducer::Partial value[kBatch];
+      for (int first = own_part; first < parts.count; first += kLoads * threads) {
+        typename Reducer::Partial value[kLoads];
 #pragma unroll
-        for (int i = 0; i < kBatch; ++i) value[i] = read(from[(part + i * threads) * parts.inner]);
-        fold.add(value, part, threads);
-        part += kBatch * threads;
-      };
-      while (part + (kLoads - 1) * threads < parts.count) add(Constant<kLoads>{});
-      while (part < parts.count) add(Constant<1>{});
+        for (int i = 0; i < kLoads; ++i) {
+          const int part = first + i * threads;
+          value[i] = part < parts.count ? read(from[part * parts.inner]) : Reducer::identity();
+        }
+        fold.add(value, first, threads);
+      }
     }
     auto partial = fold.value();
     partial = by_block ? block_reduce(partial, Reducer::identity(), combine, warps)

@@ -26,11 +26,20 @@ constexpr std::int64_t kSplitColumns = 256;
 constexpr std::int64_t kInterleavedSplitColumns = 64;  // of few rows each
 constexpr std::int64_t kMaxSplits = 2048;
 
-// combine: a result of more parts gets a block, of fewer a part of a warp.
-constexpr std::int64_t kCombineLaneParts = 2;
+// Twice as many blocks as fit at a time share the work evenly, though they are of unlike speed.
+constexpr std::int64_t kWaves = 2;
+
+// combine: parts that a thread is to have, all of which it loads at once.
+constexpr std::int64_t kCombineThreadParts = 4;
 
 // row: the longest row that a warp takes; it reads 16 packs a lane then.
 constexpr std::int64_t kWarpRowPacks = 16 * kWarpLanes;
+// The same where there are fewer rows for each multiprocessor than keep it busy with warps for
+// long: with so few turns, the last one counts, and a block's is shorter.
+constexpr std::int64_t kFewRows = 512;
+constexpr std::int64_t kWarpFewRowPacks = 4 * kWarpLanes;
+// How many packs a thread of a block that takes a row is to have, all of which it loads at once.
+constexpr std::int64_t kBlockThreadPacks = 4;
 // How many packs a lane is to have: with more, fewer lanes combine at the end, and with fewer, more
 // loads are under way in all.
 constexpr std::int64_t kRowLanePacks = 1;
@@ -41,6 +50,8 @@ constexpr std::int64_t kStagedBytes = 256;
 constexpr std::int64_t kMostStagedBytes = 1024;
 // A warp's tile, if rows are short: enough to spread the cost of asking and waiting for it.
 constexpr std::int64_t kStagedTileBytes = 4096;
+// So many tiles for each multiprocessor that warps have several, and end at about the same time.
+constexpr std::int64_t kStagedTiles = 256;
 // A block's shared memory is about this, so that a multiprocessor has several blocks.
 constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 
@@ -211,9 +222,11 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
 
 // Configurations
 
-// The threads of one block on a row, no more than the row has packs.
-int block_threads(std::int64_t columns, std::int64_t pack) {
-  return std::max(kWarpLanes, power_of_two_from(divide_up(columns, pack), kMultipleThreads));
+// The threads of one block on a row.
+int block_threads(const Problem& problem) {
+  const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
+  return std::max(kWarpLanes,
+                  power_of_two_from(divide_up(packs, kBlockThreadPacks), kMultipleThreads));
 }
 
 // Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where the
@@ -240,10 +253,11 @@ bool has_whole_packs(const Problem& problem) {
   return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
 }
 
-void configure_row(const Problem& problem, Config* config) {
+void configure_row(const Problem& problem, const Device& device, Config* config) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
-  if (packs > kWarpRowPacks) {
-    config->threads = block_threads(problem.columns, pack_of(problem));
+  const bool are_few = problem.rows() < kFewRows * device.multiprocessors;
+  if (packs > (are_few ? kWarpFewRowPacks : kWarpRowPacks)) {
+    config->threads = block_threads(problem);
     return;
   }
   const int lanes = power_of_two_from(divide_up(packs, kRowLanePacks), kWarpLanes);
@@ -280,8 +294,8 @@ void configure_cluster(const Problem& problem, Config* config) {
 
 void configure_combine(const Problem& problem, Config* config) {
   config->last_threads = kCombineThreads;
-  config->last_lanes = power_of_two_from(config->parts, kWarpLanes);
-  if (config->parts > kCombineLaneParts * kWarpLanes) config->last_lanes = kCombineThreads;
+  const std::int64_t lanes = divide_up(config->parts, kCombineThreadParts);
+  config->last_lanes = lanes > kWarpLanes ? kCombineThreads : power_of_two_from(lanes, kWarpLanes);
   config->workspace = problem.rows() * config->parts * partial_bytes(problem);
 }
 
@@ -294,7 +308,7 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   const std::int64_t parts =
       std::min({resident / problem.rows(), multiple_partials(problem), room});
   if (parts <= 1) {
-    config->threads = block_threads(problem.columns, kPackBytes / bytes_of(problem.dtype));
+    config->threads = block_threads(problem);
     return;
   }
   config->threads = kMultipleThreads;
@@ -304,18 +318,17 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
 
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config) {
-  const std::int64_t pack = kPackBytes / bytes_of(problem.dtype);
-  const bool packed = problem.inner % pack == 0 && problem.alignment >= kPackBytes;
+  const std::int64_t pack = pack_of(problem);
+  const bool packed = problem.inner % pack == 0 && is_aligned(problem);
   config->pack = packed ? static_cast<int>(pack) : 1;
   const std::int64_t packs_per_outer = problem.inner / config->pack;
   config->threads = kColumnThreads;
   config->lanes = column_lanes(packs_per_outer, problem.columns);
-  // Twice what fits at a time: blocks of unlike speed then share the work evenly.
   const std::int64_t resident =
       std::int64_t{device.multiprocessors} * resident_column_blocks(problem, config->pack, device);
   const std::int64_t tiles = divide_up(problem.outer * packs_per_outer, config->lanes);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
-  const std::int64_t parts = std::min({2 * resident / tiles, column_partials(problem), room});
+  const std::int64_t parts = std::min({kWaves * resident / tiles, column_partials(problem), room});
   if (parts <= 1) return;
   config->parts = parts;
   configure_combine(problem, config);
@@ -326,13 +339,12 @@ void configure_interleaved(const Problem& problem, std::int64_t workspace, const
   config->stride = static_cast<int>(interleaved_stride(problem));
   config->threads = static_cast<int>(divide_up(config->stride, kWarpLanes) * kWarpLanes);
   config->shared_bytes = interleaved_bytes(problem);
-  // Twice what fits at a time, as in `column`.
   const std::int64_t resident =
       std::int64_t{device.multiprocessors} *
       resident_interleaved_blocks(problem, config->threads, config->shared_bytes, device);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
   const std::int64_t parts =
-      std::min({2 * resident / problem.outer, interleaved_partials(problem), room});
+      std::min({kWaves * resident / problem.outer, interleaved_partials(problem), room});
   if (parts <= 1) return;
   config->parts = parts;
   configure_combine(problem, config);
@@ -347,7 +359,7 @@ Config configure(const Problem& problem, Algorithm algorithm, std::int64_t works
       configure_multiple(problem, workspace, device, &config);
       break;
     case Algorithm::kRow:
-      configure_row(problem, &config);
+      configure_row(problem, device, &config);
       break;
     case Algorithm::kStaged:
       configure_staged(problem, device, &config);
