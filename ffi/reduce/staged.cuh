@@ -12,9 +12,10 @@
 // While a warp folds one tile, the next ones are on their way (cp.async). Warps do not wait for
 // each other.
 //
-// A lane reads the words of 4 bytes that cover its row, of 8 where elements have so many. Rows lie
-// as many words apart as they are long: of an odd number of words, no two lanes meet in a bank, and
-// of an even one, which is no multiple of 4, no more than two.
+// A lane reads the words of 4 bytes that cover its row, of 8 where elements have so many. The rows
+// of neighbouring lanes lie a row's length apart: if it is an odd number of words, no two lanes
+// meet in a bank; if an even one, which is no multiple of 4, two at most do; and so do rows that
+// are no whole words, but for elements of a byte, of which four may.
 #pragma once
 
 #include <cstring>
