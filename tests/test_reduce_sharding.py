@@ -45,16 +45,17 @@ def test_values_and_communication(name, axis, spec, axis_type, implementation, d
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", ["naive", "unroll", "multiple", "row", "column"])
+@pytest.mark.parametrize(
+    "algorithm", ["naive", "unroll", "multiple", "row", "column", "interleaved"]
+)
 @pytest.mark.parametrize("spec", [P("d"), P(("d", "t")), P(None)], ids=str)
 def test_each_shard_has_its_share_of_the_workspace(algorithm, spec, implementation, devices):
     mesh = mesh_of(devices, AxisType.Auto)
-    host = helpers.normal((8, 20000), "float32")
+    host = helpers.normal((8, 5000, 4) if algorithm == "interleaved" else (8, 20000), "float32")
     x = jax.device_put(host, NamedSharding(mesh, spec))
-    y = jax.jit(
-        lambda x: jax_gpuops.sum(x, -1, implementation=implementation, algorithm=algorithm)
-    )(x)
-    np.testing.assert_allclose(y, host.astype(np.float64).sum(-1), rtol=1e-4, atol=1e-3)
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = jax.jit(lambda x: jax_gpuops.sum(x, 1, **how))(x)
+    np.testing.assert_allclose(y, host.astype(np.float64).sum(1), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

@@ -59,17 +59,17 @@ constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 constexpr std::int64_t kLeastClusterBytes = 16 * 1024;
 constexpr std::int64_t kClusterBytes = 256 * 1024;
 // How many packs a thread is to have: with more, fewer blocks have to start and exchange.
-constexpr std::int64_t kClusterThreadPacks = 4;
+constexpr std::int64_t kClusterThreadPacks = 2;
 // More blocks are hard to place.
 constexpr int kClusterBlocks = 8;
 
-// interleaved: of a longer run of packs up to where columns begin at a pack again, the lanes of
-// `column` have all they need, be it whole packs or not.
+// interleaved: a block reads all packs up to where a column begins at a pack again. Where these are
+// more, the lanes of `column` have all that they can use.
 constexpr std::int64_t kInterleavedPacks = kInterleavedThreads;
 // Columns of whole packs for all lanes of a warp are read as well by `column`, which has masks.
 constexpr std::int64_t kInterleavedWholePacks = kWarpLanes;
 // A block takes a run of memory: shorter ones are not worth one.
-constexpr std::int64_t kInterleavedRunBytes = 4096;
+constexpr std::int64_t kInterleavedRunBytes = 16 * 1024;
 // Packs that a block reads at a time, about.
 constexpr std::int64_t kInterleavedStride = 256;
 
@@ -407,7 +407,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     const std::string apart =
         "the elements of a row lie " + std::to_string(problem.inner) + " elements apart";
     if (takes(Algorithm::kInterleaved) && interleaved_is_best(problem)) {
-      return {Algorithm::kInterleaved, apart + ", and fill no warp with packs"};
+      return {Algorithm::kInterleaved, apart + ", which is no whole number of packs, or few"};
     }
     return {Algorithm::kColumn, apart};
   }

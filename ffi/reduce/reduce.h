@@ -209,11 +209,12 @@ void launch_combine(const Queue& queue, const Plan& plan, const Problem& problem
 
 inline constexpr int kLadderThreads = 256;
 inline constexpr int kMultipleThreads = 512;  // at most
+inline constexpr int kMultipleLoads = 4;      // packs that a thread loads before it folds one
 inline constexpr int kRowThreads = 256;
 inline constexpr int kStagedThreads = 256;   // at most
 inline constexpr int kStagedStages = 2;      // tiles of a warp: one is folded while others arrive
-inline constexpr int kClusterThreads = 512;  // at most: a thread needs over 64 registers
-inline constexpr int kClusterLoads = 8;      // packs that a thread loads before it folds the first
+inline constexpr int kClusterThreads = 512;  // at most
+inline constexpr int kClusterLoads = 4;      // packs that a thread loads before it folds one
 inline constexpr int kColumnThreads = 256;
 inline constexpr int kInterleavedThreads = 512;  // at most
 inline constexpr int kCombineThreads = 256;

@@ -12,9 +12,10 @@
 // While a warp folds one tile, the next ones are on their way (cp.async). Warps do not wait for
 // each other.
 //
-// A lane reads the words of 4 bytes that cover its row, of 8 where elements have so many. Rows lie
-// as many words apart as they are long: of an odd number of words, no two lanes meet in a bank, and
-// of an even one, which is no multiple of 4, no more than two.
+// A lane reads the words of 4 bytes that cover its row, of 8 where elements have so many. The rows
+// of neighbouring lanes lie a row's length apart: if it is an odd number of words, no two lanes
+// meet in a bank; if an even one, which is no multiple of 4, two at most do; and so do rows that
+// are no whole words, but for elements of a byte, of which four may.
 #pragma once
 
 #include <cstring>
@@ -43,13 +44,14 @@ class SharedRow {
   __device__ __forceinline__ int phase() const { return phase_; }
   __device__ __forceinline__ int end() const { return end_; }
 
-  // The words from element `first` on that have elements of the row.
+  // The words from element `first` on: all, or those that have elements of the row.
+  template <bool kAll>
   __device__ __forceinline__ RegisterPack<T, kPack> read(int first) const {
     constexpr int kWords = kPack / kPerWord;
     Word words[kWords] = {};
 #pragma unroll
     for (int i = 0; i < kWords; ++i) {
-      if (first + i * kPerWord < end_) words[i] = words_[first / kPerWord + i];
+      if (kAll || first + i * kPerWord < end_) words[i] = words_[first / kPerWord + i];
     }
     RegisterPack<T, kPack> pack;
     static_assert(sizeof(pack) == sizeof(words));
@@ -69,21 +71,22 @@ __device__ __forceinline__ typename Reducer::Partial fold_shared_row(
   using Row = SharedRow<typename Reducer::Element>;
   constexpr int kPack = Row::kPack;
   typename Reducer::Fold fold;
-  const auto fold_pack = [&](int first, unsigned kept) {
-    Accumulator<typename Reducer::Element> value[kPack];
-    read.widen(row.read(first), value);
+  Accumulator<typename Reducer::Element> value[kPack];
+  const auto fold_some = [&](int first) {
+    read.widen(row.template read<false>(first), value);
+    const unsigned kept = bits_between<kPack>(row.phase() - first, row.end() - first);
     fold.add_kept(value, kept, first - row.phase(), 1);
-  };
-  const auto kept = [&](int first) {
-    return bits_between<kPack>(row.phase() - first, row.end() - first);
   };
   int first = 0;
   if constexpr (Row::kPerWord > 1) {  // of other rows none begins inside a word
-    fold_pack(0, kept(0));
-    first = kPack;
+    fold_some(first);
+    first += kPack;
   }
-  for (; first + kPack <= row.end(); first += kPack) fold_pack(first, (1u << kPack) - 1);
-  if (first < row.end()) fold_pack(first, kept(first));
+  for (; first + kPack <= row.end(); first += kPack) {
+    read.widen(row.template read<true>(first), value);
+    fold.add(value, first - row.phase(), 1);
+  }
+  if (first < row.end()) fold_some(first);
   return fold.value();
 }
 

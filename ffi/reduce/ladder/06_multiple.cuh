@@ -35,7 +35,8 @@ __global__ void __launch_bounds__(kMultipleThreads)
 
   for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
     const RowPacks<typename Reducer::Element, std::int64_t> packs(x, rows, row);
-    const auto folded = fold_row<Reducer, kLoads>(packs, masks.of(row), read, thread, threads);
+    const auto folded =
+        fold_row<Reducer, kMultipleLoads>(packs, masks.of(row), read, thread, threads);
     let_next_kernel_start();
     const auto partial =
         block_reduce(folded, Reducer::identity(), typename Reducer::Combine{}, warps);
