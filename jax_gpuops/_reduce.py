@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,9 +19,9 @@ from jax_gpuops._report import left_to_xla
 
 Axis = int | Sequence[int] | None
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_DTYPES = (*_FLOATS, *_INTEGERS)
+_DTYPES = (*FLOATS, *_INTEGERS)
 
 
 def sum(
@@ -255,21 +254,11 @@ def _reduce(
     return _JITTED[name](
         a,
         operands,
-        axis=_static_axis(axis),
+        axis=_arguments.static_axis(axis),
         arguments=tuple(arguments.items()),
         implementation=chosen,
         algorithm=algorithm,
     )
-
-
-def _static_axis(axis: Any) -> Any:
-    """The axis as a hashable value; upstream checks anything that is not an integer."""
-    if isinstance(axis, (list, tuple, np.ndarray)) and np.ndim(axis) == 1:
-        return tuple(_static_axis(each) for each in axis)
-    try:
-        return operator.index(axis)
-    except TypeError:
-        return axis
 
 
 def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
@@ -305,7 +294,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         if "initial" in operands:
             y = _COMBINE[reduction](jnp.asarray(operands["initial"]).astype(dtype), y)
         if name == "mean":
-            y = y / _count(a, axes, masks, dtype)
+            y = y / count(a, axes, masks, dtype)
         if keywords.get("keepdims"):
             y = jnp.expand_dims(y, axes)
         return y.astype(result.dtype)
@@ -326,7 +315,7 @@ def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) ->
     return result
 
 
-def _count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
+def count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
     """How many elements the mean is of, as an array that divides the sum."""
     if not masks:
         return jnp.asarray(math.prod(a.shape[axis] for axis in axes)).astype(dtype)
@@ -358,6 +347,9 @@ _JITTED = {
 
 def _element_dtype(function: str, dtype: np.dtype, result: np.dtype) -> np.dtype:
     """The dtype that a kernel reads: that of the operand where it computes in the right one."""
+    if function == "mean_and_var":
+        computed = _primitive.accumulator(result)
+        return dtype if _primitive.accumulator(dtype) == computed else computed
     if function not in ("sum", "prod"):
         return dtype
     is_widening = result == _primitive.accumulator(dtype)
@@ -369,7 +361,7 @@ def _identity(function: str, dtype: np.dtype) -> np.ndarray:
     """What a masked element is read as."""
     if function in ("sum", "prod"):
         return np.asarray(function == "prod", dtype)
-    if dtype.name in _FLOATS:
+    if dtype.name in FLOATS:
         return np.asarray(-np.inf if function == "max" else np.inf, dtype)
     limits = np.iinfo(dtype)
     return np.asarray(limits.min if function == "max" else limits.max, dtype)
@@ -381,10 +373,10 @@ def _masked(function: str, x: jax.Array, *where: jax.Array) -> jax.Array:
 
 def _takes_mask(element: np.dtype) -> bool:
     """True if kernels mask elements of a dtype; others are masked before."""
-    return element.name in _FLOATS
+    return element.name in FLOATS
 
 
-def _problem(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str, Any]:
+def problem_of(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str, Any]:
     rows = _rowwise.Rows(x.shape, axes)
     element = _element_dtype(function, x.dtype, dtype)
     masked = bool(where) and _takes_mask(element)
@@ -400,14 +392,17 @@ def _problem(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str, 
     }
 
 
+_STEPS = ("naive", "stride", "sequential", "first_add", "unroll")
+"""The steps of the ladder whose workspace has no limit that all rows keep."""
+
 _UNKNOWN_COLUMNS = 2**40  # where exported shapes are symbolic: more than any GPU's memory holds
 
 
-def _workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
+def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
     """Of a row by itself: a shard of the program has fewer of them than there are here."""
     problem = problem | {"outer": 1, "inner": 1}
     if not isinstance(problem["columns"], int):
-        if launch.algorithm not in (None, "multiple", "row", "column"):
+        if launch.algorithm in _STEPS:
             raise ValueError(
                 f"algorithm={launch.algorithm!r} needs workspace that depends on the length of the "
                 f"rows, which is symbolic here: {problem['columns']}"
@@ -417,7 +412,7 @@ def _workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
 
 
 def _call(function: str, launch: _primitive.Launch, x, *where, axes: _rowwise.Axes, dtype):
-    problem = _problem(function, x, *where, axes=axes, dtype=dtype)
+    problem = problem_of(function, x, *where, axes=axes, dtype=dtype)
     x = x.astype(problem["dtype"])
     operands = [x, *where] if problem["masked"] else [_masked(function, x, *where)]
     (y,) = _rowwise.call(
@@ -425,7 +420,7 @@ def _call(function: str, launch: _primitive.Launch, x, *where, axes: _rowwise.Ax
         f"jax_gpuops_{function}_v1",
         operands,
         axes=axes,
-        workspace_bytes=_workspace_bytes(launch, problem),
+        workspace_bytes=workspace_bytes(launch, problem),
     )
     return y
 
@@ -450,7 +445,7 @@ def _make(function: str, reference: Callable[..., jax.Array]) -> Primitive:
         name=f"gpuops_{function}",
         op="reduce",
         reference=functools.partial(reference, function),
-        problem=functools.partial(_problem, function),
+        problem=functools.partial(problem_of, function),
         call=functools.partial(_call, function),
         partitionable=True,
     )
