@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _reduce, _rowwise
-from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_rowwise
 from jax_gpuops._report import left_to_xla
 
 
@@ -29,6 +29,7 @@ def var(
     where: jax.typing.ArrayLike | None = None,
     mean: jax.typing.ArrayLike | None = None,
     correction: int | float | None = None,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -51,6 +52,7 @@ def var(
       where: a boolean array that broadcasts to `a`: the elements to include.
       mean: the mean, if it is known. XLA computes these calls.
       correction: another name of `ddof`. The kernels support a number, XLA also an array.
+      batch_invariant: as for `sum`.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or "multiple", "row" or "column" of
@@ -64,13 +66,14 @@ def var(
         does not support the dtype.
       ValueError: if `axis` is out of range, if both `ddof` and `correction` are given, if
         `implementation` or `algorithm` is unknown, does not support the problem or cannot run on
-        the platform.
+        the platform. A `batch_invariant` call requests a kernel, and takes no `algorithm`.
       NotImplementedError: if `out` is not None.
     """
     return _call(
         "var",
         a,
         axis,
+        batch_invariant,
         implementation,
         algorithm,
         dtype=dtype,
@@ -94,6 +97,7 @@ def std(
     where: jax.typing.ArrayLike | None = None,
     mean: jax.typing.ArrayLike | None = None,
     correction: int | float | None = None,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -105,6 +109,7 @@ def std(
         "std",
         a,
         axis,
+        batch_invariant,
         implementation,
         algorithm,
         dtype=dtype,
@@ -125,6 +130,7 @@ def mean_and_var(
     correction: int | float = 0,
     keepdims: bool = False,
     where: jax.typing.ArrayLike | None = None,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> tuple[jax.Array, jax.Array]:
@@ -140,6 +146,7 @@ def mean_and_var(
       correction: the sum of squares is divided by the number of elements less this.
       keepdims: True to keep the reduced axes with size 1.
       where: a boolean array that broadcasts to `a`: the elements to include.
+      batch_invariant: as in `var`.
       implementation: as in `var`.
       algorithm: as in `var`.
 
@@ -154,6 +161,7 @@ def mean_and_var(
         "mean_and_var",
         a,
         axis,
+        batch_invariant,
         implementation,
         algorithm,
         dtype=dtype,
@@ -166,9 +174,11 @@ def mean_and_var(
 # From a call to the primitive
 
 
-def _call(name, a, axis, implementation, algorithm, *, out=None, **arguments) -> Any:
+def _call(
+    name, a, axis, batch_invariant, implementation, algorithm, *, out=None, **arguments
+) -> Any:
     a = _arguments.as_array("a", a)
-    chosen = resolve("reduce", implementation, algorithm)
+    chosen, algorithm = resolve_rowwise("reduce", batch_invariant, implementation, algorithm)
     operands = {
         key: _arguments.as_array(key, value)
         for key, value in arguments.items()
@@ -221,12 +231,17 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         if correction is None:
             correction = keywords.get("ddof", 0)
         is_narrow = result.dtype == a.dtype and name != "std"  # the root is taken before rounding
+        computed = result.dtype if is_narrow else _primitive.accumulator(result.dtype)
+        x, rows_axes = a, axes
+        if algorithm == BATCH_INVARIANT:
+            x, masks, axis = _reduce.in_packs("mean_and_var", a, masks, axes=axes, dtype=computed)
+            rows_axes = (axis,)
         statistics = _rowwise.bind(
             _MEAN_AND_VAR,
-            a,
+            x,
             *masks,
-            axes=axes,
-            dtype=result.dtype if is_narrow else _primitive.accumulator(result.dtype),
+            axes=rows_axes,
+            dtype=computed,
             correction=float(correction),
             implementation=implementation,
             algorithm=algorithm,
@@ -347,8 +362,8 @@ def _jvp(p: Primitive, primals, tangents, *, axes: _rowwise.Axes, dtype, correct
     difference = included(x.astype(computed) - jnp.expand_dims(mean, axes))
     count = _reduce.count(x, axes, where, computed)
     divisor = count - correction
-    mean_t = jnp.sum(t, axes) / count
-    variance_t = 2 * jnp.sum(difference * t, axes) / divisor
+    mean_t = jnp.sum(t, axes) * (1 / count)
+    variance_t = 2 * jnp.sum(difference * t, axes) * (1 / divisor)
     variance_t = jnp.where(divisor > 0, variance_t, jnp.zeros((), computed))
     return (
         [mean.astype(dtype), variance.astype(dtype)],

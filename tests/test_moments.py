@@ -317,11 +317,15 @@ def test_rows_of_few_elements(name, implementation):
 def test_signature_is_upstream_s_and_two_more(name):
     mine = list(inspect.signature(getattr(jax_gpuops, name)).parameters.values())
     theirs = list(inspect.signature(getattr(jnp, name)).parameters.values())
-    assert [(p.name, p.default, p.kind) for p in mine[:-2]] == [
+    assert [(p.name, p.default, p.kind) for p in mine[:-3]] == [
         (p.name, p.default, p.kind) for p in theirs
     ]
-    assert [p.name for p in mine[-2:]] == ["implementation", "algorithm"]
-    assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in mine[-2:])
+    assert [(p.name, p.default) for p in mine[-3:]] == [
+        ("batch_invariant", False),
+        ("implementation", None),
+        ("algorithm", None),
+    ]
+    assert all(p.kind is p.KEYWORD_ONLY for p in mine[-3:])
 
 
 ARGUMENTS = [

@@ -329,11 +329,15 @@ def test_any_order_of_threads(name, algorithm, implementation):
 def test_signature_is_upstream_s_and_two_more(name):
     mine = list(inspect.signature(getattr(jax_gpuops, name)).parameters.values())
     theirs = list(inspect.signature(getattr(jnp, name)).parameters.values())
-    assert [(p.name, p.default, p.kind) for p in mine[:-2]] == [
+    assert [(p.name, p.default, p.kind) for p in mine[:-3]] == [
         (p.name, p.default, p.kind) for p in theirs
     ]
-    assert [p.name for p in mine[-2:]] == ["implementation", "algorithm"]
-    assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in mine[-2:])
+    assert [(p.name, p.default) for p in mine[-3:]] == [
+        ("batch_invariant", False),
+        ("implementation", None),
+        ("algorithm", None),
+    ]
+    assert all(p.kind is p.KEYWORD_ONLY for p in mine[-3:])
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "mean"])
@@ -351,6 +355,15 @@ def test_dtype(name, dtype, implementation):
         tolerance = 3e-2 if y.dtype.itemsize == 2 else 1e-5
         y, expected = (np.asarray(each, np.float64) for each in (y, expected))
         np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
+
+
+def test_a_mean_of_integers_is_rounded_to_0(implementation):
+    """From what is exact: 2^24 + 1 is no float32, and 41 times the one next to 1 / 41 is not 1."""
+    x = np.full((4, 41), [[1], [3], [-1], [2**24 + 1]], np.int32)
+    x[1, 0], x[2, 0] = 2, -40
+    y = ours("mean", x, -1, dtype="int32", implementation=implementation)
+    np.testing.assert_array_equal(y, [1, 2, -1, 2**24 + 1])
+    np.testing.assert_array_equal(y, upstream("mean", x, -1, dtype="int32"))
 
 
 @pytest.mark.parametrize("name", ["sum", "prod"])

@@ -10,7 +10,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
 struct Attributes {
-  std::string_view algorithm;  // empty: the plan chooses
+  std::string_view algorithm;  // a name or kBatchInvariant; empty: the plan chooses
   std::int64_t inner_dims;     // how many of the leading dims lie between the row's elements
 };
 

@@ -77,6 +77,11 @@ std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype
 
 std::int64_t row_bytes(const Problem& problem) { return problem.columns * bytes_of(problem.dtype); }
 
+std::int64_t expected_rows(const Problem& problem) {
+  return JAX_GPUOPS_NAMESPACE::expected_rows(problem.batch_invariant, problem.rows(),
+                                             row_bytes(problem));
+}
+
 // Problems that kernels take
 
 bool is_float(DType dtype) { return dtype >= DType::kFloat16 && dtype <= DType::kFloat64; }
@@ -255,7 +260,7 @@ bool has_whole_packs(const Problem& problem) {
 
 void configure_row(const Problem& problem, const Device& device, Config* config) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
-  const bool are_few = problem.rows() < kFewRows * device.multiprocessors;
+  const bool are_few = expected_rows(problem) < kFewRows * device.multiprocessors;
   if (packs > (are_few ? kWarpFewRowPacks : kWarpRowPacks)) {
     config->threads = block_threads(problem);
     return;
@@ -305,8 +310,12 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   const std::int64_t resident =
       std::int64_t{device.multiprocessors} * resident_multiple_blocks(problem, device);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
-  const std::int64_t parts =
-      std::min({resident / problem.rows(), multiple_partials(problem), room});
+  const std::int64_t wanted =
+      std::min(resident / expected_rows(problem), multiple_partials(problem));
+  if (problem.batch_invariant && wanted > std::max<std::int64_t>(1, room)) {
+    throw std::invalid_argument("the workspace is too small");
+  }
+  const std::int64_t parts = std::min(wanted, room);
   if (parts <= 1) {
     config->threads = block_threads(problem);
     return;
@@ -390,7 +399,7 @@ bool cluster_is_best(const Problem& problem, const Device& device) {
   if (row_bytes(problem) < kLeastClusterBytes || row_bytes(problem) > kClusterBytes) return false;
   Config config;
   configure_cluster(problem, &config);
-  return problem.rows() * config.cluster <= device.multiprocessors;
+  return expected_rows(problem) * config.cluster <= device.multiprocessors;
 }
 
 bool interleaved_is_best(const Problem& problem) {
@@ -411,13 +420,14 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     }
     return {Algorithm::kColumn, apart};
   }
-  const std::string rows = std::to_string(problem.rows()) + " rows";
+  const std::string rows =
+      problem.batch_invariant ? "rows" : std::to_string(problem.rows()) + " rows";
   const std::string rows_of = rows + " of " + std::to_string(problem.columns);
   if (takes(Algorithm::kCluster) && cluster_is_best(problem, device)) {
     return {Algorithm::kCluster, rows_of + " elements are read by a cluster of blocks each"};
   }
   if (row_bytes(problem) > kMultipleBytes &&
-      problem.rows() < kMultipleRows * device.multiprocessors) {
+      expected_rows(problem) < kMultipleRows * device.multiprocessors) {
     return {Algorithm::kMultiple, rows + " would leave multiprocessors idle if a block took each"};
   }
   if (takes(Algorithm::kStaged) && staged_is_best(problem)) {
@@ -430,9 +440,18 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
 
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device) {
   check(problem);
+  Problem planned = problem;
   std::pair<Algorithm, std::string> chosen;
   if (algorithm.empty()) {
-    chosen = choose(problem, device);
+    chosen = choose(planned, device);
+  } else if (algorithm == kBatchInvariant) {
+    if (problem.inner != 1 || !has_whole_packs(problem)) {
+      throw std::invalid_argument(
+          "batch_invariant takes rows along the last axis, of whole packs of 16 bytes, in an array "
+          "at a multiple of 16 bytes");
+    }
+    planned.batch_invariant = true;
+    chosen = choose(planned, device);
   } else {
     chosen = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm), "named by the caller"};
     if (const std::string why = refusal(chosen.first, problem, device); !why.empty()) {
@@ -443,7 +462,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
                                      ? problem.rows() * workspace_bytes(problem, algorithm)
                                      : problem.workspace;
   return {chosen.first, std::move(chosen.second),
-          configure(problem, chosen.first, workspace, device)};
+          configure(planned, chosen.first, workspace, device)};
 }
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
@@ -451,6 +470,8 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   if (algorithm.empty()) {
     partials = std::max(
         {multiple_partials(problem), column_partials(problem), interleaved_partials(problem)});
+  } else if (algorithm == kBatchInvariant) {
+    partials = multiple_partials(problem);
   } else {
     const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
     switch (named) {

@@ -42,6 +42,9 @@ struct Problem {
   bool masked;             // some elements are left out by a boolean array
   std::int64_t alignment;  // of the array, in bytes
   std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says of each row
+  // Whether plans are made without regard to the number of rows: plan() sets it where it is asked
+  // for kBatchInvariant, so it is no field.
+  bool batch_invariant = false;
 
   std::int64_t rows() const { return outer * inner; }
 
@@ -167,9 +170,10 @@ struct Plan {
   Config config;
 };
 
-// The algorithm called `algorithm`, or the best one for the problem if it is empty. Rows are split
-// only as far as the workspace has room for what the parts leave. Throws std::invalid_argument if
-// no kernel, or not the named one, can take the problem.
+// The algorithm called `algorithm`, or the best one for the problem if it is empty or
+// kBatchInvariant. Rows are split only as far as the workspace has room for what the parts leave;
+// for kBatchInvariant it must have that room. Throws std::invalid_argument if no kernel, or not the
+// named one, can take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
 // Bytes of workspace for each row: an upper bound that depends neither on the number of rows nor
