@@ -362,8 +362,9 @@ def _jvp(p: Primitive, primals, tangents, *, axes: _rowwise.Axes, dtype, correct
     difference = included(x.astype(computed) - jnp.expand_dims(mean, axes))
     count = _reduce.count(x, axes, where, computed)
     divisor = count - correction
-    mean_t = jnp.sum(t, axes) * (1 / count)
-    variance_t = 2 * jnp.sum(difference * t, axes) * (1 / divisor)
+    mean_t = _reduce.quotient(jnp.sum(t, axes), count, how["algorithm"])
+    squares_t = 2 * jnp.sum(difference * t, axes)
+    variance_t = _reduce.quotient(squares_t, divisor, how["algorithm"])
     variance_t = jnp.where(divisor > 0, variance_t, jnp.zeros((), computed))
     return (
         [mean.astype(dtype), variance.astype(dtype)],

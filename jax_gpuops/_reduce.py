@@ -315,7 +315,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         if "initial" in operands:
             y = _COMBINE[reduction](jnp.asarray(operands["initial"]).astype(dtype), y)
         if name == "mean":
-            y = _mean(y, count(a, axes, masks, dtype), algorithm)
+            y = quotient(y, count(a, axes, masks, dtype), algorithm)
         if keywords.get("keepdims"):
             y = jnp.expand_dims(y, axes)
         return y.astype(result.dtype)
@@ -373,14 +373,6 @@ def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) ->
     return result
 
 
-def _mean(total: jax.Array, count: jax.Array, algorithm: str | None) -> jax.Array:
-    if total.dtype.name in _INTEGERS:
-        return jax.lax.div(total, jnp.broadcast_to(count, total.shape))
-    # XLA multiplies by the reciprocal of a divisor that it has to broadcast: that of a mask of
-    # several rows, but not that of a mask of one. Where all rows must be alike, they are so here.
-    return total * (1 / count) if algorithm == BATCH_INVARIANT else total / count
-
-
 def count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
     """How many elements the mean is of, as an array that broadcasts to the sum."""
     if not masks:
@@ -389,6 +381,17 @@ def count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Arra
     for axis in axes:
         shape[axis] = a.shape[axis]
     return jnp.sum(jnp.broadcast_to(masks[0], shape), axes, dtype=dtype)
+
+
+def quotient(total: jax.Array, divisor: jax.Array, algorithm: str | None) -> jax.Array:
+    """A sum of rows over what it has to be divided by, which broadcasts to it.
+
+    XLA multiplies by the reciprocal of a divisor that it broadcasts, and divides by others. So for
+    a mask that is the same for all rows the bits would depend on whether there is more than one.
+    """
+    if total.dtype.name in _INTEGERS:
+        return jax.lax.div(total, jnp.broadcast_to(divisor, total.shape))
+    return total * (1 / divisor) if algorithm == BATCH_INVARIANT else total / divisor
 
 
 _UPSTREAM: dict[str, Callable[..., Any]] = {
