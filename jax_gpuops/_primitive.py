@@ -136,8 +136,16 @@ def _new(name: str, reference: Callable[..., Any], multiple_results: bool = Fals
 
 
 def result_avals(function: Callable[..., Any], *avals, **params) -> list[Any]:
-    """Returns the types of a function's results: with their shardings, unlike `jax.eval_shape`."""
-    return list(jax.make_jaxpr(functools.partial(function, **params))(*avals).out_avals)
+    """Returns the types of a function's results: with their shardings, unlike `jax.eval_shape`.
+
+    JAX remembers them, for the function as such: a call of an op asks several times.
+    """
+    return list(_jitted(function, tuple(params)).trace(*avals, **params).jaxpr.out_avals)
+
+
+@functools.cache
+def _jitted(function: Callable[..., Any], static: tuple[str, ...]) -> Any:
+    return jax.jit(function, static_argnames=static)
 
 
 # From a call to a bind
@@ -295,12 +303,12 @@ def shard_alike(x: jax.Array, *others: jax.Array) -> jax.Array:
     """
     if not any(map(has_explicit_sharding, (x, *others))):
         return x
-
-    def combined(x, *others):
-        return functools.reduce(lambda y, other: jnp.where(other == other, y, 0), others, x)
-
-    (aval,) = result_avals(combined, *map(jax.typeof, (x, *others)))
+    (aval,) = result_avals(_combined, *map(jax.typeof, (x, *others)))
     return x if aval == jax.typeof(x) else jax.sharding.reshard(x, aval.sharding.spec)
+
+
+def _combined(x, *others):
+    return functools.reduce(lambda y, other: jnp.where(other == other, y, 0), others, x)
 
 
 # Lowering

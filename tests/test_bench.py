@@ -70,6 +70,7 @@ def test_main_table_without_a_gpu_runs_every_portable_algorithm(family):
     assert portable <= planned
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("family", "shape", "step", "speedup"),
     [
@@ -102,6 +103,7 @@ def first_of_each_op():
     return cases.main(gpu=False, quick=True)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("problem", first_of_each_op(), ids=str)
 def test_judge_accepts_xla_and_rejects_one_wrong_element(problem):
     operands = run._operands(problem)
@@ -123,6 +125,7 @@ def test_judge_accepts_xla_and_rejects_one_wrong_element(problem):
     assert judge(jax.tree.map(lambda y: jnp.zeros((*y.shape, 2), y.dtype), results))[1] > 1
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("op", ["matmul", "dot_general_of_rows"])
 @pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int8"])
 @pytest.mark.parametrize("precision", [None, "highest"])
@@ -138,6 +141,7 @@ def test_judge_of_products_of_8_bits(precision, dtype, op):
     assert judge(y.at[0].set(0))[1] > 1
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("columns", [1024, 131072])
 @pytest.mark.parametrize("op", ["softmax_vjp", "log_softmax_vjp"])
@@ -177,6 +181,7 @@ def test_cross_entropy_of_xla_is_that_of_optax():
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-5), actual, expected)
 
 
+@pytest.mark.any_version
 def test_no_row_of_a_mask_is_empty():
     problem = ops.make("softmax", (3, 50, 20), "float32", where=True)
     _, mask = run._operands(problem)
@@ -198,6 +203,7 @@ def wrong_softmax(monkeypatch):
     monkeypatch.setattr(jax_gpuops, "softmax", wrong)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("dtype", "factor", "status"),
     [("bfloat16", 1.05, RIGHT), ("bfloat16", 1.2, WRONG), ("float32", 1.05, WRONG)],
@@ -212,6 +218,7 @@ def test_xla_may_compute_16_bit_floats_in_16_bits(monkeypatch, dtype, factor, st
     assert result.excess > 1
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("dtype", "size"), [("float32", 5), ("float32", 2**22), ("bfloat16", 2**20), ("float16", 2**20)]
 )
@@ -378,6 +385,7 @@ def test_what_is_timed(op, primitives, read):
     assert [x.shape for x in jax.tree.leaves(arguments) if x.ndim == 2] == read * [(9, 70)]
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("problem", "moved"),
     [
@@ -478,6 +486,7 @@ def test_pytorch_solves_the_same_problem(problem):
     assert not result.ours
 
 
+@pytest.mark.any_version
 @pytest.mark.usefixtures("fake_profiler")
 @pytest.mark.parametrize("command", ["main", "ladder"])
 def test_figures_and_tables_of_a_timed_run(command, tmp_path, capsys):
@@ -731,12 +740,14 @@ def test_every_result_field_is_documented():
 ROOT = pathlib.Path(__file__).parents[1]
 
 
+@pytest.mark.any_version
 def test_the_tables_of_the_page_are_those_of_the_results():
     text = (ROOT / "docs" / "performance.md").read_text()
     assert text.count("-->\n| op |") == 10
     assert page.filled(text, ROOT / "bench" / "results" / "h200") == text
 
 
+@pytest.mark.any_version
 def test_a_number_that_was_changed_by_hand_is_put_right():
     text = (ROOT / "docs" / "performance.md").read_text()
     changed = text.replace("| softmax | 8388608 x 32 | f32 |", "| softmax | 8388608 x 33 | f32 |")

@@ -55,16 +55,19 @@ def test_a_table_is_of_a_sweep_or_says_that_it_is_not():
         assert device["made"].startswith("by python -m bench tune" if kind in SWEEPS else "by hand")
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("kind", DEVICES)
 def test_a_table_of_a_sweep_is_what_the_sweep_gives(kind):
     if kind in SWEEPS:
         assert DEVICES[kind] == policy.device_table(vars(SWEEPS[kind]))
 
 
+@pytest.mark.any_version
 def test_the_file_is_as_it_would_be_written():
     assert policy.text(DEVICES) == TEXT
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("kind", sorted(BY_HAND.keys() - SWEEPS.keys()))
 def test_every_class_made_by_hand_was_measured_to_be_level(kind):
     pairs = [pair for path in BY_HAND[kind] for pair in measured(path)]
@@ -84,6 +87,7 @@ def test_a_class_is_of_masked_or_scaled_problems_only_if_it_says_so(option):
     assert _measurements.contains({**ROWS, **option, "ratio": 1.0}, problem)
 
 
+@pytest.mark.any_version
 def test_classes_may_name_what_problems_have():
     """Else a class that names a key would hold for no problem, or a check would refuse it."""
     for kernel in {point.kernel: point for point in grid.points(grid.grids())}.values():

@@ -484,6 +484,7 @@ def test_the_plan_is_what_runs(family, data, implementation):
         assert bool(launched) == bool(kernels[what[0]]), execution
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_algorithm_has_kernels(family):
     """But for a library's, whose kernels are its own; and no kernel is without an algorithm."""

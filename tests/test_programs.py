@@ -308,6 +308,7 @@ def test_iterations_that_launch_different_kernels_have_no_kernel_time(monkeypatc
     assert measure._kernel_runs(measure.Call(jax.jit(jnp.sin), [1.0]), 3) == []
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("gradient", [False, True])
 @pytest.mark.parametrize("problem", GPU, ids=str)
 def test_floors_are_those_of_the_plan(problem, gradient):
@@ -373,6 +374,7 @@ def made_up_run():
 # What it shows
 
 
+@pytest.mark.any_version
 def test_tables_and_verdict_of_a_timed_run(capsys):
     done = made_up_run()
     for name in texts.PROGRAMS:
@@ -388,6 +390,7 @@ def test_tables_and_verdict_of_a_timed_run(capsys):
     assert "x plain" in out
 
 
+@pytest.mark.any_version
 def test_figure_of_a_timed_run_and_of_its_file(tmp_path):
     done = made_up_run()
     done.results[0].ways[0].temporary_bytes = 0  # no ratio to show

@@ -388,15 +388,17 @@ def test_rows_of_large_values(name, algorithm, dtype, implementation):
     if algorithm not in UNMASKED:
         cases += [(small, 0.3), (small, -0.3)]
         cases += [(x, -3e10), (x, 1e33)] if dtype == "float16" else []
-    for x, scale in cases:
+    axis = -1
+    if algorithm == "column":
         # Of columns, an even number can be read in packs, another cannot.
-        axis = 0 if algorithm == "column" else -1
-        for moved in [x.T, x.T[:, :8], x.T[:, :16]] if algorithm == "column" else [x]:
-            with helpers.x64(dtype):
-                how = {"implementation": implementation, "algorithm": algorithm}
-                options = {} if scale == 1 else {"scale": scale}
-                y = ours(name, moved, axis, **options, **how)
-                assert_accurate(name, y, moved, axis, scale=scale)
+        axis = 0
+        cases = [(m, scale) for x, scale in cases for m in (x.T, x.T[:, :8], x.T[:, :16])]
+    cases = [(x, {} if scale == 1 else {"scale": scale}) for x, scale in cases]
+    how = {"implementation": implementation, "algorithm": algorithm}
+    with helpers.x64(dtype):
+        ys = of_cases(functools.partial(ours, name, axis=axis, **how), cases)
+    for (x, options), y in zip(cases, ys, strict=True):
+        assert_accurate(name, y, x, axis, **options)
 
 
 @pytest.mark.kernel
@@ -414,12 +416,16 @@ def test_rows_that_a_scale_makes_infinite(name, algorithm, dtype, implementation
     if algorithm == "column":
         axis, x, wheres = 0, x.T, [None, wheres[1][:, None]]
     infinite = np.where(x == 0, 0, np.copysign(np.inf, x)).astype(dtype)
-    for where, sign in itertools.product(wheres, (1, -1)):
-        large = sign * x * jnp.finfo(dtype).max
-        how = {"implementation": implementation, "algorithm": algorithm}
-        with helpers.x64(dtype):
-            y = ours(name, large, axis, where=where, scale=sign * scale, **how)
-        assert_accurate(name, y, infinite, axis, where=where)
+    most = jnp.finfo(dtype).max
+    cases = [
+        (sign * x * most, {"where": where, "scale": sign * scale})
+        for where, sign in itertools.product(wheres, (1, -1))
+    ]
+    how = {"implementation": implementation, "algorithm": algorithm}
+    with helpers.x64(dtype):
+        ys = of_cases(functools.partial(ours, name, axis=axis, **how), cases)
+    for (_, options), y in zip(cases, ys, strict=True):
+        assert_accurate(name, y, infinite, axis, where=options["where"])
 
 
 @pytest.mark.kernel

@@ -26,6 +26,7 @@ NAMED = "cuda" if run.has_gpu() else "interpret"
 # What it measures
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("each", GRIDS, ids=lambda each: each.name)
 def test_a_vertex_is_a_problem_of_its_size(each):
     """So what is measured is what a class of the grid is asked about."""
@@ -43,6 +44,7 @@ def test_a_vertex_is_a_problem_of_its_size(each):
             assert _measurements.contains(each.fixed | sizes, point.problem), point
 
 
+@pytest.mark.any_version
 def test_no_problem_is_in_two_grids():
     """A class of one would speak for a point of another that it does not know."""
     same = ("op", "function", "dtype", "result", "element_bytes")
@@ -123,6 +125,7 @@ def test_small_points_are_of_every_kernel():
     assert SMALL.keys() == {point.kernel for point in grid.points(GRIDS)}
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("point", SMALL.values(), ids=str)
 def test_a_result_is_checked(point):
     """XLA's is right; with one wrong element, or a NaN, it is not."""
@@ -340,6 +343,7 @@ def is_ours(each, ours, sizes):
     return True
 
 
+@pytest.mark.any_version
 @hypothesis.given(sweep=sweeps(), data=st.data())
 @hypothesis.settings(max_examples=150, deadline=None)
 def test_a_problem_is_in_a_class_where_the_rule_says_so(sweep, data):
@@ -363,6 +367,7 @@ def test_a_problem_is_in_a_class_where_the_rule_says_so(sweep, data):
         assert len(inside) == int(is_ours(each, ours, sizes)), sizes
 
 
+@pytest.mark.any_version
 @hypothesis.given(sweep=sweeps())
 @hypothesis.settings(max_examples=100, deadline=None)
 def test_a_measured_point_is_in_a_class_if_and_only_if_its_vertex_is_ours(sweep):
@@ -403,6 +408,7 @@ def test_a_vertex_that_stands_for_several_lengths_needs_them_all():
     assert not any(_measurements.contains(entry, problem) for entry in classes)
 
 
+@pytest.mark.any_version
 def test_the_file_has_a_header_and_a_class_a_line(tmp_path):
     raw = raw_of(**{str(point): STATES["ours"] for point in grid.points(GRIDS)})
     path = tmp_path / "measurements.json"
@@ -419,6 +425,7 @@ def test_the_file_has_a_header_and_a_class_a_line(tmp_path):
     )
 
 
+@pytest.mark.any_version
 def test_a_file_keeps_the_measurements_of_other_gpus(tmp_path):
     path = tmp_path / "measurements.json"
     for device in ("B", "A", "B"):

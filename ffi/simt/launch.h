@@ -67,7 +67,8 @@ struct Call {
   int source_lane = 0;
   void* value = nullptr;  // to exchange with other lanes, or the mbarrier that is waited for
   std::size_t value_bytes = 0;
-  unsigned parity = 0;  // of the phase of an mbarrier
+  WarpWork work = nullptr;  // to do on the values of all lanes
+  unsigned parity = 0;      // of the phase of an mbarrier
   // Copies that may be under way, a named barrier, registers, or products that must be done.
   std::uint64_t number = 0;
 };
@@ -212,6 +213,7 @@ class Launch {
   Thread& thread() const { return *thread_; }
   int lane() const { return static_cast<int>(number(*thread_) % kWarpSize); }
   unsigned live_lanes() const { return live_lanes_of(*thread_); }
+  void together(const char* function, Site site, void* own, WarpWork work);
   void let_others_run(const char* function, Site site);
   void add_activity() { ++activity_; }
 
@@ -255,9 +257,9 @@ class Launch {
   void end_products(const char* function, Site site);
   void wait_for_products(const char* function, Site site, unsigned pending);
   void store_matrices(const char* function, Site site, unsigned address,
-                      const std::array<std::uint32_t, 4>& words);
+                      std::array<std::uint32_t, 4> words);
   void load_matrices(const char* function, Site site, unsigned address, bool transposed,
-                     std::uint32_t (&words)[4]) const;
+                     std::uint32_t (&words)[4]);
 
  private:
   enum class Timing { kLate, kEarly, kAny };
@@ -315,6 +317,7 @@ class Launch {
   void check_not_read(const Copy& copy) const;
   void check_exit(const Thread& thread) const;
   void run_some_products();
+  unsigned char* row_of_matrix(const Caller& caller, unsigned address) const;
 
   static std::size_t number(const Thread& thread);
   static Thread* warp_of(const Thread& thread);

@@ -111,7 +111,7 @@ bool equal(const char* a, const char* b) { return a == b || std::strcmp(a, b) ==
 // True if the two are the same collective, so that their threads wait for each other.
 bool match(const Call& a, const Call& b) {
   return a.site.line == b.site.line && a.mask == b.mask && a.scope == b.scope &&
-         a.value_bytes == b.value_bytes && a.parity == b.parity &&
+         a.value_bytes == b.value_bytes && a.work == b.work && a.parity == b.parity &&
          (a.scope != Scope::kMbarrier || a.value == b.value) && equal(a.function, b.function) &&
          equal(a.site.file, b.site.file);
 }
@@ -451,6 +451,13 @@ unsigned Launch::wait(const Call& call) {
   return thread.result;
 }
 
+void Launch::together(const char* function, Site site, void* own, WarpWork work) {
+  constexpr unsigned kAllLanes = 0xffffffff;
+  Call call{function, site, Scope::kLanes, kAllLanes, false, lane(), own};
+  call.work = work;
+  wait(call);
+}
+
 // Threads at different barriers all stay waiting, which run_round() then finds.
 bool Launch::complete_block_call(Block& block) {
   std::vector<Thread>& threads = block.threads;
@@ -490,6 +497,13 @@ bool Launch::complete_warp_call(const Thread& caller) {
 
 void Launch::exchange(Thread* warp, unsigned lanes) {
   ++warp->block->warp_syncs[number(*warp) / kWarpSize];
+  if (const WarpWork work = warp->call.work; work != nullptr) {
+    void* values[kWarpSize];
+    for (int i = 0; i < kWarpSize; ++i) values[i] = warp[i].call.value;
+    work(values);
+    for (int i = 0; i < kWarpSize; ++i) release(warp[i], 0);
+    return;
+  }
   unsigned ballot = 0;
   unsigned char values[kWarpSize][kMaxValueBytes];
   for (int i = 0; i < kWarpSize; ++i) {
@@ -653,6 +667,10 @@ unsigned warp_vote(const char* function, Site site, unsigned mask, bool predicat
 void warp_shuffle(const char* function, Site site, unsigned mask, int source_lane, void* value,
                   std::size_t bytes) {
   active_launch().wait({function, site, Scope::kLanes, mask, false, source_lane, value, bytes});
+}
+
+void warp_together(const char* function, Site site, void* own, WarpWork work) {
+  active_launch().together(function, site, own, work);
 }
 
 int lane() { return active_launch().lane(); }

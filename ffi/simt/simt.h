@@ -121,6 +121,10 @@ unsigned warp_vote(const char* function, Site site, unsigned mask, bool predicat
 void warp_shuffle(const char* function, Site site, unsigned mask, int source_lane, void* value,
                   std::size_t bytes);
 
+// Waits for all lanes; then one of them does `work`, once, with what each of them brings.
+using WarpWork = void (*)(void* const (&lanes)[kWarpSize]);
+void warp_together(const char* function, Site site, void* own, WarpWork work);
+
 // The calling thread's place in its warp, and the lanes of the warp that have not exited.
 int lane();
 unsigned live_lanes();

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "simt/arithmetic.h"
 #include "simt/launch.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -18,7 +19,6 @@ inline constexpr unsigned kWarpgroupWarps = kWarpgroupThreads / kWarpSize;
 // ---- Products ----
 
 inline constexpr unsigned kProductRows = 64;
-inline constexpr unsigned kProductWords = 16;  // of 16 bits, of a row
 
 // A thread's part of sums that products are to change, from the first product until a wait for the
 // last. It has them in its registers: on the host, memory that is taken until the products land.
@@ -58,9 +58,9 @@ struct Operand {
 // What an operand held when the first thread called its product.
 struct Factor {
   std::vector<std::uint16_t> bits;  // rows x kProductWords; bytes lie in pairs, the first one low
-  std::vector<double> values;       // rows x depth
+  std::vector<float> fractions;     // by columns those of the right operand
   std::vector<std::int16_t> exponents;
-  std::vector<bool> finite;  // each row
+  std::vector<unsigned char> finite;
 };
 
 struct Product {

@@ -3,13 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <string>
-#include <utility>
 
-#include "simt/cuda.h"
+#include "simt/arithmetic.h"
 #include "simt/warpgroup.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -27,158 +25,6 @@ bool writes_shared(const Copy& copy) {
 
 std::string product_text(const Product& product) {
   return Caller{*product.first, product.function, product.site} + "";
-}
-
-// ---- Arithmetic ----
-
-// A zero's, so that its product with anything is below all others.
-constexpr std::int16_t kZeroExponent = -8000;
-constexpr int kNoExponent = kZeroExponent / 2;
-
-constexpr bool is_byte(FactorType type) {
-  return type == FactorType::kFloat8E4M3 || type == FactorType::kFloat8E5M2 ||
-         type == FactorType::kInt8;
-}
-
-// How many elements of a row a product takes.
-constexpr unsigned depth_of(FactorType type) {
-  if (type == FactorType::kTf32) return kProductWords / 2;
-  return is_byte(type) ? kProductWords * 2 : kProductWords;
-}
-
-void decode_byte(std::uint8_t byte, FactorType type, double& value, std::int16_t& exponent,
-                 bool& finite) {
-  if (type == FactorType::kInt8) {
-    value = static_cast<std::int8_t>(byte);
-    return;
-  }
-  const bool is_e4m3 = type == FactorType::kFloat8E4M3;
-  const __half_raw raw = __nv_cvt_fp8_to_halfraw(byte, is_e4m3 ? __NV_E4M3 : __NV_E5M2);
-  value = __half2float(raw);
-  finite = finite && std::isfinite(value);
-  const int field = is_e4m3 ? byte >> 3 & 15 : byte >> 2 & 31;
-  const int bias = is_e4m3 ? 7 : 15;
-  exponent = value == 0 ? kZeroExponent : static_cast<std::int16_t>(std::max(field, 1) - bias);
-}
-
-// Of element i: its value, exact, and its exponent, for subnormals the least. Of a float, the lower
-// 13 bits do not count.
-void decode(const std::uint16_t* bits, std::size_t i, FactorType type, double& value,
-            std::int16_t& exponent, bool& finite) {
-  if (is_byte(type)) {
-    const auto byte = static_cast<std::uint8_t>(bits[i / 2] >> (i % 2 * 8));
-    return decode_byte(byte, type, value, exponent, finite);
-  }
-  const bool half = type == FactorType::kFloat16;
-  const int bias = half ? 15 : 127;
-  const int most = half ? 31 : 255;
-  int field;
-  if (half) {
-    __half_raw raw;
-    raw.x = bits[i];
-    value = __half2float(raw);
-    field = raw.x >> 10 & most;
-  } else {
-    const std::uint32_t word = type == FactorType::kBFloat16
-                                   ? std::uint32_t{bits[i]} << 16
-                                   : std::uint32_t{bits[2 * i + 1]} << 16 | (bits[2 * i] & 0xe000);
-    float wide;
-    std::memcpy(&wide, &word, sizeof(wide));
-    value = wide;
-    field = static_cast<int>(word >> 23) & most;
-  }
-  finite = finite && field != most;
-  exponent = value == 0 ? kZeroExponent : static_cast<std::int16_t>(std::max(field, 1) - bias);
-}
-
-void decode(Factor& factor, FactorType type) {
-  const unsigned depth = depth_of(type);
-  const std::size_t rows = factor.bits.size() / kProductWords;
-  factor.values.resize(rows * depth);
-  factor.exponents.resize(rows * depth);
-  factor.finite.resize(rows);
-  for (std::size_t row = 0; row < rows; ++row) {
-    bool finite = true;
-    for (std::size_t i = row * depth; i < (row + 1) * depth; ++i) {
-      decode(factor.bits.data(), i, type, factor.values[i], factor.exponents[i], finite);
-    }
-    factor.finite[row] = finite;
-  }
-}
-
-std::uint32_t bits_of(float x) {
-  std::uint32_t bits;
-  std::memcpy(&bits, &x, sizeof(bits));
-  return bits;
-}
-
-float float_of(std::uint32_t bits) {
-  float x;
-  std::memcpy(&x, &bits, sizeof(x));
-  return x;
-}
-
-int exponent_of(float x) {
-  if (x == 0) return kZeroExponent;
-  return std::max<int>(bits_of(x) >> 23 & 255, 1) - 127;
-}
-
-double power_of_two(int exponent) {
-  const std::uint64_t bits = static_cast<std::uint64_t>(1023 + exponent) << 52;
-  double result;
-  std::memcpy(&result, &bits, sizeof(result));
-  return result;
-}
-
-float round_toward_zero(double x) {
-  auto result = static_cast<float>(x);
-  if (std::isfinite(result) && std::abs(static_cast<double>(result)) > std::abs(x)) {
-    result = std::nextafter(result, 0.0f);
-  }
-  return result;
-}
-
-// The same, to a float of which 13 of the 23 bits of fraction are kept.
-float round_toward_zero_to_13_bits(double x) {
-  return float_of(bits_of(round_toward_zero(x)) & ~((1u << (23 - 13)) - 1));
-}
-
-// sum + a b as Hopper adds (the model of MMA-Sim, arXiv 2511.10909): all terms are aligned to the
-// largest exponent, truncated to 25 bits of fraction, added exactly, and rounded toward zero. Of
-// factors of 8 bits the terms keep 13 bits of fraction, and so does the sum.
-template <unsigned kDepth>
-float dot(const double* a, const std::int16_t* a_exponent, const double* b,
-          const std::int16_t* b_exponent, float sum, bool finite) {
-  if (!finite || !std::isfinite(sum)) {
-    float total = sum;
-    for (unsigned k = 0; k < kDepth; ++k) total += static_cast<float>(a[k] * b[k]);
-    return std::isnan(total) ? std::numeric_limits<float>::quiet_NaN() : total;
-  }
-  std::int16_t most = kZeroExponent;
-  for (unsigned k = 0; k < kDepth; ++k) {
-    const auto exponent = static_cast<std::int16_t>(a_exponent[k] + b_exponent[k]);
-    most = most < exponent ? exponent : most;
-  }
-  const int exponent = std::max<int>(most, exponent_of(sum));
-  if (exponent < kNoExponent) return 0;
-  constexpr bool kOfBytes = kDepth == depth_of(FactorType::kFloat8E4M3);
-  constexpr int kFractionBits = kOfBytes ? 13 : 25;
-  const double scale = power_of_two(kFractionBits - exponent);
-  auto total = static_cast<std::int64_t>(sum * scale);
-  for (unsigned k = 0; k < kDepth; ++k) {
-    total += static_cast<std::int32_t>(a[k] * b[k] * scale);  // below 2^27, truncated
-  }
-  const double exact = static_cast<double>(total) * power_of_two(exponent - kFractionBits);
-  return kOfBytes ? round_toward_zero_to_13_bits(exact) : round_toward_zero(exact);
-}
-
-// The same of integers, modulo 2^32.
-std::uint32_t dot_of_integers(const double* a, const double* b, std::uint32_t sum) {
-  std::int32_t total = 0;
-  for (unsigned k = 0; k < depth_of(FactorType::kInt8); ++k) {
-    total += static_cast<std::int32_t>(a[k]) * static_cast<std::int32_t>(b[k]);
-  }
-  return sum + static_cast<std::uint32_t>(total);
 }
 
 // ---- Operands ----
@@ -294,10 +140,6 @@ bool overlaps(const Operand& operand, unsigned begin, unsigned end) {
 
 // ---- Sums ----
 
-// Where thread `member` of a warpgroup has its sum i: a row of its warp's 16, and a column.
-unsigned sum_row(unsigned lane, unsigned i) { return lane / 4 + i / 2 % 2 * 8; }
-unsigned sum_col(unsigned lane, unsigned i) { return i / 4 * 8 + lane % 4 * 2 + i % 2; }
-
 bool is_intact(const Sums& sums) {
   if (sums.landed) return std::memcmp(sums.registers, sums.values.data(), sums.bytes()) == 0;
 #ifdef JAX_GPUOPS_ASAN
@@ -322,32 +164,35 @@ void check_intact(const Thread& thread, const Sums& sums) {
 
 // ---- Products ----
 
+void decode_factor(Factor& factor, FactorType type, bool by_columns) {
+  const std::size_t rows = factor.bits.size() / kProductWords;
+  factor.fractions.resize(rows * depth_of(type));
+  factor.exponents.resize(rows * depth_of(type));
+  factor.finite.resize(rows);
+  decode(factor.bits.data(), static_cast<unsigned>(rows), type, by_columns,
+         {factor.fractions.data(), factor.exponents.data(), factor.finite.data()});
+}
+
 // What a warp's part of the product adds to its threads' sums.
-template <unsigned kDepth>
 void compute(Product& product, unsigned warp) {
   const ProductCall call = product.call;
-  const Factor& left = product.left_factor;
-  const Factor& right = product.right_factor;
-  const double* const left_values = left.values.data();
-  const double* const right_values = right.values.data();
-  const std::int16_t* const left_exponents = left.exponents.data();
-  const std::int16_t* const right_exponents = right.exponents.data();
-  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
-    std::vector<std::uint32_t>& values = product.sums[warp * kWarpSize + lane]->values;
-    const auto count = static_cast<unsigned>(values.size());
-    for (unsigned i = 0; i < count; ++i) {
-      const unsigned row = warp * kWarpRows + sum_row(lane, i);
-      const unsigned col = sum_col(lane, i);
-      const std::size_t a = std::size_t{row} * kDepth;
-      const std::size_t b = std::size_t{col} * kDepth;
-      const std::uint32_t before = call.add ? values[i] : 0;
-      if (call.type == FactorType::kInt8) {
-        values[i] = dot_of_integers(left_values + a, right_values + b, before);
-      } else {
-        values[i] = bits_of(dot<kDepth>(left_values + a, left_exponents + a, right_values + b,
-                                        right_exponents + b, float_of(before),
-                                        left.finite[row] && right.finite[col]));
+  const unsigned depth = depth_of(call.type);
+  Factor& left = product.left_factor;
+  Factor& right = product.right_factor;
+  for (unsigned own_row = 0; own_row < kWarpRows; ++own_row) {
+    const unsigned row = warp * kWarpRows + own_row;
+    const Elements a{&left.fractions[row * depth], &left.exponents[row * depth], &left.finite[row]};
+    Sums* const* const of_row = &product.sums[warp * kWarpSize + own_row % 8 * 4];
+    for (unsigned col = 0; col < call.cols; col += kColumnBlock) {
+      // Four threads have two of them each.
+      const unsigned first = col / 2 + own_row / 8 * 2;
+      std::uint32_t sums[kColumnBlock] = {};
+      if (call.add) {
+        for (unsigned i = 0; i < kColumnBlock; ++i) sums[i] = of_row[i / 2]->values[first + i % 2];
       }
+      add_products(call.type, a, {&right.fractions[col], &right.exponents[col], &right.finite[col]},
+                   call.cols, sums);
+      for (unsigned i = 0; i < kColumnBlock; ++i) of_row[i / 2]->values[first + i % 2] = sums[i];
     }
   }
 }
@@ -381,8 +226,8 @@ struct Window {
   void note_operands(Product& product) const {
     read_operand(block.shared, first_address, product.left, product.left_factor.bits);
     read_operand(block.shared, first_address, product.right, product.right_factor.bits);
-    decode(product.left_factor, product.call.type);
-    decode(product.right_factor, product.call.type);
+    decode_factor(product.left_factor, product.call.type, /*by_columns=*/false);
+    decode_factor(product.right_factor, product.call.type, /*by_columns=*/true);
   }
 
   // The operands hold what they held when the first thread called the product.
@@ -399,13 +244,7 @@ struct Window {
   void run(Warpgroup& group, unsigned warp) const {
     Product& product = group.product(group.done[warp]);
     check_unchanged(product, warp);
-    if (product.call.type == FactorType::kTf32) {
-      compute<depth_of(FactorType::kTf32)>(product, warp);
-    } else if (is_byte(product.call.type)) {
-      compute<depth_of(FactorType::kFloat8E4M3)>(product, warp);
-    } else {
-      compute<kProductWords>(product, warp);
-    }
+    compute(product, warp);
     ++group.done[warp];
     while (!group.products.empty() &&
            std::all_of(group.done, group.done + kWarpgroupWarps,
@@ -596,89 +435,83 @@ void Launch::check_exit(const Thread& thread) const {
   throw Error(describe(thread) + ": exited without a wait for the products that it called");
 }
 
-// ---- Storing matrices ----
-
-void Launch::store_matrices(const char* function, Site site, unsigned address,
-                            const std::array<std::uint32_t, 4>& words) {
-  if (cancelled_) throw Cancelled();
-  const Caller caller{*thread_, function, site};
-  const int own = lane();
-  unsigned char* rows[4];
-  for (int matrix = 0; matrix < 4; ++matrix) {
-    unsigned row = address;
-    wait({function, site, Scope::kLanes, 0xffffffff, false, 8 * matrix + own / 4, &row,
-          sizeof(row)});
-    if (row % 16 != 0) {
-      throw Error(caller + ": a row of a matrix lies at address " + std::to_string(row) +
-                  ", which is not a multiple of 16");
-    }
-    rows[matrix] = at_shared_address(caller, row, 16);
-  }
-  for (int matrix = 0; matrix < 4; ++matrix) {
-    std::memcpy(rows[matrix] + own % 4 * 4, &words[matrix], sizeof(std::uint32_t));
-  }
-}
-
 // ---- Products of one warp ----
 
 namespace {
 
-// An operand of mma.sync that the lanes put together: rows of left, or columns of right.
-template <int kLines>
-struct WarpOperand {
-  double values[kLines][kProductWords];
-  std::int16_t exponents[kLines][kProductWords];
-  bool finite[kLines][kProductWords];
+// What a lane brings to a product of its warp.
+struct LaneOfProduct {
+  FactorType type;
+  float* sums;
+  const std::uint32_t* left;
+  const std::uint32_t* right;
+};
 
-  // Two neighbours in k, or one of TF32.
-  void put(int line, int k, std::uint32_t word, FactorType type) {
-    const std::uint16_t bits[] = {static_cast<std::uint16_t>(word),
-                                  static_cast<std::uint16_t>(word >> 16)};
-    for (int i = 0; i < (type == FactorType::kTf32 ? 1 : 2); ++i) {
-      finite[line][k + i] = true;
-      decode(bits, i, type, values[line][k + i], exponents[line][k + i], finite[line][k + i]);
+void multiply_warp(void* const (&lanes)[kWarpSize]) {
+  constexpr unsigned kRows = 16;
+  constexpr unsigned kCols = kColumnBlock;
+  const auto lane = [&](unsigned i) -> const LaneOfProduct& {
+    return *static_cast<const LaneOfProduct*>(lanes[i]);
+  };
+  const FactorType type = lane(0).type;
+  std::uint16_t left[kRows * kProductWords];
+  std::uint16_t right[kCols * kProductWords];
+  for (unsigned i = 0; i < kWarpSize; ++i) {
+    const unsigned group = i / 4;
+    const unsigned word = i % 4 * 2;
+    for (unsigned j = 0; j < 4; ++j) {
+      std::memcpy(&left[(group + j % 2 * 8) * kProductWords + word + j / 2 * 8], &lane(i).left[j],
+                  sizeof(std::uint32_t));
+    }
+    for (unsigned j = 0; j < 2; ++j) {
+      std::memcpy(&right[group * kProductWords + word + j * 8], &lane(i).right[j],
+                  sizeof(std::uint32_t));
     }
   }
-
-  bool is_finite(int line, unsigned depth) const {
-    return std::all_of(finite[line], finite[line] + depth, [](bool each) { return each; });
+  float left_fractions[kRows * kProductWords];
+  float right_fractions[kCols * kProductWords];
+  std::int16_t left_exponents[kRows * kProductWords];
+  std::int16_t right_exponents[kCols * kProductWords];
+  unsigned char left_finite[kRows];
+  unsigned char right_finite[kCols];
+  decode(left, kRows, type, /*by_columns=*/false, {left_fractions, left_exponents, left_finite});
+  decode(right, kCols, type, /*by_columns=*/true, {right_fractions, right_exponents, right_finite});
+  const unsigned depth = depth_of(type);
+  for (unsigned row = 0; row < kRows; ++row) {
+    std::uint32_t sums[kCols];
+    const auto each_sum = [&](auto&& visit) {
+      for (unsigned col = 0; col < kCols; ++col) {
+        visit(lane(row % 8 * 4 + col / 2).sums[row / 8 * 2 + col % 2], sums[col]);
+      }
+    };
+    each_sum([](float& own, std::uint32_t& sum) { std::memcpy(&sum, &own, sizeof(sum)); });
+    add_products(type,
+                 {left_fractions + row * depth, left_exponents + row * depth, left_finite + row},
+                 {right_fractions, right_exponents, right_finite}, kCols, sums);
+    each_sum([](float& own, std::uint32_t& sum) { std::memcpy(&own, &sum, sizeof(sum)); });
   }
-};
-
-struct WarpOperands {
-  WarpOperand<16> left;
-  WarpOperand<8> right;
-};
-
-struct DoubleOperands {
-  static constexpr int kDepth = 8;
-  double left[16][kDepth];
-  double right[8][kDepth];
-};
-
-// What the lanes of a warp share while they execute an instruction together. They meet three times:
-// to learn where lane 0 has room for it, when all have written there, and when all have read.
-template <class Room, class Write, class Read>
-void together(const char* function, Site site, Write&& write, Read&& read) {
-  constexpr unsigned kAllLanes = 0xffffffff;
-  Room own;
-  Room* room = &own;
-  warp_shuffle(function, site, kAllLanes, 0, &room, sizeof(room));
-  write(*room);
-  warp_vote(function, site, kAllLanes, true);
-  read(*room);
-  warp_vote(function, site, kAllLanes, true);
 }
 
-template <unsigned kDepth>
-void add_products(const WarpOperands& operands, float (&sums)[4]) {
-  for (int i = 0; i < 4; ++i) {
-    const int row = lane() / 4 + i / 2 * 8;
-    const int col = lane() % 4 * 2 + i % 2;
-    sums[i] =
-        dot<kDepth>(operands.left.values[row], operands.left.exponents[row],
-                    operands.right.values[col], operands.right.exponents[col], sums[i],
-                    operands.left.is_finite(row, kDepth) && operands.right.is_finite(col, kDepth));
+struct LaneOfDoubles {
+  double* sums;
+  const double* left;
+  const double* right;
+};
+
+// Each product and sum is rounded as one FMA, in the order of the depth.
+void multiply_warp_of_doubles(void* const (&lanes)[kWarpSize]) {
+  const auto lane = [&](int i) -> const LaneOfDoubles& {
+    return *static_cast<const LaneOfDoubles*>(lanes[i]);
+  };
+  for (int i = 0; i < kWarpSize; ++i) {
+    for (int j = 0; j < 4; ++j) {
+      double& sum = lane(i).sums[j];
+      for (int k = 0; k < 8; ++k) {
+        const double left = lane(i / 4 * 4 + k % 4).left[j / 2 + k / 4 * 2];
+        const double right = lane((i % 4 * 2 + j % 2) * 4 + k % 4).right[k / 4];
+        sum = std::fma(left, right, sum);
+      }
+    }
   }
 }
 
@@ -687,75 +520,81 @@ void add_products(const WarpOperands& operands, float (&sums)[4]) {
 void multiply_add_warp(const char* function, Site site, float (&sums)[4],
                        const std::uint32_t (&left)[4], const std::uint32_t (&right)[2],
                        FactorType type) {
-  const int per_word = type == FactorType::kTf32 ? 1 : 2;
-  const int group = lane() / 4;
-  const int k = lane() % 4 * per_word;
-  together<WarpOperands>(
-      function, site,
-      [&](WarpOperands& operands) {
-        for (int i = 0; i < 4; ++i) {
-          operands.left.put(group + i % 2 * 8, k + i / 2 * 4 * per_word, left[i], type);
-        }
-        for (int i = 0; i < 2; ++i) operands.right.put(group, k + i * 4 * per_word, right[i], type);
-      },
-      [&](const WarpOperands& operands) {
-        if (type == FactorType::kTf32) {
-          add_products<depth_of(FactorType::kTf32)>(operands, sums);
-        } else {
-          add_products<kProductWords>(operands, sums);
-        }
-      });
+  LaneOfProduct own{type, sums, left, right};
+  warp_together(function, site, &own, multiply_warp);
 }
 
-// Each product and sum is rounded as one FMA, in the order of the depth.
 void multiply_add_warp(const char* function, Site site, double (&sums)[4], const double (&left)[4],
                        const double (&right)[2]) {
-  const int group = lane() / 4;
-  const int k = lane() % 4;
-  together<DoubleOperands>(
-      function, site,
-      [&](DoubleOperands& operands) {
-        for (int i = 0; i < 4; ++i) operands.left[group + i % 2 * 8][k + i / 2 * 4] = left[i];
-        for (int i = 0; i < 2; ++i) operands.right[group][k + i * 4] = right[i];
-      },
-      [&](const DoubleOperands& operands) {
-        for (int i = 0; i < 4; ++i) {
-          const double* const a = operands.left[group + i / 2 * 8];
-          const double* const b = operands.right[k * 2 + i % 2];
-          for (int j = 0; j < DoubleOperands::kDepth; ++j) sums[i] = std::fma(a[j], b[j], sums[i]);
-        }
-      });
+  LaneOfDoubles own{sums, left, right};
+  warp_together(function, site, &own, multiply_warp_of_doubles);
 }
 
-// ---- Loading matrices ----
+// ---- Loading and storing matrices ----
 
-void Launch::load_matrices(const char* function, Site site, unsigned address, bool transposed,
-                           std::uint32_t (&words)[4]) const {
-  if (cancelled_) throw Cancelled();
-  using Rows = std::array<const unsigned char*, kWarpSize>;
-  const Caller caller{*thread_, function, site};
+namespace {
+
+// What a lane brings: a row of one matrix, and its words of all of them.
+struct LaneOfMatrices {
+  unsigned char* row;
+  std::uint32_t* words;
+};
+
+LaneOfMatrices lane_of_matrices(void* lane) { return *static_cast<LaneOfMatrices*>(lane); }
+
+void load_words(void* const (&lanes)[kWarpSize]) {
+  for (int i = 0; i < kWarpSize; ++i) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      const unsigned char* const row = lane_of_matrices(lanes[8 * matrix + i / 4]).row;
+      std::memcpy(&lane_of_matrices(lanes[i]).words[matrix], row + i % 4 * 4, 4);
+    }
+  }
+}
+
+void load_transposed_words(void* const (&lanes)[kWarpSize]) {
+  for (int i = 0; i < kWarpSize; ++i) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      std::uint16_t pair[2];
+      for (int j = 0; j < 2; ++j) {
+        const unsigned char* const row = lane_of_matrices(lanes[8 * matrix + i % 4 * 2 + j]).row;
+        std::memcpy(&pair[j], row + i / 4 * 2, sizeof(pair[j]));
+      }
+      std::memcpy(&lane_of_matrices(lanes[i]).words[matrix], pair, sizeof(pair));
+    }
+  }
+}
+
+void store_words(void* const (&lanes)[kWarpSize]) {
+  for (int i = 0; i < kWarpSize; ++i) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      unsigned char* const row = lane_of_matrices(lanes[8 * matrix + i / 4]).row;
+      std::memcpy(row + i % 4 * 4, &lane_of_matrices(lanes[i]).words[matrix], 4);
+    }
+  }
+}
+
+}  // namespace
+
+unsigned char* Launch::row_of_matrix(const Caller& caller, unsigned address) const {
   if (address % kPieceBytes != 0) {
     throw Error(caller + ": a row of a matrix lies at address " + std::to_string(address) +
                 ", which is not a multiple of 16");
   }
-  const unsigned char* const row = at_shared_address(caller, address, kPieceBytes);
-  const int own = lane();
-  together<Rows>(
-      function, site, [&](Rows& rows) { rows[own] = row; },
-      [&](const Rows& rows) {
-        for (int matrix = 0; matrix < 4; ++matrix) {
-          const auto* const first = &rows[8 * matrix];
-          if (!transposed) {
-            std::memcpy(&words[matrix], first[own / 4] + own % 4 * 4, sizeof(words[matrix]));
-            continue;
-          }
-          std::uint16_t pair[2];
-          for (int i = 0; i < 2; ++i) {
-            std::memcpy(&pair[i], first[own % 4 * 2 + i] + own / 4 * 2, sizeof(pair[i]));
-          }
-          std::memcpy(&words[matrix], pair, sizeof(pair));
-        }
-      });
+  return at_shared_address(caller, address, kPieceBytes);
+}
+
+void Launch::load_matrices(const char* function, Site site, unsigned address, bool transposed,
+                           std::uint32_t (&words)[4]) {
+  if (cancelled_) throw Cancelled();
+  LaneOfMatrices own{row_of_matrix({*thread_, function, site}, address), words};
+  together(function, site, &own, transposed ? load_transposed_words : load_words);
+}
+
+void Launch::store_matrices(const char* function, Site site, unsigned address,
+                            std::array<std::uint32_t, 4> words) {
+  if (cancelled_) throw Cancelled();
+  LaneOfMatrices own{row_of_matrix({*thread_, function, site}, address), words.data()};
+  together(function, site, &own, store_words);
 }
 
 // ---- For code in kernels ----

@@ -95,6 +95,8 @@ inline std::string asan_report(const std::function<void()>& work) {
 }
 #endif
 
+// In arithmetic_test.cc.
+void test_arithmetic();
 // In async_test.cc.
 void test_async();
 // In tensor_test.cc.

@@ -725,6 +725,7 @@ void run_all() {
   test_host_threads();
   test_many_blocks();
   test_many_launches();
+  test_arithmetic();
   test_async();
   test_tensor();
   test_speed();
