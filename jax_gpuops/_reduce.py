@@ -305,7 +305,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         if "initial" in operands:
             y = _COMBINE[reduction](jnp.asarray(operands["initial"]).astype(dtype), y)
         if name == "mean":
-            y = y / _count(a, axes, masks, dtype)
+            y = _quotient(y, _count(a, axes, masks, dtype))
         if keywords.get("keepdims"):
             y = jnp.expand_dims(y, axes)
         return y.astype(result.dtype)
@@ -331,6 +331,12 @@ def _count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Arr
     if not masks:
         return jnp.asarray(math.prod(a.shape[axis] for axis in axes)).astype(dtype)
     return jnp.sum(jnp.broadcast_to(masks[0], a.shape), axes, dtype=dtype)
+
+
+def _quotient(total: jax.Array, count: jax.Array) -> jax.Array:
+    if total.dtype.name in _INTEGERS:  # which `/` would make floats of
+        return jax.lax.div(total, jnp.zeros_like(total) + count)
+    return total / count
 
 
 _UPSTREAM: dict[str, Callable[..., Any]] = {

@@ -269,6 +269,15 @@ def test_dtype(name, dtype, implementation):
         np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
 
 
+def test_a_mean_of_integers_is_rounded_to_0(implementation):
+    """From what is exact: 2^24 + 1 is no float32, and 41 times the one next to 1 / 41 is not 1."""
+    x = np.full((4, 41), [[1], [3], [-1], [2**24 + 1]], np.int32)
+    x[1, 0], x[2, 0] = 2, -40
+    y = ours("mean", x, -1, dtype="int32", implementation=implementation)
+    np.testing.assert_array_equal(y, [1, 2, -1, 2**24 + 1])
+    np.testing.assert_array_equal(y, upstream("mean", x, -1, dtype="int32"))
+
+
 @pytest.mark.parametrize("name", ["sum", "prod"])
 @pytest.mark.parametrize("dtype", INTEGERS)
 @pytest.mark.parametrize("promote", [False, True])
