@@ -390,7 +390,7 @@ def quotient(total: jax.Array, divisor: jax.Array, algorithm: str | None) -> jax
     a mask that is the same for all rows the bits would depend on whether there is more than one.
     """
     if total.dtype.name in _INTEGERS:
-        return jax.lax.div(total, jnp.broadcast_to(divisor, total.shape))
+        return jax.lax.div(total, jnp.zeros_like(total) + divisor)
     return total * (1 / divisor) if algorithm == BATCH_INVARIANT else total / divisor
 
 

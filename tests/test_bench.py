@@ -295,7 +295,7 @@ def fake_profiler(monkeypatch):
     monkeypatch.setattr(
         measure, "_kernel_runs", lambda call, n: n * [[("first", 150.0), ("second", 50.0)]]
     )
-    monkeypatch.setattr(measure, "_loop", lambda call, repeats: 205e-6)
+    monkeypatch.setattr(measure, "loop", lambda call, repeats: 205e-6)
     monkeypatch.setattr(run, "_CEILING_ELEMENTS", 1000)
     monkeypatch.setattr(run, "_CEILING_MATRIX", 16)
 
@@ -308,7 +308,7 @@ def test_the_fastest_loop_and_the_median_of_200_kernel_runs_count(monkeypatch):
         return [[("kernel", float(i))] for i in runs[-iterations:]]
 
     monkeypatch.setattr(measure, "_kernel_runs", kernel_runs)
-    monkeypatch.setattr(measure, "_loop", lambda call, repeats: next(loops))
+    monkeypatch.setattr(measure, "loop", lambda call, repeats: next(loops))
     (found,) = measure.measure([measure.Call(jax.jit(jnp.sin), [1.0])])
     assert len(runs) >= 200
     assert found == measure.Timing(len(runs) / 2 - 0.5, pytest.approx(20), 1)
@@ -324,7 +324,7 @@ def test_calls_take_turns_at_being_first(monkeypatch):
         return iterations * [[("kernel", 1.0)]]
 
     monkeypatch.setattr(measure, "_kernel_runs", kernel_runs)
-    monkeypatch.setattr(measure, "_loop", lambda call, repeats: 1e-3)
+    monkeypatch.setattr(measure, "loop", lambda call, repeats: 1e-3)
     measure.measure(calls, rounds=3)
     assert seen == [0.0, 1.0, 2.0, 1.0, 2.0, 0.0, 2.0, 0.0, 1.0]
 
@@ -356,7 +356,7 @@ def test_time_of_the_producer_is_not_the_ops(monkeypatch):
 
     monkeypatch.setattr(measure, "_kernel_runs", lambda call, n: n * [kernels(call)])
     monkeypatch.setattr(
-        measure, "_loop", lambda call, repeats: 1e-6 * sum(us + 1 for _, us in kernels(call))
+        measure, "loop", lambda call, repeats: 1e-6 * sum(us + 1 for _, us in kernels(call))
     )
     runner = run.Runner(timed=True)
     problem = ops.make("cross_entropy_grad", (10, 100), "float32")

@@ -263,7 +263,7 @@ def fake_profiler(monkeypatch):
     monkeypatch.setattr(
         measure, "_kernel_runs", lambda call, n: n * [[("first", 150.0), ("second", 50.0)]]
     )
-    monkeypatch.setattr(measure, "_loop", lambda call, repeats: 205e-6)
+    monkeypatch.setattr(measure, "loop", lambda call, repeats: 205e-6)
 
 
 @pytest.mark.usefixtures("fake_profiler")
