@@ -1,14 +1,14 @@
 """Runs what CI, which has no GPU, leaves out: all tests on a GPU, or some under compute-sanitizer.
 
     python .ci/gpu.py tests --processes 14
-    python .ci/gpu.py memcheck --processes 8 --out build/sanitizer
-    python .ci/gpu.py racecheck --processes 6 --tests 24 --out build/sanitizer
-    python .ci/gpu.py synccheck --processes 8 --out build/sanitizer
+    python .ci/gpu.py memcheck --processes 8
+    python .ci/gpu.py racecheck --processes 6 --tests 24
+    python .ci/gpu.py synccheck --processes 8
 
-compute-sanitizer takes minutes to load kernels before the first test of a process, and itself ends
-by a segmentation fault in some runs. So processes take groups of tests; a group whose process ended
-without a summary is halved and taken again; and what is known is kept in OUT/TOOL.json, from which
-a next run goes on if the compiled kernels are the same.
+racecheck takes two minutes to load kernels before the first test of a process, and
+compute-sanitizer itself ends by a segmentation fault in some runs. So processes take groups of
+tests; a group whose process ended without a summary is halved and taken again; and what is known is
+kept in OUT/TOOL.json, from which a next run goes on if the compiled kernels are the same.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 TOOLS = ("memcheck", "racecheck", "synccheck")
 PYTEST = (sys.executable, "-m", "pytest")
-# JAX otherwise takes most of the GPU's memory for the first process. memcheck sees the ends of
-# buffers with this allocator only.
+# JAX otherwise takes most of the GPU's memory for the first process.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+# With other allocators memcheck does not see the ends of buffers.
 SANITIZED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 TRIES = 3  # of one test alone

@@ -17,7 +17,6 @@ from bench.problem import Problem, Shape, Variant
 from bench.programs import command as programs
 from bench.programs import report as programs_report
 from bench.results import Run, environment
-from jax_gpuops import _library
 
 _DESCRIPTION = """\
 Measures the kernels of jax_gpuops against XLA, after checking every result against float64.
@@ -105,11 +104,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except ValueError as error:
             parser.error(str(error))
     gpu = run.has_gpu()
-    # Without our kernels every row would time XLA against XLA, and be right.
-    why = _library.gpu_problem() if gpu else _library.missing("interpret")
-    if why is not None:
-        parser.error(f"there is nothing of ours to measure: {why}; see python -m jax_gpuops")
     try:
+        run.check_kernels()
         problems = _problems(options, gpu)
     except ValueError as error:
         parser.error(str(error))

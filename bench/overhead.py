@@ -18,7 +18,6 @@ from rich.table import Table
 
 from bench import measure, ops, report, run
 from bench.results import Run, environment
-from jax_gpuops import _library
 
 LOOPS, CALLS = 5, 1000
 
@@ -84,8 +83,7 @@ def command(options: argparse.Namespace) -> int:
     """
     if not run.has_gpu():
         raise ValueError("overhead measures calls of kernels on a GPU, and JAX sees none")
-    if (why := _library.gpu_problem()) is not None:
-        raise ValueError(f"there is nothing of ours to measure: {why}; see python -m jax_gpuops")
+    run.check_kernels()
     here = environment(options.commit)
     chosen = [each for each in CASES if options.only.search(str(each))]
     console = report.console()

@@ -16,7 +16,7 @@ import jax_gpuops
 from bench import documents, measure, ops, peers
 from bench.problem import Problem, Variant
 from bench.results import FAILED, REFUSED, RIGHT, WRONG, XLA, Result, finite, first_line
-from jax_gpuops import _plan, _primitive
+from jax_gpuops import _library, _plan, _primitive
 
 _CEILING_ELEMENTS = 2**29
 _CEILING_MATRIX = 8192
@@ -25,6 +25,13 @@ _CEILING_MATRIX = 8192
 def has_gpu() -> bool:
     """True if JAX's default device is a GPU."""
     return jax.default_backend() == "gpu"
+
+
+def check_kernels() -> None:
+    """Raises ValueError if no kernels of ours can run here: XLA would be measured against XLA."""
+    why = _library.gpu_problem() if has_gpu() else _library.missing("interpret")
+    if why is not None:
+        raise ValueError(f"there is nothing of ours to measure: {why}; see python -m jax_gpuops")
 
 
 def variants(problem: Problem) -> list[Variant]:

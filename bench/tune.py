@@ -34,7 +34,7 @@ from bench.arguments import add_names
 from bench.grid import Point
 from bench.problem import Problem
 from bench.results import FAILED, RIGHT, WRONG, environment
-from jax_gpuops import _library, _measurements, _primitive
+from jax_gpuops import _measurements, _primitive
 
 SCHEMA = 1
 
@@ -452,8 +452,7 @@ def command(options: argparse.Namespace) -> int:
             "tune measures kernels on a GPU, and JAX sees none, so nothing can be measured; --list "
             "prints what would be, --table makes a table of points that were measured elsewhere"
         )
-    if (why := _library.gpu_problem()) is not None:
-        raise ValueError(f"there is nothing of ours to measure: {why}; see python -m jax_gpuops")
+    run.check_kernels()
     here = environment(options.commit)
     name = re.sub("[^a-z0-9]+", "-", here["device"].lower())
     path = options.points or pathlib.Path(f"tune-{name}.json")

@@ -97,8 +97,7 @@ def _apply(logits, labels, where, *, axes, implementation, algorithm):
 
     def xla():
         varying = _primitive.vary_alike(*operands)
-        how = {"implementation": "xla", "algorithm": None}
-        return _cross_entropy_p.bind(*varying, axes=(axis,), **how)
+        return _cross_entropy_p.bind(*varying, axes=(axis,), implementation="xla", algorithm=None)
 
     def kernel():
         _softmax.check_dtype(x)

@@ -65,6 +65,15 @@ def exact(x: np.ndarray) -> np.ndarray:
     return x.astype(np.longdouble if x.dtype.itemsize >= 8 else np.float64)
 
 
+def assert_same_bits(actual, expected) -> None:
+    """Unlike equality, this tells zeros and NaN apart."""
+
+    def bits(x):
+        return np.asarray(x).view(f"uint{8 * x.dtype.itemsize}")
+
+    np.testing.assert_array_equal(bits(actual), bits(expected))
+
+
 def activated(activation: str | None, x) -> np.ndarray:
     """The activation of `linear` in float64, by formulas that do not cancel."""
     x = np.asarray(x, np.float64)

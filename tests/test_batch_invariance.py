@@ -35,14 +35,6 @@ def factors(dtype):
     return helpers.normal((M, K), dtype), helpers.normal((K, N), dtype, seed=1)
 
 
-def bits(x):
-    return np.asarray(x).view(f"uint{8 * x.dtype.itemsize}")
-
-
-def assert_same_bits(actual, expected):
-    np.testing.assert_array_equal(bits(actual), bits(expected))
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "precision"), KINDS)
 def test_any_number_of_rows(dtype, precision, product):
@@ -50,8 +42,8 @@ def test_any_number_of_rows(dtype, precision, product):
         a, b = factors(dtype)
         expected = product(a, b, precision)
         for count in COUNTS:
-            assert_same_bits(product(a[:count], b, precision), expected[:count])
-            assert_same_bits(product(a[-count:], b, precision), expected[-count:])
+            helpers.assert_same_bits(product(a[:count], b, precision), expected[:count])
+            helpers.assert_same_bits(product(a[-count:], b, precision), expected[-count:])
 
 
 @pytest.mark.kernel
@@ -64,7 +56,7 @@ def test_any_neighbours(dtype, precision, product):
         others = np.array(a)
         others[1::4] *= 1e-30 if dtype in ("float32", "float64") else 1e-4
         others[2::4], others[3::4] = np.inf, np.nan
-        assert_same_bits(product(others, b, precision)[::4], expected[::4])
+        helpers.assert_same_bits(product(others, b, precision)[::4], expected[::4])
 
 
 @pytest.mark.kernel
@@ -87,8 +79,8 @@ def test_batches(dtype, precision, product):
             map_over(None, 0)(rows, weights),
             map_over(0, 0)(batch, weights),
         ):
-            assert_same_bits(y[0], expected)
-            assert_same_bits(y[2], expected)
+            helpers.assert_same_bits(y[0], expected)
+            helpers.assert_same_bits(y[2], expected)
 
 
 @pytest.mark.kernel
@@ -102,8 +94,8 @@ def test_dense_layers(implementation):
 
     expected = layer(x)
     for count in (1, 16, 65, 200):
-        assert_same_bits(layer(x[:count]), expected[:count])
-    assert_same_bits(layer(x[:16].reshape(2, 8, K)), expected[:16].reshape(2, 8, N))
+        helpers.assert_same_bits(layer(x[:count]), expected[:count])
+    helpers.assert_same_bits(layer(x[:16].reshape(2, 8, K)), expected[:16].reshape(2, 8, N))
 
 
 @pytest.mark.kernel
@@ -111,7 +103,7 @@ def test_dot_general_is_matmul(product, implementation):
     a, b = factors("bfloat16")
     dims = (((1,), (0,)), ((), ()))
     how = {"implementation": implementation, "batch_invariant": True}
-    assert_same_bits(ops.dot_general(a[:5], b, dims, **how), product(a, b, None)[:5])
+    helpers.assert_same_bits(ops.dot_general(a[:5], b, dims, **how), product(a, b, None)[:5])
 
 
 def test_it_is_a_kernel_or_an_error():

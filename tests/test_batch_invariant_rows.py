@@ -40,14 +40,6 @@ def assert_close(actual, expected):
     np.testing.assert_allclose(helpers.exact(actual), expected, rtol=tolerance, atol=2e-6)
 
 
-def bits(x):
-    return np.asarray(x).view(f"uint{8 * x.dtype.itemsize}")
-
-
-def assert_same_bits(actual, expected):
-    np.testing.assert_array_equal(bits(actual), bits(expected))
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("columns", LENGTHS)
@@ -55,8 +47,8 @@ def test_any_number_of_rows(columns, dtype, function):
     x = helpers.normal((ROWS, columns), dtype, scale=4)
     y = function(x)
     for count in COUNTS:
-        assert_same_bits(function(x[:count]), y[:count])
-        assert_same_bits(function(x[-count:]), y[-count:])
+        helpers.assert_same_bits(function(x[:count]), y[:count])
+        helpers.assert_same_bits(function(x[-count:]), y[-count:])
     assert_close(y, function.upstream(helpers.exact(x), -1))
 
 
@@ -67,7 +59,7 @@ def test_any_dtype(function):
             x = helpers.normal((ROWS, 1501), dtype)
             y = function(x)
             assert y.dtype == dtype
-            assert_same_bits(function(x[2:3]), y[2:3])
+            helpers.assert_same_bits(function(x[2:3]), y[2:3])
 
 
 @pytest.mark.kernel
@@ -77,7 +69,7 @@ def test_any_neighbours(columns, function):
     x = helpers.normal((8, columns), "float32")
     others = np.array(x)
     others[1::4], others[2::4], others[3::4] = 1e30 * x[1::4], np.inf, np.nan
-    assert_same_bits(function(others)[::4], function(x)[::4])
+    helpers.assert_same_bits(function(others)[::4], function(x)[::4])
 
 
 @pytest.mark.kernel
@@ -87,14 +79,14 @@ def test_any_axis(columns, function):
     x = helpers.normal((6, columns), "bfloat16")
     y = function(x)
     is_reduced = y.ndim == 1
-    assert_same_bits(function(x.T, 0), y if is_reduced else y.T)
-    assert_same_bits(jax.vmap(function)(x), y)
-    assert_same_bits(jax.vmap(function, 1)(x.T), y)
+    helpers.assert_same_bits(function(x.T, 0), y if is_reduced else y.T)
+    helpers.assert_same_bits(jax.vmap(function)(x), y)
+    helpers.assert_same_bits(jax.vmap(function, 1)(x.T), y)
     stacked = jnp.stack([x, 2 * x], 2)
     mapped = jax.vmap(lambda each: function(each, 1), 2)(stacked)
-    assert_same_bits(mapped[0], y)
+    helpers.assert_same_bits(mapped[0], y)
     folded = function(x.reshape(6, columns, 1), (1, 2))
-    assert_same_bits(folded.reshape(y.shape), y)
+    helpers.assert_same_bits(folded.reshape(y.shape), y)
 
 
 @pytest.mark.kernel
@@ -105,7 +97,7 @@ def test_masks(shape, function):
     y = function(x, where=where)
     for i in (0, 5):
         mask = where[i : i + 1] if shape[0] == 6 else where
-        assert_same_bits(function(x[i : i + 1], where=mask), y[i : i + 1])
+        helpers.assert_same_bits(function(x[i : i + 1], where=mask), y[i : i + 1])
     expected = function.upstream(helpers.exact(x), -1, where=where)
     if y.ndim == 3:  # where jax.nn gives NaN, rows that are masked as a whole give 0
         expected = jnp.where(jnp.any(where, -1, keepdims=True), expected, 0)
@@ -118,7 +110,7 @@ def test_masks(shape, function):
 def test_causal_rows(queries, keys, function):
     x = helpers.normal((3, queries, keys), "bfloat16")
     y = function(x, causal=True)
-    assert_same_bits(function(x[1], causal=True), y[1])
+    helpers.assert_same_bits(function(x[1], causal=True), y[1])
     where = np.tril(np.ones((queries, keys), bool))
     assert_close(y, function.upstream(helpers.exact(x), -1, where=where))
 
@@ -129,7 +121,7 @@ def test_factors(scale, function):
     """What rows are filled up with takes no part, whatever the sign of the factor."""
     x = helpers.normal((4, 131), "float32")
     y = function(x, scale=scale)
-    assert_same_bits(function(x[1:3], scale=scale), y[1:3])
+    helpers.assert_same_bits(function(x[1:3], scale=scale), y[1:3])
     assert_close(y, function.upstream(scale * helpers.exact(x), -1))
 
 
@@ -141,7 +133,7 @@ def test_gradients(columns, function):
     cotangent = helpers.normal(y.shape, "float32", seed=1)
     (gradient,) = pullback(cotangent)
     _, pullback = jax.vjp(function, x[1:3])
-    assert_same_bits(pullback(cotangent[1:3])[0], gradient[1:3])
+    helpers.assert_same_bits(pullback(cotangent[1:3])[0], gradient[1:3])
     with jax.enable_x64(True):
         _, pullback = jax.vjp(lambda x: function.upstream(x, -1), helpers.exact(x))
         (expected,) = pullback(helpers.exact(cotangent))
@@ -169,7 +161,7 @@ def test_cross_entropy(classes, axis, implementation):
     whole = loss_and_gradient(slice(None))
     for rows in (slice(0, 1), slice(1, 4), slice(5, 6)):
         for part, expected in zip(loss_and_gradient(rows), whole, strict=True):
-            assert_same_bits(part, expected[rows])
+            helpers.assert_same_bits(part, expected[rows])
     expected, pullback = jax.vjp(lambda x: loss(x, labels, implementation="xla"), logits)
     np.testing.assert_allclose(whole[0], expected, rtol=2e-6)
     (gradient,) = pullback(jnp.ones_like(expected))
@@ -188,7 +180,7 @@ def test_rows_of_several_devices(implementation):
 
     y = function(sharded)
     assert y.sharding.spec[0] == "rows"
-    assert_same_bits(y, function(x))
+    helpers.assert_same_bits(y, function(x))
 
 
 @hypothesis.settings(max_examples=200, deadline=None)
