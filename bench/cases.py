@@ -111,9 +111,19 @@ def _softmax_family() -> Iterator[Problem]:
     yield from _rows("cross_entropy_grad", (8192, 32768, 131072), "bfloat16", floor=loss)
 
 
+_RAGGED_ROWS = (
+    ("max", (1048576, 77), "bfloat16"),
+    ("sum", (60000, 513), "bfloat16"),
+    ("sum", (12345, 678), "bfloat16"),
+    ("sum", (8388608, 10), "float32"),
+    ("argmax", (1048576, 33), "int8"),
+)
+"""Rows that are no whole number of 16 bytes."""
+
+
 def _gpu() -> Iterator[Problem]:
     yield from _softmax_family()
-    for exponent in (14, 18, 20, 22, 24, 26, 29):
+    for exponent in (14, 16, 18, 20, 22, 24, 26, 29):
         yield ops.make("sum", (2**exponent,), "float32", series="elements", size=2**exponent)
     yield ops.make("sum", (2**26,), "bfloat16")
     yield ops.make("sum", (2**26,), "int32")
@@ -122,9 +132,17 @@ def _gpu() -> Iterator[Problem]:
         for axis in (0, 1):
             yield ops.make("sum", shape, "float32", axis=axis)
     yield ops.make("sum", (64, 4096, 512), "bfloat16", axis=1)
+    for op, shape, dtype in _RAGGED_ROWS:
+        yield ops.make(op, shape, dtype, axis=1)
+    for dtype in ("float32", "bfloat16"):  # pooling, channels first and last
+        yield ops.make("mean", (64, 256, 56, 56), dtype, axis=(2, 3))
+        yield ops.make("mean", (64, 56, 56, 256), dtype, axis=(1, 2))
+        yield ops.make("mean", (256, 56, 56, 64), dtype, axis=(1, 2))
     for op in ("mean", "prod", "max", "min", "argmax", "argmin"):
         yield ops.make(op, (2**26,), "float32")
         yield ops.make(op, (8192, 32768), "float32", axis=1)
+
+    yield from _moments()
 
     for dtype in ("float32", "bfloat16", "int8"):
         for n in (1024, 4096, 16384):
@@ -157,6 +175,29 @@ def _gpu() -> Iterator[Problem]:
         yield ops.make("linear", (8192, 4096, 16384), "bfloat16", activation=activation)
     yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
     yield ops.make("glu", (8192, 4096, 11008), "bfloat16")
+
+
+def _moments() -> Iterator[Problem]:
+    """Means and variances: of rows, of everything, and as layers normalise.
+
+    The floors are for an H200. XLA reads the array twice.
+    """
+    once = Floor(ratio=1.8)
+    yield ops.make("mean_and_var", (16384, 8192), "float32", axis=1, floor=once)
+    yield ops.make("var", (2**28,), "float32", floor=once)
+    for op in ("var", "std"):
+        yield ops.make(op, (16384, 8192), "float32", axis=1, floor=Floor(ratio=1.0))
+        yield ops.make(op, (2**26,), "bfloat16")
+        yield ops.make(op, (8192, 32768), "float32", axis=0)
+    for dtype in ("float32", "bfloat16"):
+        for columns in (1024, 4096, 8192):  # layer norm
+            yield ops.make("mean_and_var", (8192, columns), dtype, axis=1)
+        for shape, axis in _BATCH_NORM:
+            yield ops.make("mean_and_var", shape, dtype, axis=axis)
+
+
+# The channels last and first.
+_BATCH_NORM = (((64, 56, 56, 256), (0, 1, 2)), ((64, 256, 56, 56), (0, 2, 3)))
 
 
 def _products_of_8_bits() -> Iterator[Problem]:
@@ -231,6 +272,13 @@ def _host() -> Iterator[Problem]:
         yield ops.make(op, (5003,), "float32")
         yield ops.make(op, (33, 130), "bfloat16", axis=1)
         yield ops.make(op, (65, 37), "float32", axis=0)
+    yield ops.make("mean", (3, 9, 7, 5), "bfloat16", axis=(1, 2))
+    yield ops.make("argmax", (70, 33), "int8", axis=1)
+    for op in ("var", "std", "mean_and_var"):
+        yield ops.make(op, (5003,), "float32")
+        yield ops.make(op, (33, 130), "bfloat16", axis=1)
+        yield ops.make(op, (65, 37), "float32", axis=0)
+        yield ops.make(op, (3, 10, 20, 40), "float32", axis=(0, 1, 2))
     yield ops.make("sum", (5003,), "int32")
     yield ops.make("transpose", (131, 67), "float32")
     yield ops.make("transpose", (5, 33, 19), "bfloat16", axes=(0, 2, 1))

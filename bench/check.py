@@ -252,6 +252,29 @@ def total(problem: Problem, y, reference, operands) -> Errors:
     return jnp.max(error / scale), jnp.max(error / bound)
 
 
+def variance(problem: Problem, y, reference, operands) -> Errors:
+    """The largest relative error; a root has half of it."""
+    (x,) = operands
+    error = jnp.max(jnp.abs(y.astype(jnp.float64) - reference) / reference)
+    bound = (4 + math.log2(row_length(problem, x))) * _computed_epsilon(x.dtype)
+    return error, error / (bound / (2 if problem.op == "std" else 1) + _epsilon(y.dtype))
+
+
+def mean_and_variance(problem: Problem, results, references, operands) -> Errors:
+    """The larger of two errors: of the mean relative to that of absolute values, and the other."""
+    (mean, spread), (true_mean, true_spread) = results, references
+    (x,) = operands
+    scale = jnp.mean(jnp.abs(x.astype(jnp.float64)), problem.options["axis"])
+    error = jnp.abs(mean.astype(jnp.float64) - true_mean)
+    bound = 2 * math.log2(row_length(problem, x) + 1) * _computed_epsilon(x.dtype) * scale
+    bound += _epsilon(mean.dtype) * jnp.abs(true_mean)
+    other, excess = variance(problem, spread, true_spread, operands)
+    return (
+        jnp.maximum(other, jnp.max(error / scale)),
+        jnp.maximum(excess, jnp.max(error / bound)),
+    )
+
+
 def product(problem: Problem, y, reference, operands) -> Errors:
     """The largest relative error; each of the factors adds a rounding.
 

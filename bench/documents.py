@@ -108,7 +108,8 @@ LADDERS: dict[str, Ladder] = {
         steps=("naive", "stride", "sequential", "first_add", "unroll", "multiple"),
         times_us={(_SUM_SIZE,): tuple(4 * _SUM_SIZE / rate / 1e3 for rate in _SUM_GB_PER_S)},
         small_shape=(8192,),
-        aside=("row", "column"),  # they reduce one axis of a matrix
+        # They reduce one axis of a matrix, or short rows.
+        aside=("row", "staged", "cluster", "column", "interleaved"),
     ),
     "transpose": Ladder(
         op="transpose",

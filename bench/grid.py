@@ -120,7 +120,8 @@ class Point:
                 "beta": 0.0,
             }
         if self.result:
-            return {"axes": self.axes, "dtype": jnp.dtype(self.result)}
+            more = {"correction": 0.0} if self.kernel == "mean_and_var" else {}
+            return {"axes": self.axes, "dtype": jnp.dtype(self.result), **more}
         if self.kernel.startswith("cross_entropy"):
             return {"axes": self.axes}
         return {"axes": self.axes, "scale": self.scale, "causal": "causal" in self.mask}
@@ -350,6 +351,9 @@ def _reduce() -> Iterator[Grid]:
         result = "int32" if kernel.startswith("arg") else dtype
         yield _rows(kernel, dtype, _powers(7, 27, 4), counts, result=result)
         yield _inner(kernel, dtype, *places, result=result)
+    for dtype, result in sums[:3]:
+        yield _rows("mean_and_var", dtype, _powers(7, 27, 4), counts, result=result)
+        yield _inner("mean_and_var", dtype, *places, result=result)
     for dtype, result in sums[:3]:
         yield _odd_rows("sum", dtype, _odd(7, 17, 5), counts, result=result)
 

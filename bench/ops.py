@@ -338,6 +338,16 @@ ACTIVATIONS: dict[str | None, Callable[[jax.Array], jax.Array]] = {
 """The activations of `jax_gpuops.linear`, in plain JAX."""
 
 
+def _mean_and_var(x, axis=None, dtype=None):
+    """What a normalisation layer computes: of 16-bit floats, in float32."""
+    x = x if dtype is None else x.astype(dtype)
+    return jnp.mean(x, axis), jnp.var(x, axis)
+
+
+def _float32_of_16_bits(problem: Problem) -> dict[str, Any]:
+    return {"dtype": "float32"} if jnp.dtype(problem.dtype).itemsize == 2 else {}
+
+
 _RESULTS = {"float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16", "int8": "int32"}
 """The results of factors whose own dtype has no room for them."""
 
@@ -419,6 +429,11 @@ OPS: dict[str, Op] = {
     ),
     "sum": _reduce(upstream=jnp.sum, error=check.total),
     "mean": _reduce(upstream=jnp.mean, error=check.total),
+    "var": _reduce(upstream=jnp.var, error=check.variance),
+    "std": _reduce(upstream=jnp.std, error=check.variance),
+    "mean_and_var": _reduce(
+        upstream=_mean_and_var, error=check.mean_and_variance, fixed=_float32_of_16_bits
+    ),
     "prod": _reduce(upstream=jnp.prod, error=check.product, operands=array_of_factors),
     "max": _reduce(upstream=jnp.max, error=check.exact),
     "min": _reduce(upstream=jnp.min, error=check.exact),

@@ -300,7 +300,8 @@ def _judge(problem: Problem, operands) -> Callable[[Any], tuple[float, float]]:
     def compute_reference(*operands):
         keywords = ops.keywords(problem)
         if rounds:
-            keywords.pop("preferred_element_type", None)
+            for name in ("preferred_element_type", "dtype"):
+                keywords.pop(name, None)
         function = functools.partial(op.upstream, **keywords)
         return op.apply(function, *op.prepare(function, *map(widen, operands)))
 

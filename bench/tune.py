@@ -128,6 +128,7 @@ _ERRORS: dict[str, Callable[..., check.Errors]] = {
     "cross_entropy": check.cross_entropy,
     "cross_entropy_cotangent": check.logsumexp_cotangent,
     "sum": check.total,
+    "mean_and_var": check.mean_and_variance,
     "gemm": check.matmul,
 }
 

@@ -15,6 +15,9 @@ from jax_gpuops._matmul import dot_general as dot_general
 from jax_gpuops._matmul import gemm as gemm
 from jax_gpuops._matmul import matmul as matmul
 from jax_gpuops._measurements import load_measurements as load_measurements
+from jax_gpuops._moments import mean_and_var as mean_and_var
+from jax_gpuops._moments import std as std
+from jax_gpuops._moments import var as var
 from jax_gpuops._plan import Explanation as Explanation
 from jax_gpuops._plan import explain as explain
 from jax_gpuops._plan import plan as plan

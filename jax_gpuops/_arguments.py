@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numbers
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,6 +65,16 @@ def factor(name: str, value: Any, instead: str) -> float:
         f"{name} must be a Python number, known when the program is traced, got "
         f"{type(value).__name__}; to scale by an array, {instead}"
     )
+
+
+def static_axis(axis: Any) -> Any:
+    """The axis as a hashable value; upstream checks anything that is not an integer."""
+    if isinstance(axis, (list, tuple, np.ndarray)) and np.ndim(axis) == 1:
+        return tuple(static_axis(each) for each in axis)
+    try:
+        return operator.index(axis)
+    except TypeError:
+        return axis
 
 
 def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:

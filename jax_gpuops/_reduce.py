@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import math
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,14 +14,14 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _rowwise
-from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_rowwise
 from jax_gpuops._report import left_to_xla
 
 Axis = int | Sequence[int] | None
 
-_FLOATS = ("float16", "bfloat16", "float32", "float64")
+FLOATS = ("float16", "bfloat16", "float32", "float64")
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
-_DTYPES = (*_FLOATS, *_INTEGERS)
+_DTYPES = (*FLOATS, *_INTEGERS)
 
 
 def sum(
@@ -35,6 +34,7 @@ def sum(
     where: jax.typing.ArrayLike | None = None,
     promote_integers: bool = True,
     *,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -56,6 +56,9 @@ def sum(
       where: a boolean array that broadcasts to `a`: the elements to include. The kernels `row`,
         `column` and `multiple` read a mask of floats; other dtypes are masked before.
       promote_integers: False to keep the dtype of integers if `dtype` is None.
+      batch_invariant: True for rows that have the same bits whatever the number of rows, the other
+        rows, the axis and `vmap` are. Rows that are no multiple of 16 bytes are filled up, and
+        those along another axis than the last are transposed.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("reduce")`.
@@ -67,13 +70,15 @@ def sum(
       TypeError: if an argument has a type that is not accepted, or if a kernel was requested that
         does not support the dtype.
       ValueError: if `axis` is out of range, if `implementation` or `algorithm` is unknown, does not
-        support the problem or cannot run on the platform.
+        support the problem or cannot run on the platform. A `batch_invariant` call requests a
+        kernel, and takes no `algorithm`.
       NotImplementedError: if `out` is not None.
     """
     return _reduce(
         "sum",
         a,
         axis,
+        batch_invariant,
         implementation,
         algorithm,
         initial=initial,
@@ -95,6 +100,7 @@ def prod(
     where: jax.typing.ArrayLike | None = None,
     promote_integers: bool = True,
     *,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -106,6 +112,7 @@ def prod(
         "prod",
         a,
         axis,
+        batch_invariant,
         implementation,
         algorithm,
         initial=initial,
@@ -125,6 +132,7 @@ def max(
     initial: jax.typing.ArrayLike | None = None,
     where: jax.typing.ArrayLike | None = None,
     *,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -137,6 +145,7 @@ def max(
         "max",
         a,
         axis,
+        batch_invariant,
         implementation,
         algorithm,
         initial=initial,
@@ -154,6 +163,7 @@ def min(
     initial: jax.typing.ArrayLike | None = None,
     where: jax.typing.ArrayLike | None = None,
     *,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -166,6 +176,7 @@ def min(
         "min",
         a,
         axis,
+        batch_invariant,
         implementation,
         algorithm,
         initial=initial,
@@ -183,6 +194,7 @@ def mean(
     keepdims: bool = False,
     *,
     where: jax.typing.ArrayLike | None = None,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -194,6 +206,7 @@ def mean(
         "mean",
         a,
         axis,
+        batch_invariant,
         implementation,
         algorithm,
         where=where,
@@ -209,6 +222,7 @@ def argmax(
     out: None = None,
     keepdims: bool | None = None,
     *,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -217,7 +231,8 @@ def argmax(
     Of equal maxima it is the first; if there is a NaN, it is the first NaN. The arguments are those
     of `jnp.argmax`; limits and errors are those of `sum`.
     """
-    return _reduce("argmax", a, axis, implementation, algorithm, out=out, keepdims=keepdims)
+    how = (batch_invariant, implementation, algorithm)
+    return _reduce("argmax", a, axis, *how, out=out, keepdims=keepdims)
 
 
 def argmin(
@@ -226,6 +241,7 @@ def argmin(
     out: None = None,
     keepdims: bool | None = None,
     *,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -234,14 +250,25 @@ def argmin(
     Of equal minima it is the first; if there is a NaN, it is the first NaN. The arguments are those
     of `jnp.argmin`; limits and errors are those of `sum`.
     """
-    return _reduce("argmin", a, axis, implementation, algorithm, out=out, keepdims=keepdims)
+    how = (batch_invariant, implementation, algorithm)
+    return _reduce("argmin", a, axis, *how, out=out, keepdims=keepdims)
 
 
 # From a call to a primitive
 
 
 def _reduce(
-    name, a, axis, implementation, algorithm, *, out=None, initial=None, where=None, **arguments
+    name,
+    a,
+    axis,
+    batch_invariant,
+    implementation,
+    algorithm,
+    *,
+    out=None,
+    initial=None,
+    where=None,
+    **arguments,
 ) -> jax.Array:
     a = _arguments.as_array("a", a)
     operands = {
@@ -249,27 +276,17 @@ def _reduce(
         for key, value in (("initial", initial), ("where", where))
         if value is not None
     }
-    chosen = resolve("reduce", implementation, algorithm)
+    chosen, algorithm = resolve_rowwise("reduce", batch_invariant, implementation, algorithm)
     if out is not None:  # which upstream refuses
         return _UPSTREAM[name](a, axis, out=out, **operands, **arguments)
     return _JITTED[name](
         a,
         operands,
-        axis=_static_axis(axis),
+        axis=_arguments.static_axis(axis),
         arguments=tuple(arguments.items()),
         implementation=chosen,
         algorithm=algorithm,
     )
-
-
-def _static_axis(axis: Any) -> Any:
-    """The axis as a hashable value; upstream checks anything that is not an integer."""
-    if isinstance(axis, (list, tuple, np.ndarray)) and np.ndim(axis) == 1:
-        return tuple(_static_axis(each) for each in axis)
-    try:
-        return operator.index(axis)
-    except TypeError:
-        return axis
 
 
 def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
@@ -293,19 +310,12 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
             )
         where = operands.get("where")
         masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
-        y = _rowwise.bind(
-            _PRIMITIVES[reduction],
-            a,
-            *masks,
-            axes=axes,
-            dtype=np.dtype(dtype),
-            implementation=implementation,
-            algorithm=algorithm,
-        )
+        how = {"implementation": implementation, "algorithm": algorithm}
+        y = _bind(reduction, a, *masks, axes=axes, dtype=np.dtype(dtype), **how)
         if "initial" in operands:
             y = _COMBINE[reduction](jnp.asarray(operands["initial"]).astype(dtype), y)
         if name == "mean":
-            y = _quotient(y, _count(a, axes, masks, dtype))
+            y = quotient(y, count(a, axes, masks, dtype), algorithm)
         if keywords.get("keepdims"):
             y = jnp.expand_dims(y, axes)
         return y.astype(result.dtype)
@@ -319,6 +329,43 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
     return dispatch(name, described, implementation, algorithm, kernel, xla)
 
 
+def _bind(function: str, x, *where, axes: _rowwise.Axes, dtype, **how) -> jax.Array:
+    p = _PRIMITIVES[function]
+    if how["algorithm"] != BATCH_INVARIANT:
+        return _rowwise.bind(p, x, *where, axes=axes, dtype=dtype, **how)
+
+    def reduce(x, *where):
+        x, where, axis = in_packs(function, x, where, axes=axes, dtype=dtype)
+        return _rowwise.bind(p, x, *where, axes=(axis,), dtype=dtype, **how)
+
+    if function not in ("max", "min") or x.dtype.name not in FLOATS:
+        return reduce(x, *where)
+    # Where all elements of a row are infinite, those that it is filled up with are equal to them,
+    # but have no part of the derivative.
+    reduce = jax.custom_jvp(reduce)
+
+    @reduce.defjvp
+    def jvp(primals, tangents):
+        (x, *where), (t, *_) = primals, tangents
+        y = reduce(x, *where)
+        return y, _choice_tangent(function, x, y, t, *where, axes=axes)
+
+    return reduce(x, *where)
+
+
+def in_packs(function: str, x, masks, *, axes: _rowwise.Axes, dtype):
+    """Makes rows of what the kernel of a function reads, as batch-invariant kernels take them.
+
+    Returns:
+      The rows of the array, those of the masks, and the axis that they lie along.
+    """
+    rows = _rowwise.Rows(x.shape, axes)
+    x = x.astype(_element_dtype(function, x.dtype, dtype))
+    fill = _identity(function, x.dtype)
+    x, masks = _rowwise.in_packs(rows, x, masks, fill, counted=function == "mean_and_var")
+    return x, masks, x.ndim - 1
+
+
 def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) -> np.dtype:
     """The dtype in which jnp reduces: float32 for 16-bit floats, unless `dtype` names one."""
     if name in ("sum", "prod", "mean") and keywords["dtype"] is None:
@@ -326,17 +373,25 @@ def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) ->
     return result
 
 
-def _count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
-    """How many elements the mean is of, as an array that divides the sum."""
+def count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
+    """How many elements the mean is of, as an array that broadcasts to the sum."""
     if not masks:
         return jnp.asarray(math.prod(a.shape[axis] for axis in axes)).astype(dtype)
-    return jnp.sum(jnp.broadcast_to(masks[0], a.shape), axes, dtype=dtype)
+    shape = list(masks[0].shape)
+    for axis in axes:
+        shape[axis] = a.shape[axis]
+    return jnp.sum(jnp.broadcast_to(masks[0], shape), axes, dtype=dtype)
 
 
-def _quotient(total: jax.Array, count: jax.Array) -> jax.Array:
-    if total.dtype.name in _INTEGERS:  # which `/` would make floats of
-        return jax.lax.div(total, jnp.zeros_like(total) + count)
-    return total / count
+def quotient(total: jax.Array, divisor: jax.Array, algorithm: str | None) -> jax.Array:
+    """A sum of rows over what it has to be divided by, which broadcasts to it.
+
+    XLA multiplies by the reciprocal of a divisor that it broadcasts, and divides by others. So for
+    a mask that is the same for all rows the bits would depend on whether there is more than one.
+    """
+    if total.dtype.name in _INTEGERS:
+        return jax.lax.div(total, jnp.zeros_like(total) + divisor)
+    return total * (1 / divisor) if algorithm == BATCH_INVARIANT else total / divisor
 
 
 _UPSTREAM: dict[str, Callable[..., Any]] = {
@@ -364,6 +419,9 @@ _JITTED = {
 
 def _element_dtype(function: str, dtype: np.dtype, result: np.dtype) -> np.dtype:
     """The dtype that a kernel reads: that of the operand where it computes in the right one."""
+    if function == "mean_and_var":
+        computed = _primitive.accumulator(result)
+        return dtype if _primitive.accumulator(dtype) == computed else computed
     if function not in ("sum", "prod"):
         return dtype
     is_widening = result == _primitive.accumulator(dtype)
@@ -372,13 +430,14 @@ def _element_dtype(function: str, dtype: np.dtype, result: np.dtype) -> np.dtype
 
 
 def _identity(function: str, dtype: np.dtype) -> np.ndarray:
-    """What a masked element is read as."""
-    if function in ("sum", "prod"):
+    """What an element that takes no part is read as."""
+    if function not in ("max", "min", "argmax", "argmin"):
         return np.asarray(function == "prod", dtype)
-    if dtype.name in _FLOATS:
-        return np.asarray(-np.inf if function == "max" else np.inf, dtype)
+    is_lowest = function in ("max", "argmax")
+    if dtype.name in FLOATS:
+        return np.asarray(-np.inf if is_lowest else np.inf, dtype)
     limits = np.iinfo(dtype)
-    return np.asarray(limits.min if function == "max" else limits.max, dtype)
+    return np.asarray(limits.min if is_lowest else limits.max, dtype)
 
 
 def _masked(function: str, x: jax.Array, *where: jax.Array) -> jax.Array:
@@ -387,10 +446,10 @@ def _masked(function: str, x: jax.Array, *where: jax.Array) -> jax.Array:
 
 def _takes_mask(element: np.dtype) -> bool:
     """True if kernels mask elements of a dtype; others are masked before."""
-    return element.name in _FLOATS
+    return element.name in FLOATS
 
 
-def _problem(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str, Any]:
+def problem_of(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str, Any]:
     rows = _rowwise.Rows(x.shape, axes)
     element = _element_dtype(function, x.dtype, dtype)
     masked = bool(where) and _takes_mask(element)
@@ -406,14 +465,17 @@ def _problem(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str, 
     }
 
 
+_STEPS = ("naive", "stride", "sequential", "first_add", "unroll")
+"""The steps of the ladder whose workspace has no limit that all rows keep."""
+
 _UNKNOWN_COLUMNS = 2**40  # where exported shapes are symbolic: more than any GPU's memory holds
 
 
-def _workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
+def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
     """Of a row by itself: a shard of the program has fewer of them than there are here."""
     problem = problem | {"outer": 1, "inner": 1}
     if not isinstance(problem["columns"], int):
-        if launch.algorithm not in (None, "multiple", "row", "column"):
+        if launch.algorithm in _STEPS:
             raise ValueError(
                 f"algorithm={launch.algorithm!r} needs workspace that depends on the length of the "
                 f"rows, which is symbolic here: {problem['columns']}"
@@ -423,7 +485,7 @@ def _workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
 
 
 def _call(function: str, launch: _primitive.Launch, x, *where, axes: _rowwise.Axes, dtype):
-    problem = _problem(function, x, *where, axes=axes, dtype=dtype)
+    problem = problem_of(function, x, *where, axes=axes, dtype=dtype)
     x = x.astype(problem["dtype"])
     operands = [x, *where] if problem["masked"] else [_masked(function, x, *where)]
     (y,) = _rowwise.call(
@@ -431,7 +493,7 @@ def _call(function: str, launch: _primitive.Launch, x, *where, axes: _rowwise.Ax
         f"jax_gpuops_{function}_v1",
         operands,
         axes=axes,
-        workspace_bytes=_workspace_bytes(launch, problem),
+        workspace_bytes=workspace_bytes(launch, problem),
     )
     return y
 
@@ -456,7 +518,7 @@ def _make(function: str, reference: Callable[..., jax.Array]) -> Primitive:
         name=f"gpuops_{function}",
         op="reduce",
         reference=functools.partial(reference, function),
-        problem=functools.partial(_problem, function),
+        problem=functools.partial(problem_of, function),
         call=functools.partial(_call, function),
         partitionable=True,
     )

@@ -97,14 +97,22 @@ class Rows:
 
 def bind(p: Primitive, x: jax.Array, *masks: jax.Array, **params: Any) -> Any:
     """Binds the primitive of a kernel to an array and perhaps a mask, as `_primitive.bind` does."""
-    for mask in masks:
-        if jnp.broadcast_shapes(mask.shape, x.shape) != x.shape:
-            raise NoKernelError(f"where of shape {mask.shape} does not broadcast to {x.shape}")
+    _check_masks(x, masks)
     return _primitive.bind(p, _primitive.shard_alike(x, *masks), *masks, **params)
 
 
+def _check_masks(x: jax.Array, masks: Sequence[jax.Array]) -> None:
+    for mask in masks:
+        if jnp.broadcast_shapes(mask.shape, x.shape) != x.shape:
+            raise NoKernelError(f"where of shape {mask.shape} does not broadcast to {x.shape}")
+
+
 def in_packs(
-    rows: Rows, x: jax.Array, masks: Sequence[jax.Array], fill: float
+    rows: Rows,
+    x: jax.Array,
+    masks: Sequence[jax.Array],
+    fill: jax.typing.ArrayLike,
+    counted: bool = False,
 ) -> tuple[jax.Array, list[jax.Array]]:
     """Makes rows as batch-invariant kernels take them: whole packs along the last axis.
 
@@ -115,19 +123,30 @@ def in_packs(
       x: the array.
       masks: as the last operand of a primitive has it, or none.
       fill: what the rows of the array are filled up with.
+      counted: True for a kernel that counts elements: rows that are filled up then get a mask.
 
     Returns:
       The rows of the array and of the masks.
+
+    Raises:
+      NoKernelError: if a mask does not broadcast to the array.
     """
+    _check_masks(x, masks)
     missing = -rows.columns % (_primitive.ALIGNMENT // x.dtype.itemsize)
 
     def filled(y, fill):
         return jnp.pad(y, [(0, 0)] * (y.ndim - 1) + [(0, missing)], constant_values=fill)
 
+    x = rows.apply(x)
     masks = [rows.apply(_expanded_along(mask, rows)) for mask in masks]
-    return filled(rows.apply(x), fill), [
-        mask if mask.shape[-1] == 1 else filled(mask, False) for mask in masks
-    ]
+    if counted and missing != 0:
+        masks = [
+            filled(jnp.broadcast_to(mask, (*mask.shape[:-1], rows.columns)), False)
+            for mask in masks or [jnp.ones((1,) * x.ndim, bool)]
+        ]
+    else:
+        masks = [mask if mask.shape[-1] == 1 else filled(mask, False) for mask in masks]
+    return filled(x, fill), masks
 
 
 def call(

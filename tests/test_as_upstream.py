@@ -39,6 +39,10 @@ def test_any_array_argument_may_be_a_parameter(implementation):
     held = nnx.Param(jnp.asarray(where))
     y = jax_gpuops.softmax(x, where=held, **how)
     np.testing.assert_allclose(y, jax.nn.softmax(x, where=where), rtol=1e-5)
+    y = jax_gpuops.var(x, -1, where=held, **how)
+    np.testing.assert_allclose(y, jnp.var(x, -1, where=where), rtol=1e-5)
+    y = jax_gpuops.var(x, -1, mean=nnx.Param(jnp.ones((4, 1))))
+    np.testing.assert_allclose(y, jnp.var(x, -1, mean=jnp.ones((4, 1))), rtol=1e-5)
     y = jax_gpuops.max(x, -1, initial=nnx.Param(jnp.float32(0)), where=held, **how)
     np.testing.assert_array_equal(y, jnp.max(x, -1, initial=0, where=where))
     y = jax_gpuops.softmax_cross_entropy_with_integer_labels(
@@ -162,6 +166,8 @@ UPSTREAM = types.SimpleNamespace(
     mean=jnp.mean,
     max=jnp.max,
     argmax=jnp.argmax,
+    var=jnp.var,
+    std=jnp.std,
     transpose=jnp.transpose,
     matmul=jnp.matmul,
     cross_entropy=optax.softmax_cross_entropy_with_integer_labels,
@@ -177,6 +183,7 @@ MASKED = {
     "sum": lambda ops, x, mask: ops.sum(x, -1, where=mask),
     "mean": lambda ops, x, mask: ops.mean(x, -1, where=mask),
     "max": lambda ops, x, mask: ops.max(x, -1, initial=-9, where=mask),
+    "var": lambda ops, x, mask: ops.var(x, -1, where=mask, correction=-1),
     "cross_entropy": lambda ops, x, mask: ops.cross_entropy(x, jnp.arange(8) % 4, where=mask),
 }
 UNARY = {
@@ -189,6 +196,8 @@ UNARY = {
     "mean": lambda ops, x: ops.mean(x, 0),
     "max": lambda ops, x: ops.max(x, -1),
     "argmax": lambda ops, x: ops.argmax(x, -1),
+    "var": lambda ops, x: ops.var(x, -1),
+    "std of all": lambda ops, x: ops.std(x),
     "transpose": lambda ops, x: ops.transpose(x),
     "matmul": lambda ops, x: ops.matmul(x, jnp.ones((x.shape[-1], 3))),
 }

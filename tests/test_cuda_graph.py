@@ -48,6 +48,7 @@ CALLS = {
         "jax.nn.logsumexp(x, -1)",
     ),
     "sum": ("ops.sum(x, implementation='cuda')", "3000000,", "jnp.sum(x)"),
+    "var": ("ops.var(x, implementation='cuda')", "3000000,", "jnp.var(x)"),
     "argmax": ("ops.argmax(x, 0, implementation='cuda')", "300, 700", "jnp.argmax(x, 0)"),
     "transpose": ("ops.transpose(x, implementation='cuda')", "300, 700", "x.T"),
     "gemm": (

@@ -184,6 +184,14 @@ LEFT_TO_XLA = {
         lambda x: jax_gpuops.softmax_cross_entropy_with_integer_labels(x[:0], jnp.zeros(0, int)),
         "the logits have no elements",
     ),
+    "variance about a mean": (
+        lambda x: jax_gpuops.var(x, -1, mean=x[:, :1]),
+        "mean is given",
+    ),
+    "integers": (
+        lambda x: jax_gpuops.mean_and_var(x.astype(int), -1),
+        "dtype int32 is not among float16",
+    ),
     "complex sum": (lambda x: jax_gpuops.mean(x + 1j), "dtype complex64 is not among"),
     "int4": (
         lambda x: jax_gpuops.transpose(x.astype("int4")).astype(x.dtype),

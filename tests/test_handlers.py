@@ -1,5 +1,7 @@
 """Handlers called without the Python that guards them: an FFI error, never a crash."""
 
+import re
+
 import helpers
 import jax
 import jax.numpy as jnp
@@ -123,9 +125,23 @@ def mask(*shape):
             [struct(4, dtype="int32"), BYTES],
             [(4, 8), mask(4, 8)],
             ROWS,
-            "masks of floats, for sum, prod, max and min",
+            "masks of floats, but not for argmax and argmin",
         ),
         ("sum", [struct(4, dtype="int32"), BYTES], [(4, 8)], ROWS, "the result has a dtype"),
+        (
+            "mean_and_var",
+            [struct(4), struct(5), BYTES],
+            [(4, 8)],
+            {**ROWS, "correction": np.float64(0)},
+            "the mean and the variance must have the same dtype and size",
+        ),
+        (
+            "mean_and_var",
+            [struct(4, dtype="int32"), struct(4, dtype="int32"), BYTES],
+            [(4, 8)],
+            {**ROWS, "correction": np.float64(0)},
+            "the result has a dtype",
+        ),
         (
             "sum",
             [struct(1), struct(1, 0, dtype="uint8")],
@@ -266,7 +282,7 @@ def mask(*shape):
     ],
 )
 def test_bad_calls_are_errors(target, results, operands, attributes, text, implementation):
-    name = target if "_v" in target else f"{target}_v{VERSIONS.get(target, 1)}"
+    name = target if re.search(r"_v\d$", target) else f"{target}_v{VERSIONS.get(target, 1)}"
     call = jax.ffi.ffi_call(f"jax_gpuops_{name}", results)
     operands = [struct(*each) if isinstance(each, tuple) else each for each in operands]
     arrays = [jnp.zeros(each.shape, each.dtype) for each in operands]

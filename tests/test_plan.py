@@ -331,18 +331,36 @@ FOLDS = ("sum", "prod", "max", "min")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 
+def check_mean_and_var(x, axes, results, *where):
+    """Checks results for elements of about 1 in magnitude; rows without elements have NaN."""
+    mask = np.broadcast_to(where[0], x.shape) if where else np.ones(x.shape, bool)
+    count = mask.sum(axes)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(mask, x, 0).sum(axes) / count
+        squares = np.where(mask, x - np.expand_dims(mean, axes), 0) ** 2
+        expected = mean, squares.sum(axes) / count
+    for y, true in zip(results, expected, strict=True):
+        own = float(jnp.finfo(y.dtype).eps)
+        working = np.finfo(np.float64 if y.dtype.itemsize == 8 else np.float32).eps
+        bound = own * np.abs(true) + 20 * working * (1 + np.abs(true))
+        assert np.all(np.isnan(y) == (count == 0))
+        assert np.all((np.abs(helpers.exact(y) - true) <= bound) | (count == 0))
+
+
 @st.composite
 def reductions(draw) -> Case:
     """Rows along any axes, perhaps masked, short ones and such as several blocks share."""
-    name = draw(st.sampled_from([*FOLDS, "argmax", "argmin"]))
-    dtype = draw(st.sampled_from([*helpers.FLOATS, *INTEGERS]))
+    name = draw(st.sampled_from([*FOLDS, "mean_and_var", "argmax", "argmin"]))
+    takes_masks = name in (*FOLDS, "mean_and_var")
+    dtypes = helpers.FLOATS if name == "mean_and_var" else [*helpers.FLOATS, *INTEGERS]
+    dtype = draw(st.sampled_from(dtypes))
     rank = draw(st.integers(1, 4))
     shape: list[int] = []
     for _ in range(rank):
         shape.append(draw(sizes(max(1, 40000 // int(np.prod(shape, dtype=np.int64))))))
     shape = draw(st.permutations(shape))
     axes: Any = draw(st.integers(0, rank - 1))
-    if name in FOLDS:
+    if takes_masks:
         axes = tuple(draw(st.sets(st.integers(0, rank - 1), min_size=1)))
     rng = np.random.default_rng(0)
     if helpers.np_dtype(dtype).kind in "iu":
@@ -353,7 +371,7 @@ def reductions(draw) -> Case:
     if name == "prod" and helpers.np_dtype(dtype).kind not in "iu":
         x = (1 + x / np.array(1 << 10, x.dtype)).astype(x.dtype)
     masks = []
-    if name in FOLDS and draw(st.booleans()):
+    if takes_masks and draw(st.booleans()):
         kept = [size if draw(st.booleans()) else 1 for size in shape]
         masks = [rng.random(kept) < 0.7]
 
@@ -366,6 +384,9 @@ def reductions(draw) -> Case:
 
     def check(y):
         wide = x if x.dtype.kind in "iu" else helpers.exact(x)
+        if name == "mean_and_var":
+            check_mean_and_var(wide, axes, y, *masks)
+            return
         if name not in FOLDS:
             np.testing.assert_array_equal(y, getattr(np, name)(wide, axes))
             return
@@ -549,19 +570,21 @@ def test_a_plan_refuses_a_dtype_without_kernels(dtype, implementation):
 @pytest.mark.kernel
 def test_columns_in_packs_are_for_aligned_arrays(implementation):
     x = helpers.normal((300, 64), "bfloat16")
+    how = {"implementation": implementation, "algorithm": "column"}
     for offset, pack in ((0, 8), *([(8, 1)] if implementation == "interpret" else [])):
         with helpers.buffers_at(offset), helpers.recorded(implementation) as executions:
-            y = jax.block_until_ready(jax_gpuops.max(x, 0, implementation=implementation))
+            y = jax.block_until_ready(jax_gpuops.max(x, 0, **how))
         np.testing.assert_array_equal(y, x.max(0))
         (execution,) = executions
         assert execution["config"]["pack"] == pack
 
 
-@pytest.mark.parametrize("algorithm", ["multiple", "column"])
+@pytest.mark.parametrize("algorithm", ["multiple", "column", "interleaved"])
 def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
-    x = jax.ShapeDtypeStruct((2, 1 << 20), "float32")
+    axis = 0 if algorithm == "interleaved" else 1
+    x = jax.ShapeDtypeStruct((1 << 20, 2) if axis == 0 else (2, 1 << 20), "float32")
     how = {"implementation": implementation, "algorithm": algorithm}
-    ((problem, _),) = described(jax.make_jaxpr(lambda x: jax_gpuops.sum(x, 1, **how))(x))
+    ((problem, _),) = described(jax.make_jaxpr(lambda x: jax_gpuops.sum(x, axis, **how))(x))
     parts = []
     for workspace in (-1, 1 << 20, 2 * 4 * 3, 2 * 4 * 3 - 1, 0):
         _, config = planned(implementation, "reduce", problem | {"workspace": workspace}, algorithm)

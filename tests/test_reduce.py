@@ -22,8 +22,26 @@ FUNCTIONS = (*FOLDS, "mean", *ARGS)
 ALGORITHMS = [a.name for a in jax_gpuops.algorithms("reduce")]
 STEPS = ALGORITHMS[:5]  # of the ladder, before its last
 PRODUCTION = ALGORITHMS[5:]
+MASKING = ["multiple", "row", "cluster", "column"]
 TAKEN = [(name, each) for name in FOLDS for each in ALGORITHMS]
 TAKEN += [(name, each) for name in ARGS for each in PRODUCTION]
+
+
+@pytest.fixture(autouse=True)
+def _the_machine_has_the_algorithm(request):
+    callspec = getattr(request.node, "callspec", None)
+    is_named = callspec is not None and callspec.params.get("algorithm") == "cluster"
+    if is_named and (why := helpers.refusal("sum", "cluster")):
+        pytest.skip(why)
+
+
+def as_taken(algorithm, x):
+    """Rows as an algorithm takes them, short or beside each other in memory, and their axis."""
+    if algorithm == "interleaved":
+        return np.ascontiguousarray(x.T), 0
+    if algorithm == "staged":
+        return np.ascontiguousarray(x[:, : 1024 // x.itemsize]), 1
+    return x, 1
 
 
 def ours(name, x, axis=None, **keywords):
@@ -88,8 +106,11 @@ def assert_each_right(name, xs, axis=-1, **how):
 @pytest.mark.parametrize("name", [*FOLDS, *ARGS])
 @pytest.mark.parametrize("algorithm", PRODUCTION)
 def test_every_production_algorithm(name, algorithm, dtype, implementation):
-    xs = [data(shape, dtype) for shape in [(3, 1), (2, 257), (1, 40000)]]
-    assert_each_right(name, xs, implementation=implementation, algorithm=algorithm)
+    """Rows of one element, of one block, and of several."""
+    xs = [as_taken(algorithm, data(shape, dtype)) for shape in [(3, 1), (2, 257), (2, 40000)]]
+    (axis,) = {axis for _, axis in xs}
+    xs = [x for x, _ in xs]
+    assert_each_right(name, xs, axis, implementation=implementation, algorithm=algorithm)
 
 
 @pytest.mark.kernel
@@ -157,33 +178,41 @@ def test_any_shape_axis_and_value(draw, shape, dtype, name, special, implementat
 @pytest.mark.parametrize(("name", "algorithm"), [pair for pair in TAKEN if pair[0] != "prod"])
 def test_infinities_and_nan_wherever_they_are(name, algorithm, implementation):
     """As numpy has them: XLA's max and min on a CPU lose a NaN in some shapes."""
-    specials = [(special, at) for special in (np.nan, np.inf, -np.inf) for at in (0, 256, 1000)]
+    specials = [(special, at) for special in (np.nan, np.inf, -np.inf) for at in (0, 253, 1000)]
     x = helpers.normal((2 * len(specials), 1001), "float32")
     for row, (special, at) in enumerate(specials):
         x[2 * row + 1, at] = special
-    y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
-    np.testing.assert_allclose(y, getattr(np, name)(x, -1), rtol=1e-5, atol=1e-4)
+    x, axis = as_taken(algorithm, x)
+    y = ours(name, x, axis, implementation=implementation, algorithm=algorithm)
+    np.testing.assert_allclose(y, getattr(np, name)(x, axis), rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ARGS)
 @pytest.mark.parametrize("algorithm", PRODUCTION)
 @pytest.mark.parametrize("value", [0.0, np.nan, -np.inf, np.inf])
 def test_the_first_of_equal_ones(name, algorithm, value, implementation):
-    x = np.full((3, 30000), value, np.float32)
-    assert np.all(ours(name, x, -1, implementation=implementation, algorithm=algorithm) == 0)
-    x[1, :20001] = -1 if name == "argmax" else 1
-    if not np.isnan(value) and value == 0:
-        y = ours(name, x, -1, implementation=implementation, algorithm=algorithm)
-        np.testing.assert_array_equal(y, [0, 20001, 0])
+    def places(x):
+        x, axis = as_taken(algorithm, x)
+        return ours(name, x, axis, implementation=implementation, algorithm=algorithm)
+
+    x = np.full((3, 30001), value, np.float32)
+    assert np.all(places(x) == 0)
+    for first in (1, 3, 250, 20001):
+        if first >= as_taken(algorithm, x)[0].size // 3:
+            continue
+        x[1, :first] = -1 if name == "argmax" else 1
+        if value == 0:
+            np.testing.assert_array_equal(places(x), [0, first, 0])
 
 
 @pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
 def test_long_sums_stay_accurate(algorithm, implementation):
     """Equal terms of 0.1, whose rounding errors all have one sign."""
-    x = np.full(1 << 18, 0.1, np.float32)
-    exact = helpers.exact(x).sum()
-    y = ours("sum", x, implementation=implementation, algorithm=algorithm)
-    assert abs(helpers.exact(y) - exact) <= 2 * 18 * np.finfo(np.float32).eps * exact
+    x, axis = as_taken(algorithm, np.full((2, 1 << 18), 0.1, np.float32))
+    exact, terms = helpers.exact(x).sum(axis), x.shape[axis]
+    y = ours("sum", x, axis, implementation=implementation, algorithm=algorithm)
+    bound = 2 * np.log2(terms) * np.finfo(np.float32).eps * exact
+    assert np.all(np.abs(helpers.exact(y) - exact) <= bound)
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -202,21 +231,75 @@ def test_subnormal_sums_are_kept(implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
-@pytest.mark.parametrize("name", ["sum", "argmin"])
-@pytest.mark.parametrize("algorithm", ["multiple", "row", "column"])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("name", ["sum", "max", "argmin"])
+@pytest.mark.parametrize("algorithm", ["multiple", "row", "staged", "cluster", "column"])
 def test_rows_that_start_at_any_phase(algorithm, name, dtype, implementation):
-    """Row r of an array with n columns starts n * r elements after an aligned address."""
-    offsets = (1, 2, 4, 7, 8, 15)
-    xs = [data((9, start + offset), dtype) for offset in offsets for start in (0, 64)]
+    """Row r of an array with n columns starts n * r elements after an aligned address; the last
+    one ends where the array does."""
+    offsets = (0, 1, 2, 4, 7, 8, 15)
+    xs = [data((9, start + n), dtype) for n in offsets for start in (0, 16, 64) if start + n]
     assert_each_right(name, xs, implementation=implementation, algorithm=algorithm)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "int64"])
+@pytest.mark.parametrize("name", ["sum", "max", "argmax"])
+def test_rows_of_up_to_a_kilobyte_in_shared_memory(name, dtype, implementation):
+    """One tile that is not full, as many as warps have at a time and more; tiles of many rows for
+    each lane; rows that begin in the middle of a word, at each bank, and of an even stride."""
+    longest = 1024 // helpers.np_dtype(dtype).itemsize
+    shapes = [(1, 1), (31, 3), (20000, 2), (33, 33), (700, 77), (300, 10), (400, 20), (65, longest)]
+    xs = [data(shape, dtype) for shape in shapes]
+    assert_each_right(name, xs, implementation=implementation, algorithm="staged")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", [*FOLDS, *ARGS])
+def test_rows_that_lie_interleaved(name, dtype, implementation):
+    """Runs shorter than a pack, than a step and than a block's share, that begin and end at any
+    phase; columns of a pack, of less and of more, and that are as long as a block's step."""
+    longest = 512 if dtype in ("bfloat16", "float32", "int8") and name != "prod" else 130
+    shapes = [(3, 1, 2), (5, 2, 3), (3, 7, 5), (2, 400, 3), (2, 301, 33), (1, 1000, 16)]
+    xs = [data(shape, dtype) for shape in [*shapes, (2, 90, 64), (1, 20, longest)]]
+    assert_each_right(name, xs, 1, implementation=implementation, algorithm="interleaved")
+
+
+def test_an_array_at_an_odd_address_is_not_staged(implementation):
+    if implementation != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    x = helpers.normal((40, 33), "float32")
+    with helpers.buffers_at(4), helpers.recorded(implementation) as executions:
+        y = jax.block_until_ready(ours("sum", x, 1, implementation=implementation))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="at a multiple of 16 bytes; 'row'"):
+            ours("sum", x, 1, implementation=implementation, algorithm="staged").block_until_ready()
+    assert_right("sum", y, x, 1)
+    assert [each["algorithm"] for each in executions] == ["row"]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["sum", "max", "argmax"])
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32"])
+@pytest.mark.parametrize("algorithm", ["multiple", "row", "cluster", "column", "interleaved", None])
+def test_arrays_at_any_address(algorithm, dtype, name, implementation):
+    """What lies before the first row is not read: AddressSanitizer would say so."""
+    if implementation != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    for size in (1, 3, 40, 1000):
+        x, axis = as_taken(algorithm, data((3, size), dtype))
+        result = jax.eval_shape(lambda x, axis=axis: upstream(name, x, axis), x)
+        widest = max(x.itemsize, result.dtype.itemsize)  # the result moves by as much
+        with helpers.buffers_at(widest if size % 2 else 3 * widest):
+            y = ours(name, x, axis, implementation=implementation, algorithm=algorithm)
+            assert_right(name, jax.block_until_ready(y), x, axis)
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_repeats_are_bit_identical(algorithm, implementation):
-    x = helpers.normal((3, 33333), "float32", scale=5)
+    x, axis = as_taken(algorithm, helpers.normal((3, 33333), "float32", scale=5))
     runs = [
-        np.asarray(ours("sum", x, -1, implementation=implementation, algorithm=algorithm))
+        np.asarray(ours("sum", x, axis, implementation=implementation, algorithm=algorithm))
         for _ in range(3)
     ]
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[1].view(np.int32))
@@ -230,7 +313,8 @@ def test_any_order_of_threads(name, algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""
     if implementation != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
-    x = helpers.normal((2, 300, 20) if algorithm == "column" else (3, 9000), "float32")
+    shape = {"column": (2, 300, 20), "interleaved": (2, 301, 20), "staged": (5000, 33)}
+    x = helpers.normal(shape.get(algorithm, (3, 9000)), "float32")
     y = helpers.under_each_schedule(
         lambda: ours(name, x, 1, implementation=implementation, algorithm=algorithm),
         [(seed, {}) for seed in range(1, 5)],
@@ -245,11 +329,15 @@ def test_any_order_of_threads(name, algorithm, implementation):
 def test_signature_is_upstream_s_and_two_more(name):
     mine = list(inspect.signature(getattr(jax_gpuops, name)).parameters.values())
     theirs = list(inspect.signature(getattr(jnp, name)).parameters.values())
-    assert [(p.name, p.default, p.kind) for p in mine[:-2]] == [
+    assert [(p.name, p.default, p.kind) for p in mine[:-3]] == [
         (p.name, p.default, p.kind) for p in theirs
     ]
-    assert [p.name for p in mine[-2:]] == ["implementation", "algorithm"]
-    assert all(p.kind is p.KEYWORD_ONLY and p.default is None for p in mine[-2:])
+    assert [(p.name, p.default) for p in mine[-3:]] == [
+        ("batch_invariant", False),
+        ("implementation", None),
+        ("algorithm", None),
+    ]
+    assert all(p.kind is p.KEYWORD_ONLY for p in mine[-3:])
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "mean"])
@@ -325,8 +413,8 @@ def test_initial_where_and_keepdims(name, dtype, implementation):
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", FOLDS)
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
-@pytest.mark.parametrize("algorithm", PRODUCTION)
-def test_masks_in_every_production_algorithm(algorithm, name, dtype, implementation):
+@pytest.mark.parametrize("algorithm", MASKING)
+def test_masks_in_every_algorithm_that_takes_them(algorithm, name, dtype, implementation):
     """Masks of all elements, of rows, of columns and of some dims; the kernel reads them itself."""
     shape, axis = ((3, 700, 2, 16), 1) if algorithm == "column" else ((3, 2, 5, 9001), 3)
     x = data(shape, dtype)
@@ -560,16 +648,60 @@ def test_export_with_symbolic_shapes(name, implementation):
         np.testing.assert_allclose(again.call(x), upstream(name, x, -1), rtol=1e-4, atol=1e-3)
 
 
+MASK = jax.ShapeDtypeStruct((1,), bool)
+ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
+
+
 @pytest.mark.parametrize(
-    ("name", "shape", "axis", "algorithm"),
+    ("name", "shape", "axis", "dtype", "options", "algorithm"),
     [
-        ("sum", (4, 8), -1, "row"),
-        ("sum", (4, 8), 0, "column"),
-        ("sum", (1 << 20,), None, "multiple"),
-        ("argmax", (1 << 20,), None, "multiple"),
-        ("mean", (100000, 8), 1, "row"),
+        ("sum", (4, 8), -1, "float32", {}, "row"),
+        ("mean", (100000, 8), 1, "float32", {}, "row"),
+        ("sum", (1 << 20,), None, "float32", {}, "multiple"),
+        ("argmax", (1 << 20,), None, "float32", {}, "multiple"),
+        ("sum", (1 << 14,), None, "float32", {}, ON_HOPPER),
+        ("sum", (1 << 14,), None, "float32", {"where": MASK}, ON_HOPPER),
+        ("max", (16383,), None, "bfloat16", {}, ON_HOPPER),
+        ("sum", (1000, 1 << 14), 1, "float32", {}, "row"),  # more rows than a GPU has room for
+        ("sum", (1 << 11,), None, "float32", {}, "row"),  # too short for a second block
+        # Of up to 256 bytes that are no whole packs.
+        ("sum", (1000, 33), 1, "float32", {}, "staged"),
+        ("argmin", (1000, 255), 1, "int8", {}, "staged"),
+        ("sum", (1000, 33), 1, "float32", {"where": MASK}, "row"),
+        ("sum", (1000, 32), 1, "float32", {}, "row"),
+        ("sum", (1000, 65), 1, "float32", {}, "row"),
+        # No whole packs beside the axis, or few.
+        ("sum", (5000, 33), 0, "float32", {}, "interleaved"),
+        ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "interleaved"),
+        ("sum", (5000, 33), 0, "float32", {"where": MASK}, "column"),
+        ("sum", (5000, 128), 0, "float32", {}, "column"),
+        ("sum", (5000, 1001), 0, "float32", {}, "column"),
+        ("sum", (5000, 3, 3), 1, "float32", {}, "column"),  # runs of 36 bytes
+        ("sum", (4, 8), 0, "float32", {}, "column"),
     ],
 )
-def test_plan(name, shape, axis, algorithm, implementation):
-    plan = jax_gpuops.plan(name, shape, "float32", axis=axis, implementation=implementation)
-    assert plan.algorithm == algorithm
+def test_plan(name, shape, axis, dtype, options, algorithm, implementation):
+    how = {"axis": axis, **options, "implementation": implementation}
+    assert jax_gpuops.plan(name, shape, dtype, **how).algorithm == algorithm
+    # What the plan chooses can be named, too.
+    assert jax_gpuops.plan(name, shape, dtype, **how, algorithm=algorithm).algorithm == algorithm
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "shape", "axis", "options", "why"),
+    [
+        ("staged", (9, 257), 1, {}, "takes rows of up to 1024 bytes, not 1028; 'row' takes any"),
+        ("staged", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
+        ("staged", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
+        ("cluster", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
+        ("interleaved", (9, 33), 1, {}, "'row' takes neighbours in memory"),
+        ("interleaved", (9, 33), 0, {"where": MASK}, "takes no mask; 'column' does"),
+        ("interleaved", (9, 513), 0, {}, "fewer than 513 elements apart; 'column' takes any"),
+    ],
+)
+def test_a_named_algorithm_refuses_what_it_cannot_take(
+    algorithm, shape, axis, options, why, implementation
+):
+    how = {"axis": axis, **options, "implementation": implementation, "algorithm": algorithm}
+    with pytest.raises(ValueError, match=f"algorithm '{algorithm}' .*{why}"):
+        jax_gpuops.plan("sum", shape, "float32", **how)

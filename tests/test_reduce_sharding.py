@@ -11,7 +11,7 @@ from test_sharding import SPECS, mesh_of, meshes, run
 
 import jax_gpuops
 
-FUNCTIONS = ("sum", "max", "mean", "argmax")
+FUNCTIONS = ("sum", "max", "mean", "var", "argmax")
 
 pytestmark = pytest.mark.parametrize(("implementation", "devices"), meshes())
 
@@ -45,16 +45,17 @@ def test_values_and_communication(name, axis, spec, axis_type, implementation, d
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", ["naive", "unroll", "multiple", "row", "column"])
+@pytest.mark.parametrize(
+    "algorithm", ["naive", "unroll", "multiple", "row", "column", "interleaved"]
+)
 @pytest.mark.parametrize("spec", [P("d"), P(("d", "t")), P(None)], ids=str)
 def test_each_shard_has_its_share_of_the_workspace(algorithm, spec, implementation, devices):
     mesh = mesh_of(devices, AxisType.Auto)
-    host = helpers.normal((8, 20000), "float32")
+    host = helpers.normal((8, 5000, 4) if algorithm == "interleaved" else (8, 20000), "float32")
     x = jax.device_put(host, NamedSharding(mesh, spec))
-    y = jax.jit(
-        lambda x: jax_gpuops.sum(x, -1, implementation=implementation, algorithm=algorithm)
-    )(x)
-    np.testing.assert_allclose(y, host.astype(np.float64).sum(-1), rtol=1e-4, atol=1e-3)
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = jax.jit(lambda x: jax_gpuops.sum(x, 1, **how))(x)
+    np.testing.assert_allclose(y, host.astype(np.float64).sum(1), rtol=1e-4, atol=1e-3)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -67,7 +68,27 @@ def test_full_reduction(name, implementation, devices):
     np.testing.assert_allclose(y, getattr(jnp, name)(host), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["sum", "max", "mean"])
+@pytest.mark.kernel
+@pytest.mark.parametrize("algorithm", ["multiple", "row", "column"])
+@pytest.mark.parametrize("spec", [P("d"), P(("d", "t")), P(None)], ids=str)
+def test_both_results_are_sharded(algorithm, spec, implementation, devices):
+    mesh = mesh_of(devices, AxisType.Auto)
+    host = helpers.normal((8, 20000), "float32")
+    where = np.arange(8)[:, None] < np.arange(20000) // 1000
+    x, mask = (jax.device_put(each, NamedSharding(mesh, spec)) for each in (host, where))
+    how = {"implementation": implementation, "algorithm": algorithm}
+    for masks in ({}, {"where": mask}):
+        results, collectives = run(lambda x: jax_gpuops.mean_and_var(x, -1, **masks, **how), x)  # noqa: B023
+        true = {"where": where} if masks else {}
+        wide = host.astype(np.float64)
+        np.testing.assert_allclose(results[0], wide.mean(-1, **true), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(results[1], wide.var(-1, **true), rtol=1e-5)
+        assert collectives == []
+        for y in results:
+            assert y.sharding.is_equivalent_to(NamedSharding(mesh, spec), 1)
+
+
+@pytest.mark.parametrize("name", ["sum", "max", "mean", "var"])
 @pytest.mark.parametrize("axis_type", [AxisType.Auto, AxisType.Explicit], ids=str)
 def test_gradient_and_vmap(name, axis_type, implementation, devices):
     mesh = mesh_of(devices, axis_type)

@@ -93,20 +93,41 @@ def call_cross_entropy_gradient(algorithm, dtype, implementation):
     return jax.grad(loss)(x), jax.nn.softmax(x.astype(np.float32)) - one_hot
 
 
+def reduce_operand(algorithm, dtype):
+    """An array and its axis, of which several blocks have parts where they can."""
+    shape = {"multiple": (2, 40_001), "cluster": (2, 40_001), "interleaved": (400, 33)}
+    shape, axis = shape.get(algorithm, (5, 131)), 0 if algorithm in ("column", "interleaved") else 1
+    if why := helpers.refusal("max", algorithm, shape, dtype, axis=axis):
+        pytest.skip(why)
+    return helpers.normal(shape, dtype), axis
+
+
 def call_reduce(algorithm, dtype, implementation):
-    x = rows(dtype)
-    axis = 0 if algorithm == "column" else -1
+    x, axis = reduce_operand(algorithm, dtype)
     y = ops.max(x, axis, implementation=implementation, algorithm=algorithm)
     return y, x.astype(np.float32).max(axis)
 
 
 def call_masked_reduce(algorithm, dtype, implementation):
-    x = rows(dtype)
-    axis = 0 if algorithm == "column" else -1
+    x, axis = reduce_operand(algorithm, dtype)
     where = np.arange(x.shape[0])[:, None] != np.arange(x.shape[1]) % 4
     how = {"implementation": implementation, "algorithm": algorithm}
     y = ops.max(x, axis, where=where, initial=-9, **how)
     return y, x.astype(np.float32).max(axis, where=where, initial=-9)
+
+
+def call_mean_and_var(algorithm, dtype, implementation, **where):
+    x, axis = reduce_operand(algorithm, dtype)
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = ops.mean_and_var(x, axis, dtype="float32", **where, **how)
+    x = x.astype(np.float32)
+    return np.stack(y), np.stack([x.mean(axis, **where), x.var(axis, **where)])
+
+
+def call_masked_mean_and_var(algorithm, dtype, implementation):
+    x, _ = reduce_operand(algorithm, dtype)
+    where = np.arange(x.shape[0])[:, None] != np.arange(x.shape[1]) % 4
+    return call_mean_and_var(algorithm, dtype, implementation, where=where)
 
 
 def call_transpose(algorithm, dtype, implementation):
@@ -169,7 +190,9 @@ CALLS = [
     (call_cross_entropy, ["staged", *ROW_KERNELS]),
     (call_cross_entropy_gradient, ["elementwise"]),
     (call_reduce, names("reduce")),
-    (call_masked_reduce, ["multiple", "row", "column"]),
+    (call_masked_reduce, ["multiple", "row", "cluster", "column"]),
+    (call_mean_and_var, names("reduce")[5:]),
+    (call_masked_mean_and_var, ["multiple", "row", "cluster", "column"]),
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),
     (call_linear, [name for name in names("matmul") if name != "cublas"]),

@@ -25,7 +25,7 @@ from jax_gpuops import _library
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """An op as these tests call it.
+    """An op as these tests call it. Several results are one array.
 
     Attributes:
       name: of the public function.
@@ -46,7 +46,8 @@ class Op:
     differentiable: bool = True
 
     def __call__(self, *operands, **kwargs):
-        return getattr(jax_gpuops, self.name)(*operands, **self.kwargs, **kwargs)
+        y = getattr(jax_gpuops, self.name)(*operands, **self.kwargs, **kwargs)
+        return jnp.stack(y) if isinstance(y, tuple) else y
 
     def reference(self, *operands):
         return self.upstream(*operands, **self.kwargs)
@@ -78,6 +79,10 @@ def reference_glu(x, w_gate, w_up, *, activation, precision):
     return y * jnp.matmul(x, w_up, precision=precision)
 
 
+def reference_mean_and_var(x, axis, correction):
+    return jnp.stack([jnp.mean(x, axis), jnp.var(x, axis, correction=correction)])
+
+
 OPS = [
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": -1}, closed=True),
     Op("softmax", jax.nn.softmax, ((4, 6),), {"axis": 0}, closed=True),
@@ -101,6 +106,18 @@ OPS = [
         Op(name, getattr(jnp, name), ((4, 6),), {"axis": axis})
         for name in ("sum", "prod", "max", "min", "mean")
         for axis in (0, -1)
+    ),
+    *(
+        Op(name, getattr(jnp, name), ((4, 6),), {"axis": axis, "ddof": 1})
+        for name in ("var", "std")
+        for axis in (0, -1)
+    ),
+    Op(
+        "mean_and_var",
+        reference_mean_and_var,
+        ((4, 6),),
+        {"axis": -1, "correction": 0.5},
+        drop_in=False,
     ),
     Op("argmax", jnp.argmax, ((4, 6),), {"axis": -1}, differentiable=False),
     Op("argmin", jnp.argmin, ((4, 6),), {"axis": 0}, differentiable=False),

@@ -87,9 +87,9 @@ def test_products_are_of_every_layout_and_precision():
     assert aligned == {2, 8, 16}
 
 
-def test_all_of_it_fits_into_25_minutes_on_16_cores():
+def test_all_of_it_fits_into_26_minutes_on_16_cores():
     """By the estimates of `bench.tune`, if ours is ahead at every point."""
-    assert tune.estimate_s(len(grid.points(GRIDS)), cores=16) <= 25 * 60
+    assert tune.estimate_s(len(grid.points(GRIDS)), cores=16) <= 26 * 60
 
 
 def test_the_documentation_counts_the_points():
@@ -116,6 +116,7 @@ SMALL = {
     "max": Point("max", (3, 33, 8), "float32", (1,), result="float32"),
     "min": Point("min", (5, 33), "bfloat16", (1,), result="bfloat16"),
     "argmax": Point("argmax", (5, 33), "float32", (1,), result="int32"),
+    "mean_and_var": Point("mean_and_var", (5, 33), "bfloat16", (1,), result="float32"),
     "transpose": Point("transpose", (5, 6, 7), "int8", (0, 2, 1)),
     "gemm": Point("gemm", (5, 33, 7), "bfloat16", (0, 1), result="float32", precision="highest"),
 }

@@ -1,6 +1,7 @@
 // What the plans of all ops have in common: their algorithms have names.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -15,6 +16,17 @@ inline constexpr std::int64_t kWorkspaceAsAsked = -1;
 // In place of an algorithm's name: the plan chooses, by the length and the dtype of rows and not by
 // their number, so that a row has the same bits in every batch.
 inline constexpr std::string_view kBatchInvariant = "batch_invariant";
+
+// Some rows of a vocabulary, or many of attention: long rows are shared by a few blocks.
+inline constexpr std::int64_t kExpectedBytes = 4 << 20;
+
+// The number of rows that plans are made for: where it must not matter how many there are, as many
+// as make an array of kExpectedBytes. Grids have the real number.
+constexpr std::int64_t expected_rows(bool batch_invariant, std::int64_t rows,
+                                     std::int64_t row_bytes) {
+  const std::int64_t expected = kExpectedBytes / std::max<std::int64_t>(1, row_bytes);
+  return std::max<std::int64_t>(1, batch_invariant ? expected : rows);
+}
 
 // One named algorithm, as `jax_gpuops.algorithms()` shows it.
 struct AlgorithmInfo {

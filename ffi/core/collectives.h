@@ -1,4 +1,4 @@
-// Reductions over the lanes of a group, a warp and a block.
+// Reductions over what a thread holds, and over the lanes of a group, a warp and a block.
 #pragma once
 
 #include <type_traits>
@@ -84,11 +84,12 @@ __device__ inline A group_largest(A value) {
   return group_reduce<kLanes>(value, Largest{});
 }
 
-// group_reduce() for a number of lanes known at run time.
+// group_reduce() for a number of lanes known at run time, of which neighbours lie `stride` apart,
+// another power of two.
 template <class T, class Combine>
-__device__ inline T group_reduce(T value, Combine combine, int lanes) {
+__device__ inline T group_reduce(T value, Combine combine, int lanes, int stride = 1) {
   for (int distance = lanes / 2; distance > 0; distance /= 2) {
-    value = combine(value, shuffle_xor(value, distance));
+    value = combine(value, shuffle_xor(value, distance * stride));
   }
   return value;
 }
@@ -96,6 +97,22 @@ __device__ inline T group_reduce(T value, Combine combine, int lanes) {
 template <class T, class Combine>
 __device__ inline T warp_reduce(T value, Combine combine) {
   return group_reduce<kWarpSize>(value, combine);
+}
+
+// Combines `terms` in pairs: a sum's error then grows with the logarithm of their number. Not by a
+// loop over the halves, which the compiler leaves as it is if there are four or more, with the
+// terms in memory.
+template <class Combine, int kCount, class A>
+__device__ __forceinline__ A tree(A (&terms)[kCount]) {
+  static_assert((kCount & (kCount - 1)) == 0, "a tree of halves needs a power of two");
+  if constexpr (kCount == 1) {
+    return terms[0];
+  } else {
+    A lower[kCount / 2];
+#pragma unroll
+    for (int i = 0; i < kCount / 2; ++i) lower[i] = Combine{}(terms[i], terms[i + kCount / 2]);
+    return tree<Combine>(lower);
+  }
 }
 
 // Combines the values of all threads of a block of whole warps; every thread gets the result.

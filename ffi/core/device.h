@@ -9,6 +9,9 @@ namespace JAX_GPUOPS_NAMESPACE {
 // How many blocks a grid has along y, and along z, at most.
 inline constexpr std::int64_t kMostBlocksBeyondX = 65535;
 
+// How many blocks a cluster has at most; over 8 are hard to place.
+inline constexpr int kMostClusterBlocks = 16;
+
 struct Device {
   int ordinal;             // -1 for the nominal device, which nothing can be asked of
   int compute_capability;  // 10 * major + minor

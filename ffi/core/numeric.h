@@ -20,7 +20,9 @@ __host__ __device__ constexpr T infinity() {
 // max and min that keep NaN, as IEEE 754-2019 maximum and minimum do and fmax does not.
 template <class T>
 __device__ inline T maximum(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) {
+  if constexpr (std::is_same_v<T, float>) {
+    return maximum_or_nan(a, b);
+  } else if constexpr (std::is_floating_point_v<T>) {
     return a != a ? a : (a < b || b != b ? b : a);
   } else {
     return a < b ? b : a;
@@ -29,7 +31,9 @@ __device__ inline T maximum(T a, T b) {
 
 template <class T>
 __device__ inline T minimum(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) {
+  if constexpr (std::is_same_v<T, float>) {
+    return minimum_or_nan(a, b);
+  } else if constexpr (std::is_floating_point_v<T>) {
     return a != a ? a : (b < a || b != b ? b : a);
   } else {
     return b < a ? b : a;

@@ -110,7 +110,7 @@ __device__ inline RegisterPack<T, kSize> pack_at(const RegisterPack<T, kSize> (&
 
 // How many elements of T one lane moves at a time when the address allows it.
 template <class T>
-inline constexpr int kWidestPack = 16 / sizeof(T);
+inline constexpr int kWidestPack = sizeof(T) < 16 ? 16 / sizeof(T) : 1;
 
 // Conversions to and from the type that kernels compute in.
 template <class T>
@@ -290,6 +290,15 @@ __device__ inline int elements_to_alignment(const T* pointer) {
   constexpr int kAlignment = alignof(Pack<T, kSize>);
   const int past = static_cast<int>(reinterpret_cast<std::uintptr_t>(pointer) % kAlignment);
   return past == 0 ? 0 : (kAlignment - past) / static_cast<int>(sizeof(T));
+}
+
+// The number of elements from the last address before `pointer`, or there, that packs of kSize may
+// be read at.
+template <int kSize, class T>
+__device__ inline int elements_past_alignment(const T* pointer) {
+  constexpr unsigned kAlignment = alignof(Pack<T, kSize>);
+  const auto past = static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(pointer) % kAlignment);
+  return static_cast<int>(past / sizeof(T));
 }
 
 template <int kSize>

@@ -11,9 +11,10 @@
 //     column d:   depth 0   depth 0   depth 0        d = threads / lanes
 //
 // Where there are fewer rows than keep the GPU busy, blocks with different blockIdx.y take parts of
-// the columns and leave partials, again `inner` apart, for a second launch.
+// the columns and leave partials, again `inner` apart, for combine.cuh.
 #pragma once
 
+#include "core/ptx/early_launch.cuh"
 #include "core/shared.h"
 #include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
@@ -66,6 +67,7 @@ __global__ void __launch_bounds__(kColumnThreads)
       std::int64_t column = begin + depth;
       Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
       typename Masks::Row mask[kPack];
+      unsigned kept[kPack] = {};  // of each row the columns that take part, bit u for value[u]
       if constexpr (Masks::kMasks) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) mask[i] = masks.of(outer * rows.inner + inner + i);
@@ -75,22 +77,33 @@ __global__ void __launch_bounds__(kColumnThreads)
         if constexpr (Masks::kMasks) {
 #pragma unroll
           for (int i = 0; i < kPack; ++i) {
-            if (!mask[i](column + u * depths)) {
+            const bool keeps = mask[i](column + u * depths);
+            if constexpr (!Reducer::kHasIdentity) {
+              kept[i] = (kept[i] & ~(1u << u)) | (keeps ? 1u << u : 0);
+            } else if (!keeps) {
               value[u][i] = static_cast<Value>(Reducer::identity());
             }
+          }
+        }
+      };
+      const auto fold_columns = [&](int first, auto count) {
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) {
+          Value of_row[decltype(count)::value];
+#pragma unroll
+          for (int u = 0; u < count; ++u) of_row[u] = value[first + u][i];
+          const std::int64_t first_column = column + first * depths;
+          if constexpr (Masks::kMasks && !Reducer::kHasIdentity) {
+            fold[i].add_kept(of_row, kept[i] >> first, first_column, depths);
+          } else {
+            fold[i].add(of_row, first_column, depths);
           }
         }
       };
       for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
 #pragma unroll
         for (int u = 0; u < kLoads; ++u) load_column(u);
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          Value of_row[kLoads];
-#pragma unroll
-          for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
-          fold[i].add(of_row, column, depths);
-        }
+        fold_columns(0, Width<kLoads>{});
       }
 #pragma unroll
       for (int u = 0; u < kLoads - 1; ++u) {
@@ -98,15 +111,11 @@ __global__ void __launch_bounds__(kColumnThreads)
       }
 #pragma unroll
       for (int u = 0; u < kLoads - 1; ++u) {
-        if (column + u * depths < end) {
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) {
-            const Value of_row[1] = {value[u][i]};
-            fold[i].add(of_row, column + u * depths, depths);
-          }
-        }
+        if (column + u * depths < end) fold_columns(u, Width<1>{});
       }
     }
+
+    let_next_kernel_start();
 
     // Combine over the depths: the upper half hands its partials to the lower, and again.
     typename Reducer::Partial partial[kPack];
@@ -136,28 +145,21 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
-template <class Reducer, int kPack, class Masks>
-void launch_part(const Queue& queue, std::int64_t parts, const typename Reducer::Element* x,
-                 const Target& y, const StridedRows& rows, const Masks& masks) {
-  const std::int64_t packs = rows.outer * (rows.inner / kPack);
-  const dim3 grid(grid_extent(divide_up(packs, rows.lanes)), static_cast<unsigned>(parts));
-  launch_kernel<column_kernel<Reducer, kPack, Masks>>(
-      queue, {grid, kColumnThreads, sizeof(ColumnStorage<Reducer, kPack>)}, x, y, rows, masks);
-}
-
 template <class Instance>
 void launch_column(const Call& call) {
+  using First = typename Instance::First;
   const auto& [queue, config, problem, buffers] = call;
   const StridedRows rows{problem.outer, problem.columns, problem.inner, config.lanes};
   const Target to = config.parts == 1 ? call.result() : Instance::partial_target(call);
   dispatch_value<1, kWidestPack<typename Instance::Element>>(config.pack, [&](auto pack) {
-    launch_part<typename Instance::First, decltype(pack)::value>(
-        call.queue, call.config.parts, Instance::elements(call), to, rows, Instance::masks(call));
+    constexpr int kPack = decltype(pack)::value;
+    const std::int64_t packs = rows.outer * (rows.inner / kPack);
+    const dim3 grid(grid_extent(divide_up(packs, rows.lanes)),
+                    static_cast<unsigned>(call.config.parts));
+    launch_kernel<column_kernel<First, kPack, typename Instance::Masks>>(
+        call.queue, {grid, kColumnThreads, sizeof(ColumnStorage<First, kPack>)},
+        Instance::elements(call), to, rows, Instance::masks(call));
   });
-  if (config.parts == 1) return;
-  const StridedRows left{problem.outer, config.parts, problem.inner, config.last_lanes};
-  launch_part<typename Instance::Last, 1>(queue, 1, Instance::partials(call), call.result(), left,
-                                          NoMasks{});
 }
 
 }  // namespace reduce

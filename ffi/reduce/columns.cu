@@ -1,8 +1,7 @@
-// Instantiates the kernels for rows whose elements lie apart, and launches them.
+// Compiled for each architecture, some of which start the next kernel early. Instantiates the
+// kernels of rows whose elements lie apart, and launches them.
 
 #include "reduce/column.cuh"
-#include "reduce/instance.cuh"
-#include "reduce/reduce.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {

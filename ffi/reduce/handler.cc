@@ -10,8 +10,14 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
 struct Attributes {
-  std::string_view algorithm;  // empty: the plan chooses
+  std::string_view algorithm;  // a name or kBatchInvariant; empty: the plan chooses
   std::int64_t inner_dims;     // how many of the leading dims lie between the row's elements
+};
+
+struct VarianceAttributes {
+  std::string_view algorithm;
+  std::int64_t inner_dims;
+  double correction;  // what is taken off the number of elements to divide by
 };
 
 }  // namespace reduce
@@ -21,21 +27,25 @@ XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(JAX_GPUOPS_NAMESPACE::reduce::Attributes,
                                       StructMember<std::string_view>("algorithm"),
                                       StructMember<std::int64_t>("inner_dims"));
 
+XLA_FFI_REGISTER_STRUCT_ATTR_DECODING(JAX_GPUOPS_NAMESPACE::reduce::VarianceAttributes,
+                                      StructMember<std::string_view>("algorithm"),
+                                      StructMember<std::int64_t>("inner_dims"),
+                                      StructMember<double>("correction"));
+
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 namespace {
 
 // x is (leading..., columns). In memory the last `inner_dims` of the leading dims lie inside the
-// row: the caller chose a layout instead of a transpose.
-template <Function kFunction>
-void run(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
-         ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
-         Attributes attributes) {
+// row: the caller chose a layout instead of a transpose. `buffers` has what else the launch needs.
+void run(Function function, const Queue& queue, const ffi::AnyBuffer& x,
+         const std::optional<ffi::AnyBuffer>& where, ffi::Result<ffi::AnyBuffer> y,
+         ffi::Result<ffi::AnyBuffer> workspace, const Attributes& attributes, Buffers buffers) {
   const RowSizes sizes = row_sizes(x.dimensions(), attributes.inner_dims);
   const Operand elements(x);
   const Result results(y);
   const WorkspaceBuffer memory(workspace);
-  const Problem problem{kFunction,
+  const Problem problem{function,
                         dtype_of(x),
                         dtype_of(*y),
                         sizes.outer,
@@ -47,7 +57,9 @@ void run(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
   require(static_cast<std::int64_t>(y->element_count()) == problem.rows(),
           "the result must have one element for each row");
   require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
-  Buffers buffers{elements.data(), {}, results.data(), memory.data()};
+  buffers.x = elements.data();
+  buffers.y = results.data();
+  buffers.workspace = memory.data();
   std::optional<Operand> mask;
   if (where.has_value()) {
     mask.emplace(*where);
@@ -61,15 +73,37 @@ void run(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
                   });
 }
 
+template <Function kFunction>
+void run_one(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
+             ffi::Result<ffi::AnyBuffer> y, ffi::Result<ffi::AnyBuffer> workspace,
+             Attributes attributes) {
+  run(kFunction, queue, x, where, y, workspace, attributes, {});
+}
+
+void run_mean_and_var(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
+                      ffi::Result<ffi::AnyBuffer> mean, ffi::Result<ffi::AnyBuffer> variance,
+                      ffi::Result<ffi::AnyBuffer> workspace, VarianceAttributes attributes) {
+  require(variance->element_type() == mean->element_type() &&
+              variance->element_count() == mean->element_count(),
+          "the mean and the variance must have the same dtype and size");
+  const Result second(variance);
+  Buffers buffers{};
+  buffers.variance = second.data();
+  buffers.correction = attributes.correction;
+  run(Function::kMeanAndVar, queue, x, where, mean, workspace,
+      {attributes.algorithm, attributes.inner_dims}, buffers);
+}
+
 const RegisterOp kRegistration(Op{
     "reduce",
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
-    {make_target<&run<Function::kSum>>("jax_gpuops_sum_v1"),
-     make_target<&run<Function::kProd>>("jax_gpuops_prod_v1"),
-     make_target<&run<Function::kMax>>("jax_gpuops_max_v1"),
-     make_target<&run<Function::kMin>>("jax_gpuops_min_v1"),
-     make_target<&run<Function::kArgMax>>("jax_gpuops_argmax_v1"),
-     make_target<&run<Function::kArgMin>>("jax_gpuops_argmin_v1")},
+    {make_target<&run_one<Function::kSum>>("jax_gpuops_sum_v1"),
+     make_target<&run_one<Function::kProd>>("jax_gpuops_prod_v1"),
+     make_target<&run_one<Function::kMax>>("jax_gpuops_max_v1"),
+     make_target<&run_one<Function::kMin>>("jax_gpuops_min_v1"),
+     make_target<&run_one<Function::kArgMax>>("jax_gpuops_argmax_v1"),
+     make_target<&run_one<Function::kArgMin>>("jax_gpuops_argmin_v1"),
+     make_target<&run_mean_and_var>("jax_gpuops_mean_and_var_v1")},
     &plan_of_fields<Problem>,
     &workspace_of_fields<Problem>,
 });

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <stdexcept>
 #include <type_traits>
 #include <utility>
 
@@ -16,6 +17,12 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+// An array of `count` neighbouring rows of `columns` neighbouring elements.
+struct ContiguousRows {
+  std::int64_t count;
+  std::int64_t columns;
+};
+
 // A launch of one problem.
 struct Call {
   const Queue& queue;
@@ -23,7 +30,10 @@ struct Call {
   const Problem& problem;
   const Buffers& buffers;
 
-  Target result() const { return {buffers.y, problem.result, false, order()}; }
+  ContiguousRows rows() const { return {problem.rows(), problem.columns}; }
+  Target result() const {
+    return {buffers.y, problem.result, false, order(), buffers.variance, buffers.correction};
+  }
   Target partials(void* data, DType dtype) const { return {data, dtype, true, order()}; }
 
  private:
@@ -105,6 +115,8 @@ void dispatch_dtype(const Problem& problem, F&& f) {
   if (problem.dtype >= DType::kFloat16) return dispatch_float<kFunction, NoMasks>(problem.dtype, f);
   if constexpr (kFunction == Function::kSum || kFunction == Function::kProd) {
     dispatch_modular<kFunction>(problem.dtype, problem.result, f);
+  } else if constexpr (kFunction == Function::kMeanAndVar) {
+    throw std::logic_error("the plan takes a mean and a variance of floats only");
   } else {
     dispatch_ordered<kFunction>(problem.dtype, f);
   }
@@ -114,7 +126,7 @@ void dispatch_dtype(const Problem& problem, F&& f) {
 template <class F>
 void dispatch_unmasked(const Problem& problem, F&& f) {
   dispatch_value<Function::kSum, Function::kProd, Function::kMax, Function::kMin, Function::kArgMax,
-                 Function::kArgMin>(problem.function, [&](auto function) {
+                 Function::kArgMin, Function::kMeanAndVar>(problem.function, [&](auto function) {
     dispatch_dtype<decltype(function)::value>(problem, f);
   });
 }
@@ -123,10 +135,10 @@ void dispatch_unmasked(const Problem& problem, F&& f) {
 template <class F>
 void dispatch_reduction(const Problem& problem, F&& f) {
   if (!problem.masked) return dispatch_unmasked(problem, f);
-  dispatch_value<Function::kSum, Function::kProd, Function::kMax, Function::kMin>(
-      problem.function, [&](auto function) {
-        dispatch_float<decltype(function)::value, RowMasks>(problem.dtype, f);
-      });
+  dispatch_value<Function::kSum, Function::kProd, Function::kMax, Function::kMin,
+                 Function::kMeanAndVar>(problem.function, [&](auto function) {
+    dispatch_float<decltype(function)::value, RowMasks>(problem.dtype, f);
+  });
 }
 
 }  // namespace reduce

@@ -1,4 +1,6 @@
 #include <algorithm>
+#include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <tuple>
@@ -11,21 +13,74 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 namespace {
 
-// A row that a block reads in a few microseconds is not worth a second launch.
+constexpr std::int64_t kPackBytes = 16;
+constexpr int kWarpLanes = 32;
+
+// multiple: a row that a block reads in a few microseconds is not worth a second launch.
 constexpr std::int64_t kMultipleBytes = 64 * 1024;
+// Where there are this many rows for each multiprocessor, a block for each keeps all busy.
+constexpr std::int64_t kMultipleRows = 2;
 // A row is split over several blocks only in parts that are worth one.
 constexpr std::int64_t kSplitBytes = 16 * 1024;
 constexpr std::int64_t kSplitColumns = 256;
+constexpr std::int64_t kInterleavedSplitColumns = 64;  // of few rows each
 constexpr std::int64_t kMaxSplits = 2048;
 
-constexpr std::int64_t kPackBytes = 16;
-constexpr int kWarpLanes = 32;
-// The longest row that a warp takes; it reads 16 packs a lane then.
+// Twice as many blocks as fit at a time share the work evenly, though they are of unlike speed.
+constexpr std::int64_t kWaves = 2;
+
+// combine: parts that a thread is to have, all of which it loads at once.
+constexpr std::int64_t kCombineThreadParts = 4;
+
+// row: the longest row that a warp takes; it reads 16 packs a lane then.
 constexpr std::int64_t kWarpRowPacks = 16 * kWarpLanes;
+// The same where there are fewer rows for each multiprocessor than keep it busy with warps for
+// long: with so few turns, the last one counts, and a block's is shorter.
+constexpr std::int64_t kFewRows = 512;
+constexpr std::int64_t kWarpFewRowPacks = 4 * kWarpLanes;
+// How many packs a thread of a block that takes a row is to have, all of which it loads at once.
+constexpr std::int64_t kBlockThreadPacks = 4;
+// How many packs a lane is to have: with more, fewer lanes combine at the end, and with fewer, more
+// loads are under way in all.
+constexpr std::int64_t kRowLanePacks = 1;
+
+// staged: longer rows keep a group of lanes busy, and take much shared memory.
+constexpr std::int64_t kStagedBytes = 256;
+// The longest row of which a tile fits every GPU's shared memory; kAlgorithms names it.
+constexpr std::int64_t kMostStagedBytes = 1024;
+// A warp's tile, if rows are short: enough to spread the cost of asking and waiting for it.
+constexpr std::int64_t kStagedTileBytes = 4096;
+// So many tiles for each multiprocessor that warps have several, and end at about the same time.
+constexpr std::int64_t kStagedTiles = 256;
+// A block's shared memory is about this, so that a multiprocessor has several blocks.
+constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
+
+// cluster: a shorter row is soon read by a block alone, and of a longer one memory's speed counts.
+constexpr std::int64_t kLeastClusterBytes = 16 * 1024;
+constexpr std::int64_t kClusterBytes = 256 * 1024;
+// How many packs a thread is to have: with more, fewer blocks have to start and exchange.
+constexpr std::int64_t kClusterThreadPacks = 2;
+// More blocks are hard to place.
+constexpr int kClusterBlocks = 8;
+
+// interleaved: a block reads all packs up to where a column begins at a pack again. Where these are
+// more, the lanes of `column` have all that they can use.
+constexpr std::int64_t kInterleavedPacks = kInterleavedThreads;
+// Columns of whole packs for all lanes of a warp are read as well by `column`, which has masks.
+constexpr std::int64_t kInterleavedWholePacks = kWarpLanes;
+// A block takes a run of memory: shorter ones are not worth one.
+constexpr std::int64_t kInterleavedRunBytes = 16 * 1024;
+// Packs that a block reads at a time, about.
+constexpr std::int64_t kInterleavedStride = 256;
 
 std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
 
 std::int64_t row_bytes(const Problem& problem) { return problem.columns * bytes_of(problem.dtype); }
+
+std::int64_t expected_rows(const Problem& problem) {
+  return JAX_GPUOPS_NAMESPACE::expected_rows(problem.batch_invariant, problem.rows(),
+                                             row_bytes(problem));
+}
 
 // Problems that kernels take
 
@@ -49,6 +104,9 @@ void check(const Problem& problem) {
   } else if (function == Function::kSum || function == Function::kProd) {
     right |= is_16_bit_float(dtype) && result == DType::kFloat32;
     right |= is_integer(dtype) && is_integer(result);
+  } else if (function == Function::kMeanAndVar) {
+    right &= is_float(dtype);
+    right |= is_16_bit_float(dtype) && result == DType::kFloat32;
   }
   if (!right) {
     throw std::invalid_argument(
@@ -56,25 +114,9 @@ void check(const Problem& problem) {
   }
   if (problem.masked && (is_arg(function) || !is_float(dtype))) {
     throw std::invalid_argument(
-        "kernels take masks of floats, for sum, prod, max and min; other elements must be masked "
+        "kernels take masks of floats, but not for argmax and argmin; other elements must be "
+        "masked "
         "before");
-  }
-}
-
-void check(Algorithm algorithm, const Problem& problem) {
-  const auto refuse = [&](const std::string& why) {
-    throw std::invalid_argument("algorithm '" + std::string(name_of(algorithm)) + "' " + why);
-  };
-  if (is_step(algorithm) && is_arg(problem.function)) {
-    refuse(
-        "computes sum, prod, max and min; argmax and argmin have 'multiple', 'row' and 'column'");
-  }
-  if (is_step(algorithm) && problem.masked) {
-    refuse("takes no mask; 'multiple', 'row' and 'column' do");
-  }
-  if (algorithm != Algorithm::kColumn && problem.inner != 1) {
-    refuse("takes rows whose elements are neighbours in memory, but here they lie " +
-           std::to_string(problem.inner) + " elements apart; 'column' takes these");
   }
 }
 
@@ -88,8 +130,9 @@ std::int64_t accumulator_bytes(const Problem& problem) {
   return bytes_of(problem.dtype) == 4 && bytes_of(problem.result) <= 4 ? 4 : 8;
 }
 
-// A partial result in the workspace: a value, or a value and its index.
+// A partial result in the workspace: a value, a value and its index, or Moments.
 std::int64_t partial_bytes(const Problem& problem) {
+  if (problem.function == Function::kMeanAndVar) return 4 * accumulator_bytes(problem);
   return is_arg(problem.function) ? 16 : accumulator_bytes(problem);
 }
 
@@ -99,6 +142,10 @@ std::int64_t multiple_partials(const Problem& problem) {
 
 std::int64_t column_partials(const Problem& problem) {
   return std::min(kMaxSplits, divide_up(problem.columns, kSplitColumns));
+}
+
+std::int64_t interleaved_partials(const Problem& problem) {
+  return std::min(kMaxSplits, divide_up(problem.columns, kInterleavedSplitColumns));
 }
 
 // Every launch of a ladder step leaves one element of a row for each of its blocks.
@@ -112,11 +159,79 @@ std::int64_t step_partials(const Problem& problem, Algorithm algorithm) {
   return total;
 }
 
+// What each algorithm takes
+
+std::int64_t pack_of(const Problem& problem) { return kPackBytes / bytes_of(problem.dtype); }
+
+bool is_aligned(const Problem& problem) { return problem.alignment >= kPackBytes; }
+
+// How many packs there are up to where a column begins at a pack again.
+std::int64_t interleaved_period(const Problem& problem) {
+  return problem.inner / std::gcd(problem.inner, pack_of(problem));
+}
+
+// The packs that a block of `interleaved` reads at a time, and what it needs to combine them.
+std::int64_t interleaved_stride(const Problem& problem) {
+  const std::int64_t period = interleaved_period(problem);
+  return period * std::max<std::int64_t>(1, kInterleavedStride / period);
+}
+
+std::int64_t interleaved_bytes(const Problem& problem) {
+  return interleaved_stride(problem) * pack_of(problem) * partial_bytes(problem);
+}
+
+// Why an algorithm cannot take a problem; empty if it can.
+std::string refusal(Algorithm algorithm, const Problem& problem, const Device& device) {
+  const bool takes_apart = algorithm == Algorithm::kColumn || algorithm == Algorithm::kInterleaved;
+  if (!takes_apart && problem.inner != 1) {
+    return "takes rows whose elements are neighbours in memory, but here they lie " +
+           std::to_string(problem.inner) + " elements apart; 'column' takes these";
+  }
+  if (is_step(algorithm)) {
+    if (!is_value(problem.function)) {
+      return "computes sum, prod, max and min; 'multiple', 'row' and 'column' compute all "
+             "functions";
+    }
+    if (problem.masked) return "takes no mask; 'multiple', 'row' and 'column' do";
+  }
+  switch (algorithm) {
+    case Algorithm::kStaged:
+      if (problem.masked) return "takes no mask; 'row' does";
+      if (!is_aligned(problem)) return "needs an array at a multiple of 16 bytes; 'row' does not";
+      if (row_bytes(problem) > kMostStagedBytes) {
+        return "takes rows of up to " + std::to_string(kMostStagedBytes) + " bytes, not " +
+               std::to_string(row_bytes(problem)) + "; 'row' takes any length";
+      }
+      return "";
+    case Algorithm::kCluster:
+      if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
+      if (problem.rows() > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks) {
+        return "takes fewer rows; 'row' takes any number";
+      }
+      return "";
+    case Algorithm::kInterleaved:
+      if (problem.inner == 1) {
+        return "takes rows whose elements lie apart; 'row' takes neighbours in memory";
+      }
+      if (problem.masked) return "takes no mask; 'column' does";
+      if (interleaved_period(problem) > kInterleavedPacks ||
+          interleaved_bytes(problem) > static_cast<std::int64_t>(device.shared_bytes_per_block)) {
+        return "takes rows whose elements lie fewer than " + std::to_string(problem.inner) +
+               " elements apart; 'column' takes any number";
+      }
+      return "";
+    default:
+      return "";
+  }
+}
+
 // Configurations
 
-// The threads of one block on a row, no more than the row has packs.
-int block_threads(std::int64_t columns, std::int64_t pack) {
-  return std::max(kWarpLanes, power_of_two_from(divide_up(columns, pack), kMultipleThreads));
+// The threads of one block on a row.
+int block_threads(const Problem& problem) {
+  const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
+  return std::max(kWarpLanes,
+                  power_of_two_from(divide_up(packs, kBlockThreadPacks), kMultipleThreads));
 }
 
 // Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where the
@@ -138,18 +253,55 @@ void configure_step(const Problem& problem, Algorithm algorithm, std::int64_t wo
   }
 }
 
-void configure_row(const Problem& problem, Config* config) {
-  const std::int64_t pack = kPackBytes / bytes_of(problem.dtype);
-  const std::int64_t packs = divide_up(problem.columns, pack);
-  if (packs > kWarpRowPacks) {
-    config->threads = block_threads(problem.columns, pack);
+// Whether rows begin and end at packs.
+bool has_whole_packs(const Problem& problem) {
+  return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
+}
+
+void configure_row(const Problem& problem, const Device& device, Config* config) {
+  const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
+  const bool are_few = expected_rows(problem) < kFewRows * device.multiprocessors;
+  if (packs > (are_few ? kWarpFewRowPacks : kWarpRowPacks)) {
+    config->threads = block_threads(problem);
     return;
   }
-  // A lane for every pack. Rows that are no whole number of packs begin at any phase and are partly
-  // read one by one, which wants more lanes.
-  const std::int64_t wanted = problem.columns % pack == 0 ? packs : divide_up(problem.columns, 2);
+  const int lanes = power_of_two_from(divide_up(packs, kRowLanePacks), kWarpLanes);
   config->threads = kRowThreads;
-  config->lanes = power_of_two_from(wanted, kWarpLanes);
+  config->lanes = has_whole_packs(problem) ? lanes : std::max(lanes, 2);  // for two edges
+}
+
+void configure_staged(const Problem& problem, const Device& device, Config* config) {
+  const std::int64_t warp_rows_bytes = kWarpLanes * row_bytes(problem);
+  config->lane_rows =
+      static_cast<int>(std::min(std::max<std::int64_t>(1, kStagedTileBytes / warp_rows_bytes),
+                                divide_up(problem.rows(), kWarpLanes)));
+  const std::int64_t warp_bytes = kStagedStages * config->lane_rows * warp_rows_bytes;
+  const std::int64_t tiles = divide_up(problem.rows(), kWarpLanes * config->lane_rows);
+  const std::int64_t warps =
+      std::min<std::int64_t>({kStagedThreads / kWarpLanes,
+                              std::max<std::int64_t>(1, kStagedBlockBytes / warp_bytes), tiles});
+  config->threads = static_cast<int>(warps * kWarpLanes);
+  config->shared_bytes = warps * warp_bytes;
+  const std::int64_t resident =
+      std::int64_t{device.multiprocessors} *
+      resident_staged_blocks(problem, config->threads, config->shared_bytes, device);
+  config->blocks = std::min(resident, divide_up(tiles, warps));
+}
+
+void configure_cluster(const Problem& problem, Config* config) {
+  const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
+  const std::int64_t threads = divide_up(packs, kClusterThreadPacks);
+  config->cluster =
+      std::max(2, power_of_two_from(divide_up(threads, kClusterThreads), kClusterBlocks));
+  config->threads =
+      std::max(kWarpLanes, power_of_two_from(divide_up(threads, config->cluster), kClusterThreads));
+}
+
+void configure_combine(const Problem& problem, Config* config) {
+  config->last_threads = kCombineThreads;
+  const std::int64_t lanes = divide_up(config->parts, kCombineThreadParts);
+  config->last_lanes = lanes > kWarpLanes ? kCombineThreads : power_of_two_from(lanes, kWarpLanes);
+  config->workspace = problem.rows() * config->parts * partial_bytes(problem);
 }
 
 void configure_multiple(const Problem& problem, std::int64_t workspace, const Device& device,
@@ -158,91 +310,168 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   const std::int64_t resident =
       std::int64_t{device.multiprocessors} * resident_multiple_blocks(problem, device);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
-  const std::int64_t parts =
-      std::min({resident / problem.rows(), multiple_partials(problem), room});
+  const std::int64_t wanted =
+      std::min(resident / expected_rows(problem), multiple_partials(problem));
+  if (problem.batch_invariant && wanted > std::max<std::int64_t>(1, room)) {
+    throw std::invalid_argument("the workspace is too small");
+  }
+  const std::int64_t parts = std::min(wanted, room);
   if (parts <= 1) {
-    config->threads = block_threads(problem.columns, kPackBytes / bytes_of(problem.dtype));
+    config->threads = block_threads(problem);
     return;
   }
   config->threads = kMultipleThreads;
   config->parts = parts;
-  config->last_threads = block_threads(parts, kPackBytes / partial_bytes(problem));
-  config->workspace = problem.rows() * parts * partial_bytes(problem);
+  configure_combine(problem, config);
 }
 
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config) {
-  const std::int64_t pack = kPackBytes / bytes_of(problem.dtype);
-  const bool packed = problem.inner % pack == 0 && problem.alignment >= kPackBytes;
+  const std::int64_t pack = pack_of(problem);
+  const bool packed = problem.inner % pack == 0 && is_aligned(problem);
   config->pack = packed ? static_cast<int>(pack) : 1;
   const std::int64_t packs_per_outer = problem.inner / config->pack;
   config->threads = kColumnThreads;
   config->lanes = column_lanes(packs_per_outer, problem.columns);
-  // Twice what fits at a time: blocks of unlike speed then share the work evenly.
   const std::int64_t resident =
       std::int64_t{device.multiprocessors} * resident_column_blocks(problem, config->pack, device);
   const std::int64_t tiles = divide_up(problem.outer * packs_per_outer, config->lanes);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
-  const std::int64_t parts = std::min({2 * resident / tiles, column_partials(problem), room});
+  const std::int64_t parts = std::min({kWaves * resident / tiles, column_partials(problem), room});
   if (parts <= 1) return;
   config->parts = parts;
-  config->last_threads = kColumnThreads;
-  config->last_lanes = column_lanes(problem.inner, parts);
-  config->workspace = problem.rows() * parts * partial_bytes(problem);
+  configure_combine(problem, config);
+}
+
+void configure_interleaved(const Problem& problem, std::int64_t workspace, const Device& device,
+                           Config* config) {
+  config->stride = static_cast<int>(interleaved_stride(problem));
+  config->threads = static_cast<int>(divide_up(config->stride, kWarpLanes) * kWarpLanes);
+  config->shared_bytes = interleaved_bytes(problem);
+  const std::int64_t resident =
+      std::int64_t{device.multiprocessors} *
+      resident_interleaved_blocks(problem, config->threads, config->shared_bytes, device);
+  const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
+  const std::int64_t parts =
+      std::min({kWaves * resident / problem.outer, interleaved_partials(problem), room});
+  if (parts <= 1) return;
+  config->parts = parts;
+  configure_combine(problem, config);
 }
 
 Config configure(const Problem& problem, Algorithm algorithm, std::int64_t workspace,
                  const Device& device) {
   Config config;
   if (problem.rows() == 0 || problem.columns == 0) return config;  // nothing is launched
-  if (is_step(algorithm)) {
-    configure_step(problem, algorithm, workspace, &config);
-  } else if (algorithm == Algorithm::kRow) {
-    configure_row(problem, &config);
-  } else if (algorithm == Algorithm::kMultiple) {
-    configure_multiple(problem, workspace, device, &config);
-  } else {
-    configure_column(problem, workspace, device, &config);
+  switch (algorithm) {
+    case Algorithm::kMultiple:
+      configure_multiple(problem, workspace, device, &config);
+      break;
+    case Algorithm::kRow:
+      configure_row(problem, device, &config);
+      break;
+    case Algorithm::kStaged:
+      configure_staged(problem, device, &config);
+      break;
+    case Algorithm::kCluster:
+      configure_cluster(problem, &config);
+      break;
+    case Algorithm::kColumn:
+      configure_column(problem, workspace, device, &config);
+      break;
+    case Algorithm::kInterleaved:
+      configure_interleaved(problem, workspace, device, &config);
+      break;
+    default:
+      configure_step(problem, algorithm, workspace, &config);
+      break;
   }
   return config;
 }
 
+// Where an algorithm that can take a problem is the best.
+
+bool staged_is_best(const Problem& problem) {
+  return row_bytes(problem) <= kStagedBytes && !has_whole_packs(problem);
+}
+
+bool cluster_is_best(const Problem& problem, const Device& device) {
+  if (row_bytes(problem) < kLeastClusterBytes || row_bytes(problem) > kClusterBytes) return false;
+  Config config;
+  configure_cluster(problem, &config);
+  return expected_rows(problem) * config.cluster <= device.multiprocessors;
+}
+
+bool interleaved_is_best(const Problem& problem) {
+  const bool has_packs = is_aligned(problem) && problem.inner % pack_of(problem) == 0;
+  if (has_packs && problem.inner / pack_of(problem) >= kInterleavedWholePacks) return false;
+  return problem.columns * problem.inner * bytes_of(problem.dtype) >= kInterleavedRunBytes;
+}
+
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
+  const auto takes = [&](Algorithm algorithm) {
+    return refusal(algorithm, problem, device).empty();
+  };
   if (problem.inner != 1) {
-    return {Algorithm::kColumn,
-            "the elements of a row lie " + std::to_string(problem.inner) + " elements apart"};
+    const std::string apart =
+        "the elements of a row lie " + std::to_string(problem.inner) + " elements apart";
+    if (takes(Algorithm::kInterleaved) && interleaved_is_best(problem)) {
+      return {Algorithm::kInterleaved, apart + ", which is no whole number of packs, or few"};
+    }
+    return {Algorithm::kColumn, apart};
   }
-  if (row_bytes(problem) > kMultipleBytes && problem.rows() < 2 * device.multiprocessors) {
-    return {Algorithm::kMultiple, std::to_string(problem.rows()) +
-                                      " rows would leave multiprocessors idle if a block took "
-                                      "each"};
+  const std::string rows =
+      problem.batch_invariant ? "rows" : std::to_string(problem.rows()) + " rows";
+  const std::string rows_of = rows + " of " + std::to_string(problem.columns);
+  if (takes(Algorithm::kCluster) && cluster_is_best(problem, device)) {
+    return {Algorithm::kCluster, rows_of + " elements are read by a cluster of blocks each"};
   }
-  return {Algorithm::kRow, std::to_string(problem.rows()) + " rows of " +
-                               std::to_string(problem.columns) + " neighbouring elements"};
+  if (row_bytes(problem) > kMultipleBytes &&
+      expected_rows(problem) < kMultipleRows * device.multiprocessors) {
+    return {Algorithm::kMultiple, rows + " would leave multiprocessors idle if a block took each"};
+  }
+  if (takes(Algorithm::kStaged) && staged_is_best(problem)) {
+    return {Algorithm::kStaged, rows_of + " elements are short, and no whole packs of 16 bytes"};
+  }
+  return {Algorithm::kRow, rows_of + " neighbouring elements"};
 }
 
 }  // namespace
 
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device) {
   check(problem);
+  Problem planned = problem;
   std::pair<Algorithm, std::string> chosen;
   if (algorithm.empty()) {
-    chosen = choose(problem, device);
+    chosen = choose(planned, device);
+  } else if (algorithm == kBatchInvariant) {
+    if (problem.inner != 1 || !has_whole_packs(problem)) {
+      throw std::invalid_argument(
+          "batch_invariant takes rows along the last axis, of whole packs of 16 bytes, in an array "
+          "at a multiple of 16 bytes");
+    }
+    planned.batch_invariant = true;
+    chosen = choose(planned, device);
   } else {
     chosen = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm), "named by the caller"};
-    check(chosen.first, problem);
+    if (const std::string why = refusal(chosen.first, problem, device); !why.empty()) {
+      throw std::invalid_argument("algorithm '" + std::string(name_of(chosen.first)) + "' " + why);
+    }
   }
   const std::int64_t workspace = problem.workspace == kWorkspaceAsAsked
                                      ? problem.rows() * workspace_bytes(problem, algorithm)
                                      : problem.workspace;
   return {chosen.first, std::move(chosen.second),
-          configure(problem, chosen.first, workspace, device)};
+          configure(planned, chosen.first, workspace, device)};
 }
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
   std::int64_t partials = 0;
   if (algorithm.empty()) {
-    partials = std::max(multiple_partials(problem), column_partials(problem));
+    partials = std::max(
+        {multiple_partials(problem), column_partials(problem), interleaved_partials(problem)});
+  } else if (algorithm == kBatchInvariant) {
+    partials = multiple_partials(problem);
   } else {
     const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
     switch (named) {
@@ -250,9 +479,14 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
         partials = multiple_partials(problem);
         break;
       case Algorithm::kRow:
+      case Algorithm::kStaged:
+      case Algorithm::kCluster:
         break;
       case Algorithm::kColumn:
         partials = column_partials(problem);
+        break;
+      case Algorithm::kInterleaved:
+        partials = interleaved_partials(problem);
         break;
       default:
         partials = step_partials(problem, named);

@@ -46,20 +46,43 @@ void launch_ladder(Algorithm algorithm, const Call& call, const T* x, std::int64
   launch_ladder<kFunction, A, A>(algorithm, call, workspace, tiles, workspace + rows.count * tiles);
 }
 
-}  // namespace
-
-void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers) {
-  if (plan.algorithm == Algorithm::kColumn) return launch_columns(queue, plan, problem, buffers);
-  if (!is_step(plan.algorithm)) return launch_rows(queue, plan, problem, buffers);
+void launch_steps(const Queue& queue, const Plan& plan, const Problem& problem,
+                  const Buffers& buffers) {
+  const Call call{queue, plan.config, problem, buffers};
   dispatch_unmasked(problem, [&](auto instance) {
     using Instance = decltype(instance);
-    if constexpr (!is_arg(Instance::kFunction)) {
-      const Call call{queue, plan.config, problem, buffers};
+    if constexpr (is_value(Instance::kFunction)) {
       launch_ladder<Instance::kFunction, typename Instance::Element, typename Instance::Value>(
           plan.algorithm, call, Instance::elements(call), problem.columns,
           Instance::partials(call));
     }
   });
+}
+
+}  // namespace
+
+void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers) {
+  switch (plan.algorithm) {
+    case Algorithm::kMultiple:
+      launch_multiple(queue, plan, problem, buffers);
+      break;
+    case Algorithm::kRow:
+      if (plan.config.lanes == 0) return launch_multiple(queue, plan, problem, buffers);
+      return launch_rows(queue, plan, problem, buffers);
+    case Algorithm::kStaged:
+      return launch_staged(queue, plan, problem, buffers);
+    case Algorithm::kCluster:
+      return launch_clusters(queue, plan, problem, buffers);
+    case Algorithm::kColumn:
+      launch_columns(queue, plan, problem, buffers);
+      break;
+    case Algorithm::kInterleaved:
+      launch_interleaved(queue, plan, problem, buffers);
+      break;
+    default:
+      return launch_steps(queue, plan, problem, buffers);
+  }
+  if (plan.config.parts > 1) launch_combine(queue, plan, problem, buffers);
 }
 
 }  // namespace reduce

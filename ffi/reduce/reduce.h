@@ -1,4 +1,5 @@
-// Reductions of the rows of an array to one element each: sum, prod, max, min, argmax, argmin.
+// Reductions of the rows of an array to one element each: sum, prod, max, min, argmax, argmin; and
+// to two, their mean and their variance.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +16,18 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-enum class Function { kSum, kProd, kMax, kMin, kArgMax, kArgMin };
+enum class Function { kSum, kProd, kMax, kMin, kArgMax, kArgMin, kMeanAndVar };
 
-inline constexpr std::string_view kFunctions[] = {"sum", "prod", "max", "min", "argmax", "argmin"};
+inline constexpr std::string_view kFunctions[] = {"sum",    "prod",   "max",         "min",
+                                                  "argmax", "argmin", "mean_and_var"};
 constexpr auto& names_of(Function) { return kFunctions; }
 
-constexpr bool is_arg(Function function) { return function >= Function::kArgMax; }
+constexpr bool is_arg(Function function) {
+  return function == Function::kArgMax || function == Function::kArgMin;
+}
+
+// sum, prod, max and min: a partial result is a value.
+constexpr bool is_value(Function function) { return function < Function::kArgMax; }
 
 // An array of `outer` x `columns` x `inner` elements, of which `columns` is the axis reduced over.
 // Row r = o * inner + i starts at element o * columns * inner + i, and its elements lie `inner`
@@ -35,6 +42,9 @@ struct Problem {
   bool masked;             // some elements are left out by a boolean array
   std::int64_t alignment;  // of the array, in bytes
   std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says of each row
+  // Whether plans are made without regard to the number of rows: plan() sets it where it is asked
+  // for kBatchInvariant, so it is no field.
+  bool batch_invariant = false;
 
   std::int64_t rows() const { return outer * inner; }
 
@@ -56,7 +66,9 @@ struct Buffers {
   const void* x;
   Mask mask;
   void* y;
-  void* workspace;  // for what blocks pass on to the next launch
+  void* workspace;           // for what blocks pass on to the next launch
+  void* variance = nullptr;  // mean_and_var, whose y is the mean
+  double correction = 0;     // likewise: what is taken off the number of elements to divide by
 };
 
 enum class Algorithm {
@@ -67,7 +79,10 @@ enum class Algorithm {
   kUnroll,
   kMultiple,
   kRow,
+  kStaged,
+  kCluster,
   kColumn,
+  kInterleaved,
 };
 
 // The steps of the ladder before `multiple`.
@@ -76,7 +91,7 @@ constexpr bool is_step(Algorithm algorithm) { return algorithm < Algorithm::kMul
 inline constexpr std::string_view kHarris =
     "Mark Harris, Optimizing Parallel Reduction in CUDA, NVIDIA, 2007";
 inline constexpr std::string_view kContiguousValues =
-    "no argmax or argmin; no mask of floats; rows that are contiguous in memory";
+    "sum, prod, max and min only; no mask of floats; rows that are contiguous in memory";
 inline constexpr std::string_view kContiguous = "rows that are contiguous in memory";
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {
@@ -91,11 +106,26 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"unroll", "first_add, with the last warp unrolled: shuffles instead of barriers.", kHarris,
      kContiguousValues, "unroll_kernel"},
     {"multiple", "Several blocks per row, many elements per thread, 16-byte loads.", kHarris,
-     kContiguous, "multiple_kernel"},
+     kContiguous, "multiple_kernel combine_kernel"},
     {"row", "A group of lanes, a warp or a block per row, by its length.",
      "NVIDIA CUB, segmented reduction", kContiguous, "row_kernel multiple_kernel"},
+    {"staged",
+     "Stretches of whole rows in shared memory, of which each lane folds rows of its own.",
+     "this project",
+     "no mask of floats; rows that are contiguous in memory, of up to 1024 bytes; arrays aligned "
+     "to "
+     "16 bytes",
+     "staged_kernel"},
+    {"cluster", "As multiple, by a cluster of blocks, in one launch.", "this project",
+     "rows that are contiguous in memory; compute capability 9.0", "cluster_kernel"},
     {"column", "Lanes along the contiguous axis inside the rows, threads down the columns.",
-     "PyTorch, Reduce.cuh; XLA, column reduction", "none", "column_kernel"},
+     "PyTorch, Reduce.cuh; XLA, column reduction", "none", "column_kernel combine_kernel"},
+    {"interleaved",
+     "Packs at such a stride that a thread's hold elements of the same rows each time.",
+     "this project",
+     "no mask of floats; rows whose elements lie apart, by so few that a block reads all of a "
+     "column",
+     "interleaved_kernel combine_kernel"},
 };
 
 inline std::string_view name_of(Algorithm algorithm) {
@@ -104,19 +134,29 @@ inline std::string_view name_of(Algorithm algorithm) {
 
 // How a kernel is launched, and a second time where the blocks of the first leave partial results.
 struct Config {
-  int threads = 0;             // of a block
-  int lanes = 0;               // row: on one row, 0 for a block; column: along the inner axis
-  int pack = 1;                // column: rows that a lane reads at a time
-  std::int64_t parts = 1;      // of a row, each a block's, which leaves a partial result
-  int last_threads = 0;        // of a block of the second launch, if there are parts
-  int last_lanes = 0;          // likewise
-  std::int64_t workspace = 0;  // bytes in use
+  int threads = 0;                // of a block
+  int lanes = 0;                  // row: on one row, 0 for a block; column: along the inner axis
+  int pack = 1;                   // column: rows that a lane reads at a time
+  int stride = 0;                 // interleaved: packs that a block reads at a time
+  int lane_rows = 0;              // staged: of a tile, for each lane
+  int cluster = 1;                // blocks of one
+  std::int64_t blocks = 0;        // staged: of the grid
+  std::int64_t shared_bytes = 0;  // staged, interleaved
+  std::int64_t parts = 1;         // of a row, each a block's, which leaves a partial result
+  int last_threads = 0;           // of a block of the last launch, if there are parts
+  int last_lanes = 0;             // of them, those on one row
+  std::int64_t workspace = 0;     // bytes in use
 
   template <class Self, class Visit>
   static void fields(Self& self, Visit&& visit) {
     visit("threads", self.threads);
     visit("lanes", self.lanes);
     visit("pack", self.pack);
+    visit("stride", self.stride);
+    visit("lane_rows", self.lane_rows);
+    visit("cluster", self.cluster);
+    visit("blocks", self.blocks);
+    visit("shared_bytes", self.shared_bytes);
     visit("parts", self.parts);
     visit("last_threads", self.last_threads);
     visit("last_lanes", self.last_lanes);
@@ -130,35 +170,58 @@ struct Plan {
   Config config;
 };
 
-// The algorithm called `algorithm`, or the best one for the problem if it is empty. Rows are split
-// only as far as the workspace has room for what the parts leave. Throws std::invalid_argument if
-// no kernel, or not the named one, can take the problem.
+// The algorithm called `algorithm`, or the best one for the problem if it is empty or
+// kBatchInvariant. Rows are split only as far as the workspace has room for what the parts leave;
+// for kBatchInvariant it must have that room. Throws std::invalid_argument if no kernel, or not the
+// named one, can take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
 // Bytes of workspace for each row: an upper bound that depends neither on the number of rows nor
 // on where they lie, because a shard of the problem has only its share.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
-// How many blocks of kThreads of the algorithm's first launch a multiprocessor holds at a time. A
-// compiled kernel knows its registers, so this is asked of the kernel where the device is at hand.
+// How many blocks of the algorithm's first launch a multiprocessor holds at a time: of their most
+// threads, if none are named. A compiled kernel knows its registers, so this is asked of the kernel
+// where the device is at hand.
 int resident_multiple_blocks(const Problem& problem, const Device& device);
 int resident_column_blocks(const Problem& problem, int pack, const Device& device);
+int resident_staged_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
+                           const Device& device);
+int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
+                                const Device& device);
 
 // Runs the plan: x has outer * columns * inner elements, y has rows(), at least one each.
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers);
 
 // By which the kernels are compiled apart.
+void launch_multiple(const Queue& queue, const Plan& plan, const Problem& problem,
+                     const Buffers& buffers);
 void launch_rows(const Queue& queue, const Plan& plan, const Problem& problem,
                  const Buffers& buffers);
+void launch_staged(const Queue& queue, const Plan& plan, const Problem& problem,
+                   const Buffers& buffers);
+void launch_clusters(const Queue& queue, const Plan& plan, const Problem& problem,
+                     const Buffers& buffers);
 void launch_columns(const Queue& queue, const Plan& plan, const Problem& problem,
+                    const Buffers& buffers);
+void launch_interleaved(const Queue& queue, const Plan& plan, const Problem& problem,
+                        const Buffers& buffers);
+void launch_combine(const Queue& queue, const Plan& plan, const Problem& problem,
                     const Buffers& buffers);
 
 // Sizes on which both plans and kernels depend.
 
 inline constexpr int kLadderThreads = 256;
 inline constexpr int kMultipleThreads = 512;  // at most
+inline constexpr int kMultipleLoads = 4;      // packs that a thread loads before it folds one
 inline constexpr int kRowThreads = 256;
+inline constexpr int kStagedThreads = 256;   // at most
+inline constexpr int kStagedStages = 2;      // tiles of a warp: one is folded while others arrive
+inline constexpr int kClusterThreads = 512;  // at most
+inline constexpr int kClusterLoads = 4;      // packs that a thread loads before it folds one
 inline constexpr int kColumnThreads = 256;
+inline constexpr int kInterleavedThreads = 512;  // at most
+inline constexpr int kCombineThreads = 256;
 
 // How many elements a block of a step of the ladder takes.
 constexpr std::int64_t step_columns(Algorithm algorithm) {

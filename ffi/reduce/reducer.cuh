@@ -16,6 +16,7 @@
 #include "core/dtype.h"
 #include "core/numeric.h"
 #include "core/vector.h"
+#include "reduce/moments.cuh"
 #include "reduce/reduce.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -30,6 +31,11 @@ struct Indexed {
   A value;
   std::int64_t index;
 };
+
+template <class>
+inline constexpr bool kIsIndexed = false;
+template <class A>
+inline constexpr bool kIsIndexed<Indexed<A>> = true;
 
 template <class A>
 __device__ inline Indexed<A> shuffle_xor(Indexed<A> value, int distance) {
@@ -66,6 +72,8 @@ struct Target {
   DType dtype;
   bool partials;
   IntegerOrder order;
+  void* variance = nullptr;  // mean_and_var: the second result
+  double correction = 0;     // likewise: what is taken off the number of elements to divide by
 };
 
 // Whether a reducer compares keys in place of its elements, which are computed in A.
@@ -73,8 +81,8 @@ template <Function kFunction, class A>
 inline constexpr bool kComparesKeys =
     std::is_integral_v<A> && kFunction != Function::kSum && kFunction != Function::kProd;
 
-// Reads elements of T, or partials of an earlier launch. Both lie in memory as they are, and
-// become keys here, if the reducer compares these.
+// Makes values of elements of T, or of partials of an earlier launch. Both lie in memory as they
+// are, and become keys here, if the reducer compares these.
 template <class T, class A, bool kKeys>
 class Reader {
  public:
@@ -85,7 +93,7 @@ class Reader {
   }
 
   __device__ Value operator()(const T& element) const {
-    Value value = widen(element);
+    Value value = JAX_GPUOPS_NAMESPACE::widen(element);
     if constexpr (kIsPartial) {
       if constexpr (kKeys) value.value ^= flipped_;
     } else if constexpr (kKeys) {
@@ -94,20 +102,20 @@ class Reader {
     return value;
   }
 
+  // A pack of elements.
   template <int kSize>
-  __device__ void load(const T* from, Value (&to)[kSize]) const {
-    if constexpr (kKeys && !kIsPartial) {
-      auto pack = read_pack<kSize>(from);
+  __device__ void widen(RegisterPack<T, kSize> pack, Value (&to)[kSize]) const {
+    if constexpr (kKeys) {
       const auto flipped = filled_register<typename RegisterPack<T, kSize>::Register>();
 #pragma unroll
       for (auto& reg : pack.reg) reg ^= flipped;
-      widen(pack, to);
-    } else if constexpr (kKeys) {
-#pragma unroll
-      for (int i = 0; i < kSize; ++i) to[i] = (*this)(from[i]);
-    } else {
-      JAX_GPUOPS_NAMESPACE::load<kSize>(from, to);
     }
+    JAX_GPUOPS_NAMESPACE::widen(pack, to);
+  }
+
+  template <int kSize>
+  __device__ void load(const T* from, Value (&to)[kSize]) const {
+    widen(read_pack<kSize>(from), to);
   }
 
  private:
@@ -167,18 +175,6 @@ __device__ inline void store_result(const Target& target, std::int64_t index, A 
   }
 }
 
-// Combines `terms` in pairs: a sum's error then grows with the logarithm of their number.
-template <class Combine, int kCount, class A>
-__device__ inline A tree(A (&terms)[kCount]) {
-  static_assert((kCount & (kCount - 1)) == 0, "a tree of halves needs a power of two");
-#pragma unroll
-  for (int half = kCount / 2; half > 0; half /= 2) {
-#pragma unroll
-    for (int i = 0; i < half; ++i) terms[i] = Combine{}(terms[i], terms[i + half]);
-  }
-  return terms[0];
-}
-
 // sum, prod, max and min of elements of T, computed in A.
 template <Function kFunction, class T, class A>
 struct ValueReducer {
@@ -205,6 +201,8 @@ struct ValueReducer {
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
   using Reader = reduce::Reader<T, A, kKeys>;
+  static constexpr bool kHasIdentity = true;  // an element that changes nothing
+  static constexpr int kChunk = 1;            // elements that Fold should get at a time, at least
 
   __device__ static void store(const Target& target, std::int64_t index, A value) {
     if constexpr (kKeys) value ^= target.order.template flipped<A>();
@@ -222,9 +220,18 @@ struct ValueReducer {
     // Elements of `count` columns: first, first + step, ...
     template <int kCount>
     __device__ void add(const Accumulator<T> (&value)[kCount], std::int64_t, std::int64_t) {
+      add_kept(value, ~0u, 0, 0);
+    }
+
+    // The same, but of elements without a bit in `kept` none takes part.
+    template <int kCount>
+    __device__ void add_kept(const Accumulator<T> (&value)[kCount], unsigned kept, std::int64_t,
+                             std::int64_t) {
       Term terms[kCount];
 #pragma unroll
-      for (int i = 0; i < kCount; ++i) terms[i] = static_cast<Term>(value[i]);
+      for (int i = 0; i < kCount; ++i) {
+        terms[i] = static_cast<Term>((kept >> i & 1) != 0 ? static_cast<A>(value[i]) : identity());
+      }
       state_.add(static_cast<A>(tree<Combine>(terms)));
     }
 
@@ -277,6 +284,8 @@ struct ArgReducer {
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
   using Reader = reduce::Reader<T, A, kKeys>;
+  static constexpr bool kHasIdentity = true;  // an element that changes nothing
+  static constexpr int kChunk = 1;            // elements that Fold should get at a time, at least
 
   __device__ static void store(const Target& target, std::int64_t index, Partial value) {
     if (target.partials) {
@@ -299,20 +308,31 @@ struct ArgReducer {
 #pragma unroll
         for (int i = 0; i < kCount; ++i) best_ = Combine{}(best_, value[i]);
       } else {
-        using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
-        A terms[kCount];
+        add_kept(value, ~0u, first, step);
+      }
+    }
+
+    // The same, but of elements without a bit in `kept` none takes part.
+    template <int kCount>
+    __device__ void add_kept(const Accumulator<T> (&value)[kCount], unsigned kept,
+                             std::int64_t first, std::int64_t step) {
+      using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
+      const auto keeps = [&](int i) { return (kept >> i & 1) != 0; };
+      A terms[kCount];
 #pragma unroll
-        for (int i = 0; i < kCount; ++i) terms[i] = static_cast<A>(value[i]);
-        const A best = tree<Best>(terms);
-        if (beats<kFunction>(best, best_.value) || best_.index == identity().index) {
-          int position = 0;
+      for (int i = 0; i < kCount; ++i) {
+        terms[i] = keeps(i) ? static_cast<A>(value[i]) : identity().value;
+      }
+      const A best = tree<Best>(terms);
+      const bool is_first = best_.index == identity().index && kept != 0;
+      if (beats<kFunction>(best, best_.value) || is_first) {
+        int position = 0;
 #pragma unroll
-          for (int i = kCount - 1; i >= 0; --i) {
-            const A term = static_cast<A>(value[i]);
-            if (term == best || term != term) position = i;
-          }
-          best_ = {best, first + position * step};
+        for (int i = kCount - 1; i >= 0; --i) {
+          const A term = static_cast<A>(value[i]);
+          if (keeps(i) && (term == best || term != term)) position = i;
         }
+        best_ = {best, first + position * step};
       }
     }
 
@@ -323,9 +343,45 @@ struct ArgReducer {
   };
 };
 
+// mean_and_var of elements of T, computed in A, or of the Moments<A> of an earlier launch.
+template <class T, class A>
+struct MomentsReducer {
+  using Element = T;
+  using Partial = Moments<A>;
+  using Combine = MergeMoments;
+  using Reader = reduce::Reader<T, A, false>;
+  using Fold = std::conditional_t<std::is_same_v<T, Partial>, PartialMoments<A>, ElementMoments<A>>;
+  static constexpr bool kHasIdentity = false;  // Fold is told which elements take part
+  static constexpr int kChunk = 16;
+
+  __device__ static Partial identity() { return {}; }
+
+  __device__ static void store(const Target& target, std::int64_t index, Partial value) {
+    if (target.partials) {
+      static_cast<Partial*>(target.data)[index] = value;
+      return;
+    }
+    const A nan = std::numeric_limits<A>::quiet_NaN();
+    const A divisor = value.count - static_cast<A>(target.correction);
+    Target variance = target;
+    variance.data = target.variance;
+    store_result(target, index, value.count > 0 ? value.mean : nan);
+    store_result(variance, index, divisor > 0 ? value.squares / divisor : nan);
+  }
+};
+
+// How many of the packs that a thread has loaded a reducer folds at a time.
+template <class Reducer>
+constexpr int packs_folded(int loaded, int pack) {
+  const int packs = Reducer::kChunk > pack ? Reducer::kChunk / pack : 1;
+  return packs < loaded ? packs : loaded;
+}
+
 template <Function kFunction, class T, class A>
-using Reducer = std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A>,
-                                   ValueReducer<kFunction, T, A>>;
+using Reducer =
+    std::conditional_t<kFunction == Function::kMeanAndVar, MomentsReducer<T, A>,
+                       std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A>,
+                                          ValueReducer<kFunction, T, A>>>;
 
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

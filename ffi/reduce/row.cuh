@@ -8,7 +8,7 @@
 //     8 lanes a row:   lanes 0 .. 7 -> row r    lanes 8 .. 15 -> row r + 1   ...
 #pragma once
 
-#include "reduce/ladder/06_multiple.cuh"
+#include "reduce/row_packs.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
@@ -30,8 +30,8 @@ __global__ void __launch_bounds__(kRowThreads)
     const bool has_row = row < rows.count;
     auto partial = Reducer::identity();
     if (has_row) {
-      partial =
-          fold_row<Reducer>(x + row * rows.columns, rows.columns, masks.of(row), read, lane, lanes);
+      const RowPacks<typename Reducer::Element, int> packs(x, rows, row);
+      partial = fold_row<Reducer, kLoads>(packs, masks.of(row), read, lane, lanes);
     }
     partial = group_reduce(partial, typename Reducer::Combine{}, lanes);
     if (has_row && lane == 0) Reducer::store(y, row, partial);
@@ -40,15 +40,14 @@ __global__ void __launch_bounds__(kRowThreads)
 
 template <class Instance>
 void launch_row(const Call& call) {
-  const auto& [queue, config, problem, buffers] = call;
-  if (config.lanes == 0) return launch_multiple<Instance>(call);
-  const ContiguousRows rows{problem.rows(), problem.columns};
+  const Config& config = call.config;
   const int rows_per_block = config.threads / config.lanes;
   const int lanes_log2 = __builtin_ctz(static_cast<unsigned>(config.lanes));
   launch_kernel<row_kernel<typename Instance::First, typename Instance::Masks>>(
-      queue,
-      {grid_extent(divide_up(rows.count, rows_per_block)), static_cast<unsigned>(config.threads)},
-      Instance::elements(call), call.result(), rows, lanes_log2, Instance::masks(call));
+      call.queue,
+      {grid_extent(divide_up(call.problem.rows(), rows_per_block)),
+       static_cast<unsigned>(config.threads)},
+      Instance::elements(call), call.result(), call.rows(), lanes_log2, Instance::masks(call));
 }
 
 }  // namespace reduce

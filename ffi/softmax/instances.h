@@ -74,7 +74,6 @@ inline constexpr int kPassingPacks = 4;
 inline constexpr int kClusterPacks = 8;
 inline constexpr int kClusterThreads = 256;
 inline constexpr int kClusterBlocksResident = 4;  // on a multiprocessor
-inline constexpr int kMostClusterBlocks = 16;     // that CUDA allows; over 8 are hard to place
 // Whether plain softmax has a kernel of its own: 64 registers are few for what other functions and
 // scales need as well. Aligned rows of 16-bit elements do with them.
 constexpr bool has_plain_cluster(DType dtype, RowLayout layout) {

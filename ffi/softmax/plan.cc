@@ -23,9 +23,6 @@ constexpr std::int64_t kSmallPacks = 132 * 512;
 // What takes longer to read than to launch, by far.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 
-// Some rows of a vocabulary, or many of attention: long rows are shared by a few blocks.
-constexpr std::int64_t kExpectedBytes = 4 << 20;
-
 constexpr std::int64_t kStagedTileBytes = 32 * 1024;
 
 constexpr std::int64_t kMostSlices = 2048;
@@ -91,11 +88,9 @@ std::string columns_text(const Problem& problem) {
          std::string(info(problem.dtype).name) + " elements";
 }
 
-// The number of rows that plans are made for: where it must not matter how many there are, as many
-// as make an array of kExpectedBytes. Grids have the real number.
 std::int64_t expected_rows(const Problem& problem) {
-  if (!problem.batch_invariant) return std::max<std::int64_t>(1, problem.rows());
-  return std::max<std::int64_t>(1, kExpectedBytes / (most_packs(problem) * 16));
+  return JAX_GPUOPS_NAMESPACE::expected_rows(problem.batch_invariant, problem.rows(),
+                                             most_packs(problem) * 16);
 }
 
 // ---- Which algorithms can take a problem ----

@@ -50,6 +50,26 @@ __device__ inline float fast_reciprocal(float x) {
 }
 __device__ inline double fast_reciprocal(double x) { return 1.0 / x; }
 
+// The larger and the smaller number, or NaN if one is: IEEE 754-2019 maximum and minimum.
+__device__ inline float maximum_or_nan(float a, float b) {
+#ifdef JAX_GPUOPS_INTERPRET
+  return a != a ? a : (a < b || b != b ? b : a);
+#else
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#endif
+}
+__device__ inline float minimum_or_nan(float a, float b) {
+#ifdef JAX_GPUOPS_INTERPRET
+  return a != a ? a : (b < a || b != b ? b : a);
+#else
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(a), "f"(b));
+  return result;
+#endif
+}
+
 // A bfloat16 is the upper half of a float. __bfloat162float() has an instruction for this in PTX
 // for 9.0, and for 8.0 another one that ptxas makes more of than the shift that both come to.
 __device__ inline float widen_bfloat16(__nv_bfloat16 value) {

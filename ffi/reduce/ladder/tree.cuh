@@ -11,12 +11,6 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// An array of `count` neighbouring rows of `columns` neighbouring elements.
-struct ContiguousRows {
-  std::int64_t count;
-  std::int64_t columns;
-};
-
 template <class Reducer>
 struct TreeStorage {
   typename Reducer::Partial tree[kLadderThreads];

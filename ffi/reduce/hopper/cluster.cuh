@@ -1,0 +1,78 @@
+// Algorithm `cluster`: a row is divided over blocks as in `multiple`, which here are a thread-block
+// cluster, so that they pass on their partials by shared memory, and it takes one launch.
+//
+//     block 0                block 1                block 2    ...
+//     threads -> partial     threads -> partial     threads -> partial
+//        |                      |                      |
+//     slot 0  <-----------------+----------------------+         in the shared memory of block 0
+//
+// Rows are so short that their elements come to the registers in one go, and the time is that of
+// one access to memory after the start.
+#pragma once
+
+#include "core/ptx/cluster.cuh"
+#include "core/shared.h"
+#include "reduce/row_packs.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+template <class Reducer>
+struct ClusterStorage {
+  typename Reducer::Partial warps[kMaxWarpsPerBlock];
+  typename Reducer::Partial slots[kMostClusterBlocks];  // a block's partial each
+  Mbarrier arrived;                                     // all of them
+};
+
+// Each cluster, of `blocks`, takes one row.
+template <class Reducer, class Masks>
+__global__ void __launch_bounds__(kClusterThreads)
+    cluster_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
+                   int blocks, Masks masks) {
+#if JAX_GPUOPS_HAS_CLUSTERS
+  using Partial = typename Reducer::Partial;
+  auto& storage = shared<ClusterStorage<Reducer>>();
+  const typename Reducer::Combine combine;
+  const typename Reducer::Reader read(y);
+  const int rank = cluster_rank();
+  const std::int64_t row = blockIdx.x / blocks;
+
+  // No partial may be sent to a block that has not started; by then its elements are on their way.
+  if (threadIdx.x == 0 && rank == 0) {
+    initialise(&storage.arrived);
+    announce(&storage.arrived, static_cast<unsigned>(blocks * sizeof(Partial)));
+  }
+  __syncthreads();
+  cluster_arrive();
+  const RowPacks<typename Reducer::Element, std::int64_t> packs(x, rows, row);
+  const int thread = rank * blockDim.x + threadIdx.x;
+  const int threads = blocks * blockDim.x;
+  const auto folded = fold_row<Reducer, kClusterLoads>(packs, masks.of(row), read, thread, threads);
+  const Partial partial = block_reduce(folded, Reducer::identity(), combine, storage.warps);
+  cluster_wait();
+  if (threadIdx.x == 0) send(partial, storage.slots + rank, &storage.arrived, 0);
+  if (rank != 0 || threadIdx.x >= kWarpSize) return;
+
+  wait(&storage.arrived, 0);
+  const int lane = threadIdx.x;
+  const Partial of_block = lane < blocks ? storage.slots[lane] : Reducer::identity();
+  const Partial total = group_reduce<kMostClusterBlocks>(of_block, combine);
+  if (lane == 0) Reducer::store(y, row, total);
+#else
+  __trap();
+#endif
+}
+
+template <class Instance>
+void launch_cluster(const Call& call) {
+  const Config& config = call.config;
+  using First = typename Instance::First;
+  launch_kernel<cluster_kernel<First, typename Instance::Masks>>(
+      call.queue,
+      {grid_extent(call.problem.rows() * config.cluster), static_cast<unsigned>(config.threads),
+       sizeof(ClusterStorage<First>), config.cluster},
+      Instance::elements(call), call.result(), call.rows(), config.cluster, Instance::masks(call));
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,29 @@
+// Compiled for each architecture, some of which start the next kernel early. Instantiates the
+// kernels of rows that lie interleaved, and launches them.
+
+#include "reduce/interleaved.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
+                                const Device& device) {
+  Queue queue;
+  queue.device = &device;
+  int blocks = 0;
+  dispatch_unmasked(problem, [&](auto instance) {
+    using First = typename decltype(instance)::First;
+    blocks = resident_blocks(queue, interleaved_kernel<First>, threads,
+                             static_cast<std::size_t>(shared_bytes));
+  });
+  return blocks;
+}
+
+void launch_interleaved(const Queue& queue, const Plan& plan, const Problem& problem,
+                        const Buffers& buffers) {
+  const Call call{queue, plan.config, problem, buffers};
+  dispatch_unmasked(problem, [&](auto instance) { launch_interleaved<decltype(instance)>(call); });
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

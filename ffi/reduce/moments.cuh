@@ -1,0 +1,197 @@
+// Mean and variance in one pass over the elements.
+//
+// Sums of squares cancel where elements are far from 0 relative to their spread. So a thread takes
+// distances from the mean of the elements that it has had so far. Of those that it has loaded
+// together, a chunk of b elements after a others, with distances d:
+//
+//     mean    += sum(d) / (a + b)
+//     squares += sum(d^2) - sum(d)^2 / (a + b)
+//
+// The last difference cancels little where a is not less than b, as sum(d)^2 is at most b sum(d^2).
+// Earlier chunks are measured from their own mean. They, and the partials of threads and blocks,
+// are merged by the formula of Chan, Golub and LeVeque (1979):
+//
+//     mean    = mean_a + (mean_b - mean_a) b / (a + b)
+//     squares = squares_a + squares_b + (mean_b - mean_a)^2 a b / (a + b)
+//
+// A mean is two numbers: one alone is rounded by as much as its last digit, and of elements like
+// 1e6 + x, with x near 1, the square of that would be seen in the variance.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "core/collectives.h"
+#include "core/cuda.h"
+#include "core/numeric.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+// Elements as their number, their mean and their squared distances from it.
+template <class A>
+struct Moments {
+  A mean;
+  A low;      // what rounding left off the mean
+  A squares;  // a sum
+  A count;
+};
+
+template <class A>
+__device__ inline Moments<A> shuffle_xor(Moments<A> value, int distance) {
+  return {__shfl_xor_sync(kFullWarp, value.mean, distance),
+          __shfl_xor_sync(kFullWarp, value.low, distance),
+          __shfl_xor_sync(kFullWarp, value.squares, distance),
+          __shfl_xor_sync(kFullWarp, value.count, distance)};
+}
+
+template <class A>
+__device__ inline bool is_finite(A value) {
+  return value - value == 0;
+}
+
+// The squares of elements with this mean where they overflow: infinite, but NaN where an element is
+// infinite or NaN, and so is the mean.
+template <class A>
+__device__ inline A squares_of_far_elements(A mean) {
+  return is_finite(mean) ? infinity<A>() : std::numeric_limits<A>::quiet_NaN();
+}
+
+// The value and what it lacks become value + more, as exactly as `more`.
+template <class A>
+__device__ inline void add_exactly(A more, A& value, A& low) {
+  const A total = value + more;
+  low = more - (total - value);
+  value = total;
+}
+
+struct MergeMoments {
+  template <class A>
+  __device__ Moments<A> operator()(Moments<A> a, Moments<A> b) const {
+    // From many elements to few the mean moves least, and is rounded least.
+    if (a.count < b.count) {
+      const Moments<A> fewer = a;
+      a = b;
+      b = fewer;
+    }
+    if (b.count == 0) return a;
+    const A count = a.count + b.count;
+    const A weight = b.count * fast_reciprocal(count);
+    const A delta = (b.mean - a.mean) + (b.low - a.low);
+    if (!is_finite(delta)) {
+      const A mean = a.mean * (1 - weight) + b.mean * weight;
+      return {mean, 0, squares_of_far_elements(mean), count};
+    }
+    const A step = delta * weight;
+    const A squares = a.squares + (b.squares + step * a.count * delta);
+    add_exactly(a.low + step, a.mean, a.low);
+    return {a.mean, a.low, squares, count};
+  }
+};
+
+// What a thread makes of elements.
+template <class A>
+class ElementMoments {
+ public:
+  template <int kCount>
+  __device__ void add(const A (&value)[kCount], std::int64_t, std::int64_t) {
+    add_kept(value, ~0u, 0, 0);
+  }
+
+  // The same, but of elements without a bit in `kept` none takes part.
+  template <int kCount>
+  __device__ void add_kept(const A (&value)[kCount], unsigned kept, std::int64_t, std::int64_t) {
+    static_assert(kCount <= 32, "each element has a bit");
+    const auto takes_part = [&](int i) { return (kept >> i & 1) != 0; };
+    int taken = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) taken += takes_part(i) ? 1 : 0;
+    if (taken == 0) return;
+    const bool is_early = count_ < kCount;
+    const A from = is_early ? middle(value, takes_part, taken) : mean_;
+    constexpr int kSums = kCount < 4 ? kCount : 4;  // each addition to one waits for the last
+    A sums[kSums] = {};
+    A squares[kSums] = {};
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const A distance = takes_part(i) ? value[i] - from : A(0);
+      sums[i % kSums] += distance;
+      squares[i % kSums] += distance * distance;
+    }
+    const A sum = tree<Add>(sums);
+    const A square = tree<Add>(squares);
+    count_ += static_cast<std::uint32_t>(taken);
+    const A count = static_cast<A>(count_);
+    const A before = count - static_cast<A>(taken);
+    const A each = fast_reciprocal(count);
+    if (!is_finite(square)) {
+      mean_ = before == 0 ? A(0) : mean_ * (before * each);
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) {
+        if (takes_part(i)) mean_ += value[i] * each;
+      }
+      low_ = 0;
+      squares_ = {squares_of_far_elements(mean_), 0};
+      return;
+    }
+    if (is_early) {
+      Moments<A> all{from, 0, 0, static_cast<A>(taken)};
+      const A own = sum * fast_reciprocal(all.count);
+      all.squares = square - sum * own;
+      add_exactly(own, all.mean, all.low);
+      if (before != 0) all = MergeMoments{}({mean_, low_, squares_.value(), before}, all);
+      mean_ = all.mean;
+      low_ = all.low;
+      squares_ = {all.squares, 0};
+      return;
+    }
+    // The same from mean_ + low_.
+    const A rest = sum - static_cast<A>(taken) * low_;
+    const A step = rest * each;
+    squares_.add((square - low_ * (sum + rest)) - rest * step);
+    add_exactly(low_ + step, mean_, low_);
+  }
+
+  __device__ Moments<A> value() const {
+    return {mean_, low_, squares_.value(), static_cast<A>(count_)};
+  }
+
+ private:
+  // The mean of a chunk, near enough to measure distances from; of equal elements, each.
+  template <int kCount, class TakesPart>
+  __device__ static A middle(const A (&value)[kCount], const TakesPart& takes_part, int taken) {
+    A first = 0;
+#pragma unroll
+    for (int i = kCount - 1; i >= 0; --i) {
+      if (takes_part(i)) first = value[i];
+    }
+    A sum = 0;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) sum += takes_part(i) ? value[i] - first : A(0);
+    return first + sum * fast_reciprocal(static_cast<A>(taken));
+  }
+
+  A mean_ = 0;
+  A low_ = 0;
+  CompensatedSum<A> squares_;
+  std::uint32_t count_ = 0;
+};
+
+// What a thread makes of the partials of an earlier launch.
+template <class A>
+class PartialMoments {
+ public:
+  template <int kCount>
+  __device__ void add(const Moments<A> (&value)[kCount], std::int64_t, std::int64_t) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) all_ = MergeMoments{}(all_, value[i]);
+  }
+
+  __device__ Moments<A> value() const { return all_; }
+
+ private:
+  Moments<A> all_{};
+};
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE

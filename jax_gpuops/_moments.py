@@ -1,0 +1,375 @@
+"""var, std and mean_and_var: of one primitive, which reads an array once."""
+
+from __future__ import annotations
+
+import functools
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import ad
+
+from jax_gpuops import _arguments, _primitive, _reduce, _rowwise
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_rowwise
+from jax_gpuops._report import left_to_xla
+
+
+def var(
+    a: jax.typing.ArrayLike,
+    axis: _reduce.Axis = None,
+    dtype: jax.typing.DTypeLike | None = None,
+    out: None = None,
+    ddof: int = 0,
+    keepdims: bool = False,
+    *,
+    where: jax.typing.ArrayLike | None = None,
+    mean: jax.typing.ArrayLike | None = None,
+    correction: int | float | None = None,
+    batch_invariant: bool = False,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Variance over one or more axes; drop-in for `jnp.var`.
+
+    A kernel reads the array once, and is as accurate as a computation that reads it twice, for the
+    mean and then for the squares of the differences. The same input gives the same bits, run after
+    run.
+
+    Args:
+      a: an array of any shape. The kernels support float16, bfloat16, float32 and float64; they
+        compute 16-bit floats in float32. XLA computes other dtypes.
+      axis: the axis or axes to reduce; None means all axes. An axis other than the last is read in
+        place, without a transpose in memory.
+      dtype: the dtype of the result; None means that of `a`, or for integers the default float.
+        float32 for an array of 16-bit floats costs no conversion.
+      out: unused, as in JAX.
+      ddof: the sum of squares is divided by the number of elements less `ddof`.
+      keepdims: True to keep the reduced axes with size 1.
+      where: a boolean array that broadcasts to `a`: the elements to include.
+      mean: the mean, if it is known. XLA computes these calls.
+      correction: another name of `ddof`. The kernels support a number, XLA also an array.
+      batch_invariant: as for `sum`.
+      implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
+        kernels on the host) or "xla".
+      algorithm: None to let the plan choose, or "multiple", "row" or "column" of
+        `jax_gpuops.algorithms("reduce")`.
+
+    Returns:
+      An array of the shape of `a` without the reduced axes.
+
+    Raises:
+      TypeError: if an argument has a type that is not accepted, or if a kernel was requested that
+        does not support the dtype.
+      ValueError: if `axis` is out of range, if both `ddof` and `correction` are given, if
+        `implementation` or `algorithm` is unknown, does not support the problem or cannot run on
+        the platform. A `batch_invariant` call requests a kernel, and takes no `algorithm`.
+      NotImplementedError: if `out` is not None.
+    """
+    return _call(
+        "var",
+        a,
+        axis,
+        batch_invariant,
+        implementation,
+        algorithm,
+        dtype=dtype,
+        out=out,
+        keepdims=keepdims,
+        where=where,
+        mean=mean,
+        ddof=ddof,
+        correction=correction,
+    )
+
+
+def std(
+    a: jax.typing.ArrayLike,
+    axis: _reduce.Axis = None,
+    dtype: jax.typing.DTypeLike | None = None,
+    out: None = None,
+    ddof: int = 0,
+    keepdims: bool = False,
+    *,
+    where: jax.typing.ArrayLike | None = None,
+    mean: jax.typing.ArrayLike | None = None,
+    correction: int | float | None = None,
+    batch_invariant: bool = False,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> jax.Array:
+    """Standard deviation over one or more axes: the root of `var`; drop-in for `jnp.std`.
+
+    The arguments are those of `jnp.std`; limits and errors are those of `var`.
+    """
+    return _call(
+        "std",
+        a,
+        axis,
+        batch_invariant,
+        implementation,
+        algorithm,
+        dtype=dtype,
+        out=out,
+        keepdims=keepdims,
+        where=where,
+        mean=mean,
+        ddof=ddof,
+        correction=correction,
+    )
+
+
+def mean_and_var(
+    a: jax.typing.ArrayLike,
+    axis: _reduce.Axis = None,
+    dtype: jax.typing.DTypeLike | None = None,
+    *,
+    correction: int | float = 0,
+    keepdims: bool = False,
+    where: jax.typing.ArrayLike | None = None,
+    batch_invariant: bool = False,
+    implementation: str | None = None,
+    algorithm: str | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """Mean and variance over one or more axes, from one read of the array.
+
+    It is `(jnp.mean(a, ...), jnp.var(a, ...))` with the same arguments. For a normalisation layer
+    of 16-bit floats, `dtype=jnp.float32` gives the statistics as they were computed.
+
+    Args:
+      a: as in `var`.
+      axis: the axis or axes to reduce; None means all axes.
+      dtype: the dtype of both results, as in `var`.
+      correction: the sum of squares is divided by the number of elements less this.
+      keepdims: True to keep the reduced axes with size 1.
+      where: a boolean array that broadcasts to `a`: the elements to include.
+      batch_invariant: as in `var`.
+      implementation: as in `var`.
+      algorithm: as in `var`.
+
+    Returns:
+      The mean and the variance, each of the shape of `a` without the reduced axes.
+
+    Raises:
+      TypeError: as `var` does.
+      ValueError: as `var` does.
+    """
+    return _call(
+        "mean_and_var",
+        a,
+        axis,
+        batch_invariant,
+        implementation,
+        algorithm,
+        dtype=dtype,
+        keepdims=keepdims,
+        where=where,
+        correction=correction,
+    )
+
+
+# From a call to the primitive
+
+
+def _call(
+    name, a, axis, batch_invariant, implementation, algorithm, *, out=None, **arguments
+) -> Any:
+    a = _arguments.as_array("a", a)
+    chosen, algorithm = resolve_rowwise("reduce", batch_invariant, implementation, algorithm)
+    operands = {
+        key: _arguments.as_array(key, value)
+        for key, value in arguments.items()
+        if key in ("where", "mean") and value is not None
+    }
+    static = {key: value for key, value in arguments.items() if key not in ("where", "mean")}
+    for key in ("ddof", "correction"):
+        if not isinstance(static.get(key), numbers.Real | None):
+            operands[key] = _arguments.as_array(key, static.pop(key))
+    if out is not None:  # which upstream refuses
+        return _UPSTREAM[name](a, axis, out=out, **operands, **static)
+    return _JITTED[name](
+        a,
+        operands,
+        axis=_arguments.static_axis(axis),
+        arguments=tuple(static.items()),
+        implementation=chosen,
+        algorithm=algorithm,
+    )
+
+
+def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
+    axes = _arguments.canonical_axes(axis, jnp.ndim(a))
+    keywords = dict(arguments)
+    upstream = functools.partial(_UPSTREAM[name], axis=axis, **keywords)
+    # Upstream's abstract evaluation tells the results' type, and raises what upstream raises.
+    result = jax.tree.leaves(jax.eval_shape(upstream, a, **operands))[-1]
+
+    def kernel():
+        for dtype in (a.dtype, result.dtype):
+            if dtype.name not in _reduce.FLOATS:
+                floats = ", ".join(_reduce.FLOATS)
+                raise NoKernelError(f"dtype {dtype} is not among {floats}", TypeError)
+        if "mean" in operands:
+            raise NoKernelError("mean is given, and kernels compute it")
+        for key in ("ddof", "correction"):
+            if key in operands:
+                raise NoKernelError(
+                    f"{key} is an array, and kernels take a number that is known when the program "
+                    "is traced",
+                    TypeError,
+                )
+        if _primitive.is_sharded_along(a, axes):
+            raise NoKernelError(
+                f"a is sharded along the reduced axes, {jax.typeof(a)}; use jax.shard_map"
+            )
+        where = operands.get("where")
+        masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
+        correction = keywords["correction"]
+        if correction is None:
+            correction = keywords.get("ddof", 0)
+        is_narrow = result.dtype == a.dtype and name != "std"  # the root is taken before rounding
+        computed = result.dtype if is_narrow else _primitive.accumulator(result.dtype)
+        x, rows_axes = a, axes
+        if algorithm == BATCH_INVARIANT:
+            x, masks, axis = _reduce.in_packs("mean_and_var", a, masks, axes=axes, dtype=computed)
+            rows_axes = (axis,)
+        statistics = _rowwise.bind(
+            _MEAN_AND_VAR,
+            x,
+            *masks,
+            axes=rows_axes,
+            dtype=computed,
+            correction=float(correction),
+            implementation=implementation,
+            algorithm=algorithm,
+        )
+        if keywords["keepdims"]:
+            statistics = [jnp.expand_dims(y, axes) for y in statistics]
+        mean, variance = statistics
+        if name == "mean_and_var":
+            return mean.astype(result.dtype), variance.astype(result.dtype)
+        return (jnp.sqrt(variance) if name == "std" else variance).astype(result.dtype)
+
+    def xla():
+        return upstream(a, **operands)
+
+    described = [a, *operands.values()]
+    if a.size == 0 or a.ndim == 0 or axis == ():
+        return left_to_xla(name, described, "there is nothing to reduce", xla)
+    return dispatch(name, described, implementation, algorithm, kernel, xla)
+
+
+def _mean_and_var(a, axis=None, dtype=None, *, correction=0, keepdims=False, where=None):
+    """What users write: XLA reads the array for the mean, and again for the variance."""
+    result = jax.eval_shape(functools.partial(jnp.mean, dtype=dtype), a).dtype
+    mean = jnp.mean(a, axis, dtype=_primitive.accumulator(result), keepdims=True, where=where)
+    variance = jnp.var(  # type: ignore[call-arg]  # the stubs of JAX lack `mean`
+        a,
+        axis,
+        dtype=dtype,
+        keepdims=keepdims,
+        where=where,
+        mean=mean,
+        correction=correction,
+    )
+    return (mean if keepdims else jnp.squeeze(mean, axis)).astype(result), variance
+
+
+_UPSTREAM: dict[str, Callable[..., Any]] = {
+    "var": jnp.var,
+    "std": jnp.std,
+    "mean_and_var": _mean_and_var,
+}
+_JITTED = {
+    name: _primitive.jit(
+        name,
+        functools.partial(_apply, name),
+        *("axis", "arguments", "implementation", "algorithm"),
+    )
+    for name in _UPSTREAM
+}
+
+
+# The primitive: an array and perhaps a mask to the mean and the variance of each row, of `dtype`.
+
+
+def _reference(x, *where, axes: _rowwise.Axes, dtype, correction: float) -> list[jax.Array]:
+    results = _mean_and_var(
+        x.astype(_primitive.accumulator(dtype)),
+        axes,
+        correction=correction,
+        where=where[0] if where else None,
+    )
+    return [y.astype(dtype) for y in results]
+
+
+def _problem(x, *where, axes: _rowwise.Axes, dtype, correction: float) -> dict[str, Any]:
+    del correction
+    return _reduce.problem_of("mean_and_var", x, *where, axes=axes, dtype=dtype)
+
+
+def _custom_call(
+    launch: _primitive.Launch, x, *where, axes: _rowwise.Axes, dtype, correction: float
+) -> list[jax.Array]:
+    problem = _problem(x, *where, axes=axes, dtype=dtype, correction=correction)
+    return _rowwise.call(
+        launch,
+        "jax_gpuops_mean_and_var_v1",
+        [x.astype(problem["dtype"]), *where],
+        axes=axes,
+        workspace_bytes=_reduce.workspace_bytes(launch, problem),
+        correction=np.float64(correction),
+    )
+
+
+def _make() -> Primitive:
+    kernel = _primitive.Kernel(
+        name="gpuops_mean_and_var",
+        op="reduce",
+        reference=_reference,
+        problem=_problem,
+        call=_custom_call,
+        partitionable=True,
+        multiple_results=True,
+    )
+    jax.ffi.register_ffi_target_as_batch_partitionable("jax_gpuops_mean_and_var_v1")
+    p = _primitive.primitive(kernel)
+    _rowwise.define_batching(p)
+    ad.primitive_jvps[p] = functools.partial(_jvp, p)
+    return p
+
+
+# Derivatives, in JAX's operations. The variance has no term with the tangent of the mean: that is
+# multiplied by the sum of the differences from the mean, which is 0.
+
+
+def _jvp(p: Primitive, primals, tangents, *, axes: _rowwise.Axes, dtype, correction, **how):
+    (x, *where), (t, *_) = primals, tangents
+    bind = functools.partial(p.bind, x, *where, axes=axes, correction=correction, **how)
+    if type(t) is ad.Zero:
+        results = bind(dtype=dtype)
+        return results, [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]
+    computed = _primitive.accumulator(dtype)
+    mean, variance = bind(dtype=computed)
+
+    def included(y):
+        return jnp.where(where[0], y, jnp.zeros((), y.dtype)) if where else y
+
+    t = included(t.astype(computed))
+    difference = included(x.astype(computed) - jnp.expand_dims(mean, axes))
+    count = _reduce.count(x, axes, where, computed)
+    divisor = count - correction
+    mean_t = _reduce.quotient(jnp.sum(t, axes), count, how["algorithm"])
+    squares_t = 2 * jnp.sum(difference * t, axes)
+    variance_t = _reduce.quotient(squares_t, divisor, how["algorithm"])
+    variance_t = jnp.where(divisor > 0, variance_t, jnp.zeros((), computed))
+    return (
+        [mean.astype(dtype), variance.astype(dtype)],
+        [mean_t.astype(dtype), variance_t.astype(dtype)],
+    )
+
+
+_MEAN_AND_VAR = _make()

@@ -1,0 +1,646 @@
+"""var, std and mean_and_var against extended precision and against JAX."""
+
+import functools
+import inspect
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.test_util import check_grads
+
+import jax_gpuops
+
+FUNCTIONS = ("var", "std")
+ALGORITHMS = [a.name for a in jax_gpuops.algorithms("reduce") if "sum, prod" not in a.limits]
+MASKING = [name for name in ALGORITHMS if name not in ("staged", "interleaved")]
+
+
+def mean_and_var(x, axis=None, **how):
+    return jax_gpuops.mean_and_var(x, axis, **how)
+
+
+def ours(name, x, axis=None, **keywords):
+    return getattr(jax_gpuops, name)(x, axis, **keywords)
+
+
+def upstream(name, x, axis=None, **keywords):
+    return getattr(jnp, name)(x, axis, **keywords)
+
+
+@pytest.fixture(autouse=True)
+def _the_machine_has_the_algorithm(request):
+    callspec = getattr(request.node, "callspec", None)
+    is_named = callspec is not None and callspec.params.get("algorithm") == "cluster"
+    if is_named and (why := helpers.refusal("var", "cluster")):
+        pytest.skip(why)
+
+
+def at_axis(algorithm, shape, dtype="float32"):
+    """A shape of rows along the last axis, or of such as the algorithm takes, and their axis."""
+    rows, columns = shape
+    if algorithm == "staged":
+        return (rows, min(columns, 1024 // helpers.np_dtype(dtype).itemsize)), -1
+    return ((*shape, 3), -2) if algorithm in ("column", "interleaved") else (shape, -1)
+
+
+def with_rows(algorithm, x):
+    """An array with these rows, several times where they lie apart, and their axis."""
+    shape, axis = at_axis(algorithm, x.shape, x.dtype.name)
+    x = x[:, : shape[1]]
+    x = np.broadcast_to(x[..., None], shape) if len(shape) == 3 else x
+    return np.ascontiguousarray(x), axis
+
+
+def assert_right(results, x, axis, where=True):
+    """Checks mean and variance against the contract: the error of the variance is relative to it,
+    however far the elements are from 0. Of rows without elements both are NaN."""
+    mean, variance = map(np.asarray, results)
+    where = np.broadcast_to(where, x.shape)
+    count = where.sum(axis)
+    x = np.where(where, helpers.exact(x), 0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        middle = x.sum(axis, keepdims=True) / np.expand_dims(count, axis)
+        distance = np.where(where, x - middle, 0)
+        rest = distance.sum(axis) / count
+        true_mean = np.squeeze(middle, axis) + rest
+        true = (distance**2).sum(axis) / count - rest**2
+        magnitude = np.abs(x).sum(axis) / count
+    assert (mean.dtype, mean.shape) == (variance.dtype, variance.shape)
+    assert mean.shape == true.shape
+    eps = np.finfo(np.float64 if mean.dtype.itemsize == 8 else np.float32).eps
+    terms = np.log2(np.maximum(count, 2))
+    bounds = 2 * terms * eps * magnitude, (4 + terms) * eps * true
+    for y, expected, bound in zip((mean, variance), (true_mean, true), bounds, strict=True):
+        if y.dtype.itemsize == 2:
+            bound = bound + helpers.spacing(expected, y.dtype)
+        assert np.all(np.isnan(y) == (count == 0))
+        some = count > 0
+        assert np.all(np.abs(helpers.exact(y) - expected)[some] <= bound[some])
+
+
+def assert_each_right(xs, axis, **how):
+    """Calls mean_and_var for each of `xs`, in one program: compiling takes most of the time."""
+    with helpers.x64(xs[0].dtype.name):
+        results = jax.jit(lambda xs: [mean_and_var(x, axis, **how) for x in xs])(xs)
+        for x, result in zip(xs, results, strict=True):
+            assert_right(result, x, axis)
+
+
+# Values
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_algorithm(algorithm, dtype, implementation):
+    shapes = [(3, 1), (2, 2), (3, 33), (2, 257), (1, 4096), (1, 40000)]
+    xs = [helpers.normal(at_axis(algorithm, shape, dtype)[0], dtype) for shape in shapes]
+    axis = at_axis(algorithm, (1, 1))[1]
+    assert_each_right(xs, axis, implementation=implementation, algorithm=algorithm)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+def test_rows_whose_elements_lie_apart(dtype, implementation):
+    """Few and many columns, inner sizes with and without packs, one block and several per row."""
+    shapes = [(1, 2, 3), (2, 3, 1), (2, 600, 3), (3, 5, 260), (1, 3000, 33), (2, 1100, 64)]
+    xs = [helpers.normal(shape, dtype) for shape in shapes]
+    assert_each_right(xs, 1, implementation=implementation, algorithm="column")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rows_that_start_at_any_phase(algorithm, dtype, implementation):
+    offsets = (1, 2, 4, 7, 8, 15)
+    shapes = [at_axis(algorithm, (9, n + offset), dtype)[0] for offset in offsets for n in (0, 64)]
+    xs = [helpers.normal(shape, dtype) for shape in shapes]
+    axis = at_axis(algorithm, (1, 1))[1]
+    assert_each_right(xs, axis, implementation=implementation, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("dtype", "offset"), [("float32", 1e3), ("float32", -1e6), ("float64", 1e14)]
+)
+def test_far_from_zero(algorithm, dtype, offset, implementation):
+    """Where a mean that is off by half a digit alone would change the variance by percents."""
+    rows = [at_axis(algorithm, shape, dtype) for shape in [(20, 100), (3, 5000), (1, 100000)]]
+    xs = [(offset + helpers.normal(shape, "float64")).astype(dtype) for shape, _ in rows]
+    assert_each_right(xs, rows[0][1], implementation=implementation, algorithm=algorithm)
+
+
+@pytest.mark.parametrize("offset", [0, 1e3, 1e5, 1e6])
+def test_no_less_exact_than_xla(offset, implementation):
+    """Of rows close to 0, where XLA has errors of about 1.5 eps, as exact but for the last bit."""
+    x = (offset + helpers.normal((200, 3000), "float64")).astype(np.float32)
+    true = helpers.exact(x).var(-1)
+
+    def error(y):
+        return np.max(np.abs(helpers.exact(y) - true) / true) / np.finfo(np.float32).eps
+
+    xla = error(jnp.var(x, -1))
+    assert error(ours("var", x, -1, implementation=implementation)) <= max(xla, 2.5)
+    if offset >= 1e5:
+        assert xla > 100
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_an_element_far_from_all_others(algorithm, implementation):
+    """Wherever it is: at the start of a thread's elements all others are measured from it."""
+    places = [0, 1, 5, 4000, 9000, 9999]
+    x = np.array(helpers.normal((2 * len(places), 10000), "float32"))
+    for row, place in enumerate(places):
+        x[row, place] = 1e6
+        x[row + len(places), place] = -1e18
+    x, axis = with_rows(algorithm, x)
+    result = mean_and_var(x, axis, implementation=implementation, algorithm=algorithm)
+    assert_right(result, x, axis)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_rows_that_rise_and_rows_of_two_levels(algorithm, implementation):
+    """Threads and blocks then have unlike means: the variance is between them."""
+    along = np.arange(60000, dtype=np.float64)
+    for row in (1e-3 * along, 7e4 + (along > 200), (along % 2) * 1e4 + 1e-3 * along):
+        x, axis = with_rows(algorithm, row[None].astype(np.float32))
+        result = mean_and_var(x, axis, implementation=implementation, algorithm=algorithm)
+        assert_right(result, x, axis)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize("value", [0.0, 0.1, -3e38, 1e-40, 16777216.0])
+def test_equal_elements_have_no_variance(algorithm, value, implementation):
+    shape, axis = at_axis(algorithm, (2, 30001))
+    x = np.full(shape, value, np.float32)
+    mean, variance = mean_and_var(x, axis, implementation=implementation, algorithm=algorithm)
+    np.testing.assert_array_equal(mean, np.float32(value))
+    np.testing.assert_array_equal(variance, 0)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-18, 1e-12, 1e12, 1e17])
+def test_large_and_small_elements(scale, implementation):
+    x = helpers.normal((5, 700), "float64").astype(np.float32) * np.float32(scale)
+    mean, variance = mean_and_var(x, -1, implementation=implementation)
+    true = helpers.exact(x).var(-1)
+    if scale >= 1e-18:
+        assert_right((mean, variance), x, -1)
+    else:  # squares are below the least float, as they are in JAX
+        np.testing.assert_array_equal(variance, 0)
+        assert np.all(true < 1e-45)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_squares_that_overflow(algorithm, implementation):
+    """The variance is infinite, as in JAX; the mean is right, where a sum would overflow too."""
+    shape, axis = at_axis(algorithm, (2, 9000))
+    x = helpers.normal(shape, "float64") * 3e37
+    x = np.clip(x, -3.4e38, 3.4e38).astype(np.float32)
+    x[0] = np.abs(x[0])
+    mean, variance = mean_and_var(x, axis, implementation=implementation, algorithm=algorithm)
+    np.testing.assert_array_equal(variance, np.inf)
+    true = helpers.exact(x).mean(axis)
+    np.testing.assert_allclose(mean, true, rtol=0, atol=1e-5 * np.abs(helpers.exact(x)).max())
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_infinities_and_nan_wherever_they_are(algorithm, implementation):
+    """The mean is what a sum of them is; then the variance is NaN."""
+    specials = [np.nan, np.inf, -np.inf]
+    places = [0, 256, 1000]
+    x = np.array(helpers.normal((2 * 9 + 2, 1001), "float32"))
+    for i in range(9):
+        x[2 * i, places[i % 3]] = specials[i // 3]
+    x[-2, [3, 900]] = np.inf, -np.inf
+    x[-1, [3, 900]] = np.inf
+    x, axis = with_rows(algorithm, x)
+    mean, variance = mean_and_var(x, axis, implementation=implementation, algorithm=algorithm)
+    np.testing.assert_allclose(mean, x.mean(axis), rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(variance, jnp.var(x, axis), rtol=1e-5)
+    assert np.all(np.isnan(variance) == ~np.isfinite(x).all(axis))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_long_rows_stay_accurate(algorithm, implementation):
+    """Equal squares, whose rounding errors all have one sign: a plain sum of 1024 is off by 96 eps.
+    In a block of 512 threads each has so many chunks of 16 elements."""
+    x, axis = with_rows(algorithm, np.tile(np.array([0, 0.3], np.float32), (1, 1 << 22)))
+    x = x[..., :1] if algorithm == "column" else x
+    assert_right(mean_and_var(x, axis, implementation=implementation, algorithm=algorithm), x, axis)
+
+
+@pytest.mark.parametrize("shape", [(1, 1 << 25), (1 << 25, 1)])
+def test_more_elements_than_a_float_can_count(shape, implementation):
+    """2^24 + 1 is no float32: a count of ones stops there."""
+    x = jnp.arange(1 << 25).reshape(shape) % 2 * 2
+    axis = int(shape[0] == 1)
+    results = mean_and_var(
+        x.astype(jnp.bfloat16), axis, dtype=jnp.float32, implementation=implementation
+    )
+    np.testing.assert_allclose(results, np.ones((2, 1)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_repeats_are_bit_identical(algorithm, implementation):
+    shape, axis = at_axis(algorithm, (3, 33333))
+    x = helpers.normal(shape, "float32", scale=5)
+    runs = [
+        np.asarray(mean_and_var(x, axis, implementation=implementation, algorithm=algorithm))
+        for _ in range(3)
+    ]
+    np.testing.assert_array_equal(runs[0].view(np.int32), runs[1].view(np.int32))
+    np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_any_order_of_threads(algorithm, implementation):
+    """A missing barrier gives other numbers under some order of the threads."""
+    if implementation != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    shape, axis = at_axis(algorithm, (3, 9000))
+    x = helpers.normal(shape, "float32")
+    y = helpers.under_each_schedule(
+        lambda: jnp.stack(
+            mean_and_var(x, axis, implementation=implementation, algorithm=algorithm)
+        ),
+        [(seed, {}) for seed in range(1, 5)],
+    )
+    assert_right(y, x, axis)
+
+
+# Masks
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("algorithm", MASKING)
+def test_masks(algorithm, dtype, implementation):
+    """Masks of all elements, of rows, of columns and of some dims; the kernel reads them itself."""
+    shape, axis = ((3, 700, 2, 16), 1) if algorithm == "column" else ((3, 2, 5, 9001), 3)
+    x = helpers.normal(shape, dtype)
+    rng = np.random.default_rng(2)
+    own = [shape, *([n if d != e else 1 for d, n in enumerate(shape)] for e in range(4))]
+    own += [[1, 1, 1, shape[3]], [shape[0], 1, shape[2], 1]]
+    masks = [rng.random(each) < 0.6 for each in own]
+    masks.append(rng.random(shape) < 0.01)  # whole packs are left out
+    call = functools.partial(
+        mean_and_var, axis=axis, implementation=implementation, algorithm=algorithm
+    )
+    with helpers.x64(dtype):
+        dirty = jnp.where(masks[0], x, np.nan).astype(x.dtype)  # what is masked is not read
+        plain = call(jnp.asarray(x), where=masks[0])
+        np.testing.assert_array_equal(call(dirty, where=masks[0]), plain)
+        calls = helpers.custom_calls(lambda x, where: call(x, where=where), x, masks[0])
+        assert [each.split("{")[0] for each in calls] == ["jax_gpuops_mean_and_var_v1"]
+        results = jax.jit(lambda x: [call(x, where=where) for where in masks])(x)
+    for result, where in zip(results, masks, strict=True):
+        assert_right(result, x, axis, where)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_rows_of_few_elements(name, implementation):
+    """Of none, of one and of two elements, and fewer than the correction."""
+    x = helpers.normal((4, 40), "float32")
+    where = np.arange(40) < np.array([[0], [1], [2], [40]])
+    for correction in (0, 1, 2, 0.5, -1):
+        how = {"where": where, "correction": correction}
+        y = ours(name, x, -1, **how, implementation=implementation)
+        np.testing.assert_allclose(y, upstream(name, x, -1, **how), rtol=1e-5)
+
+
+# Arguments
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_signature_is_upstream_s_and_two_more(name):
+    mine = list(inspect.signature(getattr(jax_gpuops, name)).parameters.values())
+    theirs = list(inspect.signature(getattr(jnp, name)).parameters.values())
+    assert [(p.name, p.default, p.kind) for p in mine[:-3]] == [
+        (p.name, p.default, p.kind) for p in theirs
+    ]
+    assert [(p.name, p.default) for p in mine[-3:]] == [
+        ("batch_invariant", False),
+        ("implementation", None),
+        ("algorithm", None),
+    ]
+    assert all(p.kind is p.KEYWORD_ONLY for p in mine[-3:])
+
+
+ARGUMENTS = [
+    {},
+    {"axis": 0},
+    {"axis": (0, 2)},
+    {"axis": (1, -1), "keepdims": True},
+    {"axis": None, "keepdims": True},
+    {"axis": 1, "ddof": 1},
+    {"axis": 1, "ddof": 6},
+    {"axis": 1, "ddof": 7},
+    {"axis": -1, "correction": 1.5},
+    {"axis": -1, "correction": np.float32(2)},
+    {"axis": -1, "where": np.arange(6) % 2 == 0},
+    {"axis": 1, "where": np.arange(4)[:, None, None] != 2},
+    {"axis": 0, "dtype": "float32"},
+    {"axis": 0, "dtype": "float16"},
+    {"axis": 0, "dtype": "bfloat16"},
+]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_arguments_mean_what_they_mean_upstream(dtype, implementation):
+    x = helpers.normal((4, 6, 6), dtype)
+
+    def results(function, **how):
+        return jax.jit(lambda x: [function(x, **each, **how) for each in ARGUMENTS])(x)
+
+    for name in FUNCTIONS:
+        actual = results(functools.partial(ours, name), implementation=implementation)
+        expected = results(functools.partial(upstream, name))
+        for y, true, arguments in zip(actual, expected, ARGUMENTS, strict=True):
+            assert jax.typeof(y) == jax.typeof(true), arguments
+            tolerance = 1e-2 if y.dtype.itemsize == 2 else 1e-5
+            y, true = (np.asarray(each, np.float32) for each in (y, true))
+            np.testing.assert_allclose(y, true, rtol=tolerance, err_msg=str(arguments))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_mean_and_var_is_mean_and_var(dtype, implementation):
+    x = helpers.normal((4, 6, 6), dtype)
+    for arguments in ARGUMENTS:
+        how = dict(arguments)
+        how["correction"] = how.pop("ddof", how.get("correction", 0))
+        results = mean_and_var(x, **how, implementation=implementation)
+        shared = {k: v for k, v in how.items() if k not in ("correction", "dtype")}
+        variance = jnp.var(x, **how)
+        # Where dtype says so, jnp.mean computes in 16 bits.
+        mean = jnp.mean(x.astype(jnp.float32), **shared).astype(variance.dtype)
+        expected = mean, variance
+        for y, true in zip(results, expected, strict=True):
+            assert jax.typeof(y) == jax.typeof(true), arguments
+            tolerance = 1e-2 if y.dtype.itemsize == 2 else 1e-5
+            y, true = (np.asarray(each, np.float32) for each in (y, true))
+            np.testing.assert_allclose(y, true, rtol=tolerance, atol=1e-6, err_msg=str(arguments))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [
+        ("float32", "float64"),
+        ("float64", "float32"),
+        ("bfloat16", "float64"),
+        ("float64", "float16"),
+    ],
+)
+def test_another_dtype_is_that_of_the_computation(dtype, result, implementation):
+    x = 1e3 + helpers.normal((3, 500), dtype)
+    with jax.enable_x64(True):
+        for name in FUNCTIONS:
+            y = ours(name, x, -1, dtype=result, implementation=implementation)
+            expected = upstream(name, jnp.asarray(x), -1, dtype=result)
+            assert y.dtype == expected.dtype == result
+            tolerance = {"float16": 2e-3, "float32": 1e-5, "float64": 1e-12}[result]
+            np.testing.assert_allclose(y, expected, rtol=tolerance)
+
+
+def test_float32_of_16_bit_floats_costs_no_conversion(implementation):
+    x = jnp.ones((4, 64), jnp.bfloat16)
+
+    def function(x):
+        return mean_and_var(x, -1, dtype=jnp.float32, implementation=implementation)
+
+    text = jax.jit(function).lower(x).as_text()
+    assert "tensor<4x64xf32>" not in text
+    assert len(helpers.custom_calls(function, x)) == 1
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_types_are_upstream_s(name, implementation):
+    """Weak types too: they decide what later arithmetic promotes to."""
+    for x in (jnp.full((2, 3), 1.0), jnp.zeros((2, 3), jnp.bfloat16)):
+        for axis in (0, 1, None):
+            actual = jax.typeof(ours(name, x, axis, implementation=implementation))
+            expected = jax.typeof(upstream(name, x, axis))
+            assert actual == expected
+            assert actual.weak_type == expected.weak_type
+
+
+@pytest.mark.filterwarnings("ignore:Degrees of freedom")
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("shape", [(0,), (3, 0), (0, 3), (2, 0, 4)], ids=str)
+def test_empty_arrays_as_in_jax(name, shape, implementation):
+    x = jnp.zeros(shape)
+    for axis in (*range(len(shape)), None, ()):
+        y = ours(name, x, axis, implementation=implementation)
+        np.testing.assert_array_equal(y, upstream(name, x, axis))
+
+
+XLA_TAKES = {
+    "integers": ({"x": np.arange(12).reshape(3, 4)}, TypeError, "dtype int32 is not among float16"),
+    "complex": ({"x": np.ones((3, 4), "complex64")}, TypeError, "dtype complex64 is not among"),
+    "8 bits": ({"x": jnp.ones((3, 4), "float8_e4m3fn")}, TypeError, "dtype float8_e4m3fn is not"),
+    "result": ({"dtype": "complex64"}, TypeError, "dtype complex64 is not among"),
+    "mean": ({"mean": np.ones((3, 1), "float32")}, ValueError, "mean is given"),
+    "ddof": ({"ddof": np.ones((3,), "float32")}, TypeError, "ddof is an array"),
+    "correction": ({"correction": jnp.ones((3,))}, TypeError, "correction is an array"),
+}
+
+
+@pytest.mark.parametrize("case", XLA_TAKES)
+def test_what_kernels_do_not_take_goes_to_xla(case, implementation):
+    arguments, error, text = XLA_TAKES[case]
+    arguments = {"x": helpers.normal((3, 4), "float32"), "axis": -1, **arguments}
+    expected = upstream("var", **arguments)
+    np.testing.assert_array_equal(ours("var", **arguments), expected)
+    with jax_gpuops.use(implementation, strict=False):
+        np.testing.assert_array_equal(ours("var", **arguments), expected)
+    with pytest.raises(error, match=text):
+        ours("var", **arguments, implementation=implementation)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "text"),
+    [
+        (
+            lambda x, i: jax_gpuops.var(x, 2, implementation=i),
+            ValueError,
+            "axis 2 is out of",
+        ),
+        (
+            lambda x, i: jax_gpuops.std(x, (0, 0), implementation=i),
+            ValueError,
+            "dimension twice",
+        ),
+        (lambda x, i: jax_gpuops.var([1.0], implementation=i), TypeError, "a must be an array"),
+        (lambda x, i: jax_gpuops.var(x, out=x, implementation=i), NotImplementedError, "'out'"),
+        (
+            lambda x, i: jax_gpuops.var(x, ddof=1, correction=1, implementation=i),
+            ValueError,
+            "can't be provided simultaneously",
+        ),
+        (
+            lambda x, i: jax_gpuops.mean_and_var(x, where=x, implementation=i),
+            ValueError,
+            "where must be None or a boolean array",
+        ),
+        (
+            lambda x, i: jax_gpuops.std(x, dtype="int32", implementation=i),
+            ValueError,
+            "must be inexact",
+        ),
+        (
+            lambda x, i: jax_gpuops.var(x, implementation=i, algorithm="fast"),
+            ValueError,
+            "'fast' is unknown; known are naive",
+        ),
+        (
+            lambda x, i: jax_gpuops.var(x, 1, implementation=i, algorithm="naive"),
+            ValueError,
+            "'naive' computes sum, prod, max and min",
+        ),
+        (
+            lambda x, i: jax_gpuops.var(x, 0, implementation=i, algorithm="row"),
+            ValueError,
+            "here they lie 3 elements apart; 'column' takes these",
+        ),
+    ],
+)
+def test_bad_input_is_named_at_trace_time(call, error, text, implementation):
+    with pytest.raises(error, match=text):
+        jax.jit(lambda x: call(x, implementation)).trace(jnp.zeros((2, 3)))
+
+
+# Transformations
+
+
+@pytest.mark.parametrize("shape_axis", [((4, 8), -1), ((4, 8), 0), ((100000,), None)], ids=str)
+@pytest.mark.parametrize("name", [*FUNCTIONS, "mean_and_var"])
+def test_one_custom_call_is_in_the_program(name, shape_axis, implementation):
+    """Of a gradient too, which reads what the forward pass has left."""
+    shape, axis = shape_axis
+
+    def function(x):
+        return ours(name, x, axis, implementation=implementation)
+
+    def gradient(x):
+        return jax.grad(lambda x: sum(jnp.sum(y) for y in jax.tree.leaves(function(x))))(x)
+
+    for each in (function, gradient):
+        calls = helpers.custom_calls(each, jnp.zeros(shape))
+        assert len(calls) == 1
+        assert calls[0].startswith("jax_gpuops_mean_and_var_v1")
+
+
+def test_another_axis_costs_no_copy(implementation):
+    def function(x):
+        return mean_and_var(x, axis=1, implementation=implementation)
+
+    text = jax.jit(function).lower(jnp.zeros((4, 128, 64))).compile().as_text()
+    assert "operand_layout_constraints={f32[4,64,128]{1,2,0}}" in text
+    if implementation == "cuda":  # XLA:CPU copies all the same
+        assert " copy(" not in text
+        assert " transpose(" not in text
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("in_axis", [0, 2])
+@pytest.mark.parametrize("axis", [0, 1, None])
+def test_vmap(name, in_axis, axis, implementation):
+    x = helpers.normal((4, 6, 8), "float32")
+    where = np.random.default_rng(1).random((6, 8) if in_axis == 0 else (4, 6)) < 0.8
+    for how in ({"axis": axis}, {"axis": axis, "where": where}):
+        function = functools.partial(ours, name, **how, implementation=implementation)
+        y = jax.vmap(function, in_axis)(x)
+        expected = jax.vmap(functools.partial(upstream, name, **how), in_axis)(x)
+        np.testing.assert_allclose(y, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "arguments", [{}, {"correction": 1}, {"where": np.arange(7) != 2}], ids=str
+)
+def test_derivatives_of_any_order(arguments, implementation):
+    x = helpers.normal((3, 7), "float32")
+    check_grads(
+        lambda x: mean_and_var(x, -1, **arguments, implementation=implementation),
+        (x,),
+        order=3,
+        modes=["fwd", "rev"],
+        atol=2e-2,
+        rtol=2e-2,
+        eps=1e-2,
+    )
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "arguments", [{}, {"ddof": 1}, {"where": np.arange(33) % 3 > 0}], ids=["", "ddof", "where"]
+)
+def test_gradient_as_in_jax(name, dtype, arguments, implementation):
+    x = 3 + helpers.normal((5, 33), dtype)
+    cotangent = helpers.normal((5,), dtype, seed=1)
+    y, pullback = jax.vjp(
+        lambda x: ours(name, x, -1, **arguments, implementation=implementation), x
+    )
+    _, expected = jax.vjp(lambda x: upstream(name, x, -1, **arguments), jnp.asarray(x))
+    (gradient,) = pullback(jnp.asarray(cotangent))
+    assert gradient.dtype == y.dtype == x.dtype
+    np.testing.assert_allclose(
+        np.asarray(gradient, np.float32),
+        np.asarray(expected(jnp.asarray(cotangent))[0], np.float32),
+        rtol=2e-2 if dtype == "bfloat16" else 2e-5,
+        atol=2e-3 if dtype == "bfloat16" else 1e-6,
+    )
+
+
+def test_the_gradient_far_from_zero(implementation):
+    """2 (x - mean) / n, of which JAX's mean of float32 leaves one digit here."""
+    x = (1e6 + helpers.normal((3, 1000), "float64")).astype(np.float32)
+    gradient = jax.grad(lambda x: jax_gpuops.var(x, -1, implementation=implementation).sum())(x)
+    wide = helpers.exact(x)
+    true = 2 * (wide - wide.mean(-1, keepdims=True)) / 1000
+    np.testing.assert_allclose(gradient, true, atol=2 * np.spacing(np.float32(1e6)) / 1000)
+
+
+def test_masked_elements_have_no_gradient(implementation):
+    """NaN and infinities too, of which JAX makes NaN."""
+    x = helpers.normal((3, 50), "float32")
+    where = np.arange(50) % 4 != 1
+    dirty = np.where(where, x, [[np.nan], [np.inf], [1.0]]).astype(np.float32)
+
+    def gradient(x):
+        function = functools.partial(jax_gpuops.var, implementation=implementation)
+        return jax.grad(lambda x: function(x, -1, where=where).sum())(x)
+
+    expected = jax.grad(lambda x: jnp.var(x, -1, where=where).sum())(jnp.asarray(x))
+    np.testing.assert_allclose(gradient(dirty), expected, rtol=1e-5, atol=1e-7)
+    assert not np.any(np.asarray(gradient(dirty))[:, ~where])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_export_with_symbolic_shapes(name, implementation):
+    platform = {"interpret": "cpu"}.get(implementation, implementation)
+    rows, columns = jax.export.symbolic_shape("r, c")
+    exported = jax.export.export(
+        jax.jit(lambda x: ours(name, x, -1, implementation=implementation)),
+        platforms=[platform],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(jax.ShapeDtypeStruct((rows, columns), jnp.float32))
+    again = jax.export.deserialize(exported.serialize())
+    for shape in [(3, 7), (1, 40000)]:
+        x = helpers.normal(shape, "float32")
+        np.testing.assert_allclose(again.call(x), upstream(name, x, -1), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "algorithm"),
+    [
+        ((16384, 8192), -1, "row"),
+        ((64, 56, 56, 256), (0, 1, 2), "column"),
+        ((1 << 20,), None, "multiple"),
+    ],
+)
+@pytest.mark.parametrize("name", [*FUNCTIONS, "mean_and_var"])
+def test_plan(name, shape, axis, algorithm, implementation):
+    plan = jax_gpuops.plan(name, shape, "float32", axis=axis, implementation=implementation)
+    assert plan.algorithm == algorithm
