@@ -297,8 +297,14 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
 
     def kernel():
         axes = _arguments.canonical_axes(axis, a.ndim)
-        reduction = "sum" if name == "mean" else name
-        finishes = name == "mean" or "initial" in operands
+        where = operands.get("where")
+        masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
+        # A kernel divides by the number of elements, if it is that of all rows.
+        is_quotient = name == "mean" and (
+            bool(masks) or result.dtype.name not in FLOATS or algorithm == BATCH_INVARIANT
+        )
+        reduction = "sum" if is_quotient else name
+        finishes = is_quotient or "initial" in operands
         computation = _computation_dtype(name, result.dtype, keywords)
         dtype = computation if finishes else result.dtype
         element = _element_dtype(reduction, a.dtype, dtype)
@@ -308,13 +314,11 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
             raise NoKernelError(
                 f"a is sharded along the reduced axes, {jax.typeof(a)}; use jax.shard_map"
             )
-        where = operands.get("where")
-        masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
         how = {"implementation": implementation, "algorithm": algorithm}
         y = _bind(reduction, a, *masks, axes=axes, dtype=np.dtype(dtype), **how)
         if "initial" in operands:
             y = _COMBINE[reduction](jnp.asarray(operands["initial"]).astype(dtype), y)
-        if name == "mean":
+        if is_quotient:
             y = quotient(y, count(a, axes, masks, dtype), algorithm)
         if keywords.get("keepdims"):
             y = jnp.expand_dims(y, axes)
@@ -422,7 +426,7 @@ def _element_dtype(function: str, dtype: np.dtype, result: np.dtype) -> np.dtype
     if function == "mean_and_var":
         computed = _primitive.accumulator(result)
         return dtype if _primitive.accumulator(dtype) == computed else computed
-    if function not in ("sum", "prod"):
+    if function not in ("sum", "mean", "prod"):
         return dtype
     is_widening = result == _primitive.accumulator(dtype)
     are_integers = dtype.name in _INTEGERS and result.name in _INTEGERS
@@ -454,7 +458,7 @@ def problem_of(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str
     element = _element_dtype(function, x.dtype, dtype)
     masked = bool(where) and _takes_mask(element)
     return {
-        "function": function,
+        "function": "sum" if function == "mean" else function,
         "dtype": element.name,
         "result": dtype.name,
         **rows.sizes(),
@@ -502,7 +506,7 @@ def _fold(function: str, x, *where, axes: _rowwise.Axes, dtype):
     upstream = functools.partial(_UPSTREAM[function], where=where[0] if where else None)
     if function in ("max", "min"):
         return upstream(x, axes, initial=_identity(function, x.dtype) if where else None)
-    if x.dtype == dtype:
+    if x.dtype == dtype and function != "mean":
         return upstream(x, axes, promote_integers=False)
     return upstream(x, axes, dtype=dtype)
 
@@ -528,24 +532,24 @@ def _make(function: str, reference: Callable[..., jax.Array]) -> Primitive:
     return p
 
 
-_PRIMITIVES = {name: _make(name, _fold) for name in ("sum", "prod", "max", "min")}
+_PRIMITIVES = {name: _make(name, _fold) for name in ("sum", "mean", "prod", "max", "min")}
 _PRIMITIVES |= {name: _make(name, _choose) for name in ("argmax", "argmin")}
 
 
 # Derivatives: those that JAX gives the upstream functions.
 
 
-def _sum_tangent(x, y, t, *where, **params):
+def _linear_tangent(function, x, y, t, *where, **params):
     del x, y
-    return _PRIMITIVES["sum"].bind(t, *where, **params)
+    return _PRIMITIVES[function].bind(t, *where, **params)
 
 
-def _sum_transpose(cotangent, x, *where, implementation, algorithm, **params):
+def _linear_transpose(function, cotangent, x, *where, implementation, algorithm, **params):
     del implementation, algorithm
     others = [None] * len(where)
     if type(cotangent) is ad.Zero:
         return [ad.Zero(x.aval), *others]
-    transposed = jax.linear_transpose(lambda x: _fold("sum", x, *where, **params), x.aval)
+    transposed = jax.linear_transpose(lambda x: _fold(function, x, *where, **params), x.aval)
     return [*transposed(cotangent), *others]
 
 
@@ -572,10 +576,11 @@ def _define_jvp(p: Primitive, tangent_rule) -> None:
     ad.primitive_jvps[p] = jvp
 
 
-_define_jvp(_PRIMITIVES["sum"], _sum_tangent)
+for linear in ("sum", "mean"):
+    _define_jvp(_PRIMITIVES[linear], functools.partial(_linear_tangent, linear))
+    ad.primitive_transposes[_PRIMITIVES[linear]] = functools.partial(_linear_transpose, linear)
 _define_jvp(_PRIMITIVES["prod"], _prod_tangent)
 _define_jvp(_PRIMITIVES["max"], functools.partial(_choice_tangent, "max"))
 _define_jvp(_PRIMITIVES["min"], functools.partial(_choice_tangent, "min"))
 _define_jvp(_PRIMITIVES["argmax"], None)
 _define_jvp(_PRIMITIVES["argmin"], None)
-ad.primitive_transposes[_PRIMITIVES["sum"]] = _sum_transpose

@@ -664,12 +664,13 @@ ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
         ("max", (16383,), None, "bfloat16", {}, ON_HOPPER),
         ("sum", (1000, 1 << 14), 1, "float32", {}, "row"),  # more rows than a GPU has room for
         ("sum", (1 << 11,), None, "float32", {}, "row"),  # too short for a second block
-        # Of up to 256 bytes that are no whole packs.
+        # Of up to 512 bytes that are no whole packs.
         ("sum", (1000, 33), 1, "float32", {}, "staged"),
         ("argmin", (1000, 255), 1, "int8", {}, "staged"),
         ("sum", (1000, 33), 1, "float32", {"where": MASK}, "row"),
         ("sum", (1000, 32), 1, "float32", {}, "row"),
-        ("sum", (1000, 65), 1, "float32", {}, "row"),
+        ("sum", (1000, 65), 1, "float32", {}, "staged"),
+        ("sum", (1000, 129), 1, "float32", {}, "row"),
         # No whole packs beside the axis, or few.
         ("sum", (5000, 33), 0, "float32", {}, "interleaved"),
         ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "interleaved"),

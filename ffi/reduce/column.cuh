@@ -86,32 +86,30 @@ __global__ void __launch_bounds__(kColumnThreads)
           }
         }
       };
-      const auto fold_columns = [&](int first, auto count) {
+      const auto fold_columns = [&](unsigned present) {  // bit u for value[u]
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
-          Value of_row[decltype(count)::value];
+          Value of_row[kLoads];
 #pragma unroll
-          for (int u = 0; u < count; ++u) of_row[u] = value[first + u][i];
-          const std::int64_t first_column = column + first * depths;
-          if constexpr (Masks::kMasks && !Reducer::kHasIdentity) {
-            fold[i].add_kept(of_row, kept[i] >> first, first_column, depths);
-          } else {
-            fold[i].add(of_row, first_column, depths);
-          }
+          for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
+          const unsigned takes_part = Masks::kMasks && !Reducer::kHasIdentity ? kept[i] : ~0u;
+          fold[i].add_kept(of_row, present & takes_part, column, depths);
         }
       };
       for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
 #pragma unroll
         for (int u = 0; u < kLoads; ++u) load_column(u);
-        fold_columns(0, Width<kLoads>{});
+        fold_columns((1u << kLoads) - 1);
       }
+      if (column < end) {
+        unsigned present = 0;
 #pragma unroll
-      for (int u = 0; u < kLoads - 1; ++u) {
-        if (column + u * depths < end) load_column(u);
-      }
-#pragma unroll
-      for (int u = 0; u < kLoads - 1; ++u) {
-        if (column + u * depths < end) fold_columns(u, Width<1>{});
+        for (int u = 0; u < kLoads; ++u) {
+          if (column + u * depths >= end) continue;
+          load_column(u);
+          present |= 1u << u;
+        }
+        fold_columns(present);
       }
     }
 

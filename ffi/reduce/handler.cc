@@ -80,6 +80,15 @@ void run_one(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
   run(kFunction, queue, x, where, y, workspace, attributes, {});
 }
 
+void run_mean(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
+              ffi::Result<ffi::AnyBuffer> workspace, Attributes attributes) {
+  const DType result = dtype_of(*y);
+  require(result >= DType::kFloat16, "kernels compute means of floats");
+  Buffers buffers{};
+  buffers.divisor = static_cast<double>(row_sizes(x.dimensions(), attributes.inner_dims).columns);
+  run(Function::kSum, queue, x, std::nullopt, y, workspace, attributes, buffers);
+}
+
 void run_mean_and_var(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
                       ffi::Result<ffi::AnyBuffer> mean, ffi::Result<ffi::AnyBuffer> variance,
                       ffi::Result<ffi::AnyBuffer> workspace, VarianceAttributes attributes) {
@@ -98,6 +107,7 @@ const RegisterOp kRegistration(Op{
     "reduce",
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
     {make_target<&run_one<Function::kSum>>("jax_gpuops_sum_v1"),
+     make_target<&run_mean>("jax_gpuops_mean_v1"),
      make_target<&run_one<Function::kProd>>("jax_gpuops_prod_v1"),
      make_target<&run_one<Function::kMax>>("jax_gpuops_max_v1"),
      make_target<&run_one<Function::kMin>>("jax_gpuops_min_v1"),

@@ -89,6 +89,49 @@ struct MergeMoments {
   }
 };
 
+using JAX_GPUOPS_NAMESPACE::group_reduce;
+
+// group_reduce() of collectives.h for moments, in fewer operations than a merge for each halving of
+// the group. Of distances d from the mean of the group's first lane, with weights w = count_i /
+// count, and what is left of them, e = d - sum(w d):
+//
+//     mean    = first mean + sum(w d) + sum(w e)
+//     squares = sum(squares_i + count_i e^2) - count sum(w e)^2
+//
+// sum(w e) is no more than what rounding left off sum(w d), so the difference loses nothing.
+template <class A>
+__device__ inline Moments<A> group_reduce(Moments<A> own, MergeMoments merge, int lanes,
+                                          int stride = 1) {
+  const auto sum = [&](A value) { return group_reduce(value, Add{}, lanes, stride); };
+  const int first = static_cast<int>(threadIdx.x) % kWarpSize & ~((lanes - 1) * stride);
+  A mean = __shfl_sync(kFullWarp, own.mean, first);
+  const bool first_is_empty = __shfl_sync(kFullWarp, own.count, first) == 0;
+  const A count = sum(own.count);
+  const A weight = own.count * fast_reciprocal(count > 0 ? count : A(1));
+  A distance = own.count > 0 ? (own.mean - mean) + own.low : A(0);
+  const A step = sum(weight * distance);
+  if (own.count > 0) distance -= step;
+  const A low = sum(weight * distance);
+  const A squares = sum(own.squares + own.count * distance * distance);
+  // The same for all lanes of a group, and no matter of the warp's other groups.
+  const bool merges = !is_finite(squares) || (first_is_empty && count > 0);
+  if (__any_sync(kFullWarp, merges)) {
+    Moments<A> merged = own;
+    for (int each = lanes / 2; each > 0; each /= 2) {
+      merged = merge(merged, shuffle_xor(merged, each * stride));
+    }
+    if (merges) return merged;
+  }
+  A rest = 0;
+  add_exactly(step, mean, rest);
+  return {mean, rest + low, squares - count * low * low, count};
+}
+
+template <int kLanes, class A>
+__device__ inline Moments<A> group_reduce(Moments<A> own, MergeMoments merge) {
+  return group_reduce(own, merge, kLanes);
+}
+
 // What a thread makes of elements.
 template <class A>
 class ElementMoments {

@@ -17,7 +17,7 @@ constexpr std::int64_t kPackBytes = 16;
 constexpr int kWarpLanes = 32;
 
 // multiple: a row that a block reads in a few microseconds is not worth a second launch.
-constexpr std::int64_t kMultipleBytes = 64 * 1024;
+constexpr std::int64_t kMultipleBytes = 256 * 1024;
 // Where there are this many rows for each multiprocessor, a block for each keeps all busy.
 constexpr std::int64_t kMultipleRows = 2;
 // A row is split over several blocks only in parts that are worth one.
@@ -26,26 +26,20 @@ constexpr std::int64_t kSplitColumns = 256;
 constexpr std::int64_t kInterleavedSplitColumns = 64;  // of few rows each
 constexpr std::int64_t kMaxSplits = 2048;
 
-// Twice as many blocks as fit at a time share the work evenly, though they are of unlike speed.
-constexpr std::int64_t kWaves = 2;
-
 // combine: parts that a thread is to have, all of which it loads at once.
 constexpr std::int64_t kCombineThreadParts = 4;
 
-// row: the longest row that a warp takes; it reads 16 packs a lane then.
-constexpr std::int64_t kWarpRowPacks = 16 * kWarpLanes;
-// The same where there are fewer rows for each multiprocessor than keep it busy with warps for
-// long: with so few turns, the last one counts, and a block's is shorter.
-constexpr std::int64_t kFewRows = 512;
-constexpr std::int64_t kWarpFewRowPacks = 4 * kWarpLanes;
-// How many packs a thread of a block that takes a row is to have, all of which it loads at once.
-constexpr std::int64_t kBlockThreadPacks = 4;
-// How many packs a lane is to have: with more, fewer lanes combine at the end, and with fewer, more
-// loads are under way in all.
-constexpr std::int64_t kRowLanePacks = 1;
+// row: how many packs a thread reads of a row, at most, if that leaves each multiprocessor enough
+// threads to keep memory busy. The fewer threads a row has, the less there is to combine; and of
+// rows that share packs with their neighbours the two edges, which take a thread long.
+constexpr std::int64_t kMostThreadPacks = 8;
+constexpr std::int64_t kMostThreadPacksWithEdges = 16;
+constexpr std::int64_t kBusyThreads = 512;
+// Of a row for several warps: all that a thread loads at once. In a warp, lanes cost less.
+constexpr std::int64_t kLeastThreadPacks = 4;
 
 // staged: longer rows keep a group of lanes busy, and take much shared memory.
-constexpr std::int64_t kStagedBytes = 256;
+constexpr std::int64_t kStagedBytes = 512;
 // The longest row of which a tile fits every GPU's shared memory; kAlgorithms names it.
 constexpr std::int64_t kMostStagedBytes = 1024;
 // A warp's tile, if rows are short: enough to spread the cost of asking and waiting for it.
@@ -227,11 +221,20 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
 
 // Configurations
 
-// The threads of one block on a row.
-int block_threads(const Problem& problem) {
+// Whether rows begin and end at packs.
+bool has_whole_packs(const Problem& problem) {
+  return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
+}
+
+// How many threads take a row, a power of two of them.
+int row_threads(const Problem& problem, const Device& device) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
-  return std::max(kWarpLanes,
-                  power_of_two_from(divide_up(packs, kBlockThreadPacks), kMultipleThreads));
+  const std::int64_t busy = kBusyThreads * device.multiprocessors;
+  std::int64_t threads =
+      divide_up(packs, has_whole_packs(problem) ? kMostThreadPacks : kMostThreadPacksWithEdges);
+  while (threads < packs && expected_rows(problem) * threads < busy) threads *= 2;
+  const std::int64_t most = std::max<std::int64_t>(kWarpLanes, divide_up(packs, kLeastThreadPacks));
+  return power_of_two_from(std::min(threads, most), kMultipleThreads);
 }
 
 // Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where the
@@ -253,21 +256,14 @@ void configure_step(const Problem& problem, Algorithm algorithm, std::int64_t wo
   }
 }
 
-// Whether rows begin and end at packs.
-bool has_whole_packs(const Problem& problem) {
-  return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
-}
-
 void configure_row(const Problem& problem, const Device& device, Config* config) {
-  const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
-  const bool are_few = expected_rows(problem) < kFewRows * device.multiprocessors;
-  if (packs > (are_few ? kWarpFewRowPacks : kWarpRowPacks)) {
-    config->threads = block_threads(problem);
+  const int threads = row_threads(problem, device);
+  if (threads > kRowThreads) {
+    config->threads = threads;
     return;
   }
-  const int lanes = power_of_two_from(divide_up(packs, kRowLanePacks), kWarpLanes);
   config->threads = kRowThreads;
-  config->lanes = has_whole_packs(problem) ? lanes : std::max(lanes, 2);  // for two edges
+  config->lanes = has_whole_packs(problem) ? threads : std::max(threads, 2);  // an edge each
 }
 
 void configure_staged(const Problem& problem, const Device& device, Config* config) {
@@ -317,7 +313,7 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   }
   const std::int64_t parts = std::min(wanted, room);
   if (parts <= 1) {
-    config->threads = block_threads(problem);
+    config->threads = std::max(kWarpLanes, row_threads(problem, device));
     return;
   }
   config->threads = kMultipleThreads;
@@ -337,7 +333,7 @@ void configure_column(const Problem& problem, std::int64_t workspace, const Devi
       std::int64_t{device.multiprocessors} * resident_column_blocks(problem, config->pack, device);
   const std::int64_t tiles = divide_up(problem.outer * packs_per_outer, config->lanes);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
-  const std::int64_t parts = std::min({kWaves * resident / tiles, column_partials(problem), room});
+  const std::int64_t parts = std::min({resident / tiles, column_partials(problem), room});
   if (parts <= 1) return;
   config->parts = parts;
   configure_combine(problem, config);
@@ -353,7 +349,7 @@ void configure_interleaved(const Problem& problem, std::int64_t workspace, const
       resident_interleaved_blocks(problem, config->threads, config->shared_bytes, device);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
   const std::int64_t parts =
-      std::min({kWaves * resident / problem.outer, interleaved_partials(problem), room});
+      std::min({resident / problem.outer, interleaved_partials(problem), room});
   if (parts <= 1) return;
   config->parts = parts;
   configure_combine(problem, config);

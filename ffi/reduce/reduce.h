@@ -67,6 +67,7 @@ struct Buffers {
   Mask mask;
   void* y;
   void* workspace;           // for what blocks pass on to the next launch
+  double divisor = 1;        // sum of floats: what the result is divided by, for a mean
   void* variance = nullptr;  // mean_and_var, whose y is the mean
   double correction = 0;     // likewise: what is taken off the number of elements to divide by
 };
@@ -107,7 +108,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      kContiguousValues, "unroll_kernel"},
     {"multiple", "Several blocks per row, many elements per thread, 16-byte loads.", kHarris,
      kContiguous, "multiple_kernel combine_kernel"},
-    {"row", "A group of lanes, a warp or a block per row, by its length.",
+    {"row", "A group of threads per row, of a few lanes up to a block, by its length.",
      "NVIDIA CUB, segmented reduction", kContiguous, "row_kernel multiple_kernel"},
     {"staged",
      "Stretches of whole rows in shared memory, of which each lane folds rows of its own.",
@@ -135,7 +136,7 @@ inline std::string_view name_of(Algorithm algorithm) {
 // How a kernel is launched, and a second time where the blocks of the first leave partial results.
 struct Config {
   int threads = 0;                // of a block
-  int lanes = 0;                  // row: on one row, 0 for a block; column: along the inner axis
+  int lanes = 0;                  // row: threads of a row, 0 for a block; column: along `inner`
   int pack = 1;                   // column: rows that a lane reads at a time
   int stride = 0;                 // interleaved: packs that a block reads at a time
   int lane_rows = 0;              // staged: of a tile, for each lane

@@ -72,6 +72,7 @@ struct Target {
   DType dtype;
   bool partials;
   IntegerOrder order;
+  double divisor = 1;        // sum of floats: what the result is divided by, for a mean
   void* variance = nullptr;  // mean_and_var: the second result
   double correction = 0;     // likewise: what is taken off the number of elements to divide by
 };
@@ -208,9 +209,10 @@ struct ValueReducer {
     if constexpr (kKeys) value ^= target.order.template flipped<A>();
     if (target.partials) {
       static_cast<A*>(target.data)[index] = value;
-    } else {
-      store_result(target, index, value);
+      return;
     }
+    if constexpr (kFunction == Function::kSum && kFloat) value /= static_cast<A>(target.divisor);
+    store_result(target, index, value);
   }
 
   // What one thread makes of its elements. Sums of floats are compensated, once for every call of

@@ -1,29 +1,44 @@
-// Algorithm `row`, for rows that are short: a group of lanes takes one.
+// Algorithm `row`: a group of threads takes a row, and a block as many rows as it has groups.
 //
-// The groups are a power of two of lanes, so that a warp holds several short rows or one long one;
-// a group's lanes read neighbouring packs and combine by shuffles, without shared memory or a
-// barrier. The first lanes of a warp's groups write neighbouring results. Rows that would keep a
-// warp busy for long get a block each: the kernel of `multiple`, with one block a row.
+// The groups are a power of two of threads, so that a warp holds several short rows or a part of a
+// long one. A group reads neighbouring packs; lanes combine by shuffles, without a barrier, and the
+// warps of a longer row in shared memory. A block is large even where a row needs few threads, as
+// it takes the GPU long to start many small ones.
 //
-//     8 lanes a row:   lanes 0 .. 7 -> row r    lanes 8 .. 15 -> row r + 1   ...
+//     8 threads a row:     threads 0 ..  7 -> row r    threads  8 ..  15 -> row r + 1   ...
+//     64 threads a row:    warps 0 and 1   -> row r    warps 2 and 3     -> row r + 1   ...
+//
+// Rows that need more threads than a block of this kernel has get the kernel of `multiple`, with
+// one block a row.
 #pragma once
 
+#include "core/shared.h"
 #include "reduce/row_packs.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+inline constexpr int kRowWarps = kRowThreads / kWarpSize;
+
+template <class Reducer>
+struct RowStorage {
+  typename Reducer::Partial warps[kRowWarps];
+};
+
 template <class Reducer, class Masks>
 __global__ void __launch_bounds__(kRowThreads)
     row_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
-               int lanes_log2, Masks masks) {
-  const int lanes = 1 << lanes_log2;
-  const int lane = threadIdx.x & (lanes - 1);
-  const int row_in_block = threadIdx.x >> lanes_log2;
-  const int rows_per_block = kRowThreads >> lanes_log2;
+               int threads_log2, Masks masks) {
+  auto& warps = shared<RowStorage<Reducer>>().warps;
+  const int threads = 1 << threads_log2;
+  const int thread = threadIdx.x & (threads - 1);
+  const int row_in_block = threadIdx.x >> threads_log2;
+  const int rows_per_block = kRowThreads >> threads_log2;
+  const int row_warps = threads / kWarpSize;  // 0 for a part of a warp
+  const typename Reducer::Combine combine;
   const typename Reducer::Reader read(y);
 
-  // The loop's bounds are those of the block, so that all lanes reach every shuffle.
+  // The loop's bounds are those of the block, so that all threads reach every shuffle and barrier.
   for (std::int64_t first = std::int64_t{blockIdx.x} * rows_per_block; first < rows.count;
        first += std::int64_t{gridDim.x} * rows_per_block) {
     const std::int64_t row = first + row_in_block;
@@ -31,10 +46,25 @@ __global__ void __launch_bounds__(kRowThreads)
     auto partial = Reducer::identity();
     if (has_row) {
       const RowPacks<typename Reducer::Element, int> packs(x, rows, row);
-      partial = fold_row<Reducer, kLoads>(packs, masks.of(row), read, lane, lanes);
+      partial = fold_row<Reducer, kLoads>(packs, masks.of(row), read, thread, threads);
     }
-    partial = group_reduce(partial, typename Reducer::Combine{}, lanes);
-    if (has_row && lane == 0) Reducer::store(y, row, partial);
+    partial = group_reduce(partial, combine, row_warps == 0 ? threads : kWarpSize);
+    if (row_warps <= 1) {
+      if (has_row && thread == 0) Reducer::store(y, row, partial);
+      continue;
+    }
+    if (threadIdx.x % kWarpSize == 0) warps[threadIdx.x / kWarpSize] = partial;
+    __syncthreads();
+    if (threadIdx.x < kWarpSize) {
+      const int warp = threadIdx.x;
+      const auto of_warp = warp < kRowWarps ? warps[warp] : Reducer::identity();
+      const auto total = group_reduce(of_warp, combine, row_warps);
+      const std::int64_t own = first + warp / row_warps;
+      if (warp < kRowWarps && warp % row_warps == 0 && own < rows.count) {
+        Reducer::store(y, own, total);
+      }
+    }
+    __syncthreads();  // the next rows' partials overwrite these
   }
 }
 
@@ -42,12 +72,12 @@ template <class Instance>
 void launch_row(const Call& call) {
   const Config& config = call.config;
   const int rows_per_block = config.threads / config.lanes;
-  const int lanes_log2 = __builtin_ctz(static_cast<unsigned>(config.lanes));
+  const int threads_log2 = __builtin_ctz(static_cast<unsigned>(config.lanes));
   launch_kernel<row_kernel<typename Instance::First, typename Instance::Masks>>(
       call.queue,
       {grid_extent(divide_up(call.problem.rows(), rows_per_block)),
-       static_cast<unsigned>(config.threads)},
-      Instance::elements(call), call.result(), call.rows(), lanes_log2, Instance::masks(call));
+       static_cast<unsigned>(config.threads), sizeof(RowStorage<typename Instance::First>)},
+      Instance::elements(call), call.result(), call.rows(), threads_log2, Instance::masks(call));
 }
 
 }  // namespace reduce

@@ -99,7 +99,8 @@ class RowPacks {
 
 // Folds what falls to thread `thread` of `threads` of a row: whole packs thread, thread + threads
 // ..., and of the first two threads an edge each. A thread's packs are loaded kBatch at a time
-// before the first of them is folded; one that waited for each would leave memory idle. Columns
+// before the first of them is folded; one that waited for each would leave memory idle. All threads
+// have as many full batches, so that those of a warp wait together, and then what is left. Columns
 // ascend, but for the edges, which are folded by themselves. There are at least two threads, if
 // rows are not whole packs.
 template <class Reducer, int kBatch, class Index, class RowMask>
@@ -129,15 +130,14 @@ __device__ __forceinline__ typename Reducer::Partial fold_row(
   typename Reducer::Fold fold;
   Elements elements[kBatch] = {};  // g++ does not see that what is not loaded is not read
   const Index end = row.end_whole();
-  Index pack = row.first_whole() + thread;
-  const auto at = [&](int i) { return pack + static_cast<Index>(i) * threads; };
-  for (; at(kBatch - 1) < end; pack = at(kBatch)) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) elements[i] = row.read(at(i));
+  const Index batch = static_cast<Index>(kBatch) * threads;
+  Index first = row.first_whole();
+  const auto at = [&](int i) { return first + static_cast<Index>(i) * threads + thread; };
+  const auto fold_batch = [&](auto has) {
 #pragma unroll
     for (int i = 0; i < kBatch; i += kFolded) {
       if constexpr (kFolded == 1) {
-        fold_pack(fold, elements[i], row.column(at(i)), kAll);
+        if (has(i)) fold_pack(fold, elements[i], row.column(at(i)), kAll);
       } else {  // the reducer does not ask for columns
         Accumulator<Element> chunk[kFolded * kPack];
         unsigned kept = 0;
@@ -147,20 +147,23 @@ __device__ __forceinline__ typename Reducer::Partial fold_row(
           read.widen(elements[i + j], value);
 #pragma unroll
           for (int e = 0; e < kPack; ++e) chunk[j * kPack + e] = value[e];
-          kept |= kept_by<kPack>(mask, row.column(at(i + j)), kAll) << (j * kPack);
+          const unsigned of_pack = has(i + j) ? kAll : 0;
+          kept |= kept_by<kPack>(mask, row.column(at(i + j)), of_pack) << (j * kPack);
         }
         fold.add_kept(chunk, kept, 0, 1);
       }
     }
+  };
+  for (; first + batch <= end; first += batch) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) elements[i] = row.read(at(i));
+    fold_batch([](int) { return true; });
   }
 #pragma unroll
-  for (int i = 0; i < kBatch - 1; ++i) {
+  for (int i = 0; i < kBatch; ++i) {
     if (at(i) < end) elements[i] = row.read(at(i));
   }
-#pragma unroll
-  for (int i = 0; i < kBatch - 1; ++i) {
-    if (at(i) < end) fold_pack(fold, elements[i], row.column(at(i)), kAll);
-  }
+  fold_batch([&](int i) { return at(i) < end; });
   if (!has_edge) return fold.value();
 
   typename Reducer::Fold fold_edge;
