@@ -201,14 +201,16 @@ def _call(
 
 
 def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
-    axes = _arguments.canonical_axes(axis, jnp.ndim(a))
+    axes = _arguments.canonical_axes(axis, a.ndim)
     keywords = dict(arguments)
     upstream = functools.partial(_UPSTREAM[name], axis=axis, **keywords)
     # Upstream's abstract evaluation tells the results' type, and raises what upstream raises.
     result = jax.tree.leaves(jax.eval_shape(upstream, a, **operands))[-1]
 
     def kernel():
-        for dtype in (a.dtype, result.dtype):
+        # Upstream computes in an integer dtype, if one is named, but returns floats, for NaN.
+        named = keywords["dtype"]
+        for dtype in (a.dtype, result.dtype if named is None else jnp.dtype(named)):
             if dtype.name not in _reduce.FLOATS:
                 floats = ", ".join(_reduce.FLOATS)
                 raise NoKernelError(f"dtype {dtype} is not among {floats}", TypeError)

@@ -440,6 +440,7 @@ XLA_TAKES = {
     "complex": ({"x": np.ones((3, 4), "complex64")}, TypeError, "dtype complex64 is not among"),
     "8 bits": ({"x": jnp.ones((3, 4), "float8_e4m3fn")}, TypeError, "dtype float8_e4m3fn is not"),
     "result": ({"dtype": "complex64"}, TypeError, "dtype complex64 is not among"),
+    "integer result": ({"dtype": "int32"}, TypeError, "dtype int32 is not among float16"),
     "mean": ({"mean": np.ones((3, 1), "float32")}, ValueError, "mean is given"),
     "ddof": ({"ddof": np.ones((3,), "float32")}, TypeError, "ddof is an array"),
     "correction": ({"correction": jnp.ones((3,))}, TypeError, "correction is an array"),

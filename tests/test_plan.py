@@ -579,6 +579,16 @@ def test_columns_in_packs_are_for_aligned_arrays(implementation):
         assert execution["config"]["pack"] == pack
 
 
+@pytest.mark.parametrize("sizes", [(0, 50, 1), (4, 0, 1), (0, 50, 3), (4, 0, 3), (4, 50, 0)])
+def test_an_array_without_elements_has_a_plan(sizes, implementation):
+    problem = dict(zip(("outer", "columns", "inner"), sizes, strict=True))
+    problem |= {"function": "sum", "dtype": "float32", "result": "float32", "masked": 0}
+    problem |= {"alignment": _primitive.ALIGNMENT, "workspace": _primitive.WORKSPACE_AS_ASKED}
+    for algorithm in (None, "column"):
+        _, config = planned(implementation, "reduce", problem, algorithm)
+        assert config["workspace"] == 0
+
+
 @pytest.mark.parametrize("algorithm", ["multiple", "column", "interleaved"])
 def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
     axis = 0 if algorithm == "interleaved" else 1

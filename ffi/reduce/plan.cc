@@ -210,7 +210,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       }
       return "";
     case Algorithm::kInterleaved:
-      if (problem.inner == 1) {
+      if (problem.inner <= 1) {  // or 0, of an array without elements
         return "takes rows whose elements lie apart; 'row' takes neighbours in memory";
       }
       if (problem.masked) return "takes no mask; 'column' does";
