@@ -53,8 +53,8 @@ def sum(
       out: unused, as in JAX.
       keepdims: True to keep the reduced axes with size 1.
       initial: a scalar, the start value of the reduction.
-      where: a boolean array that broadcasts to `a`: the elements to include. The kernels `row`,
-        `column` and `multiple` read a mask of floats; other dtypes are masked before.
+      where: a boolean array that broadcasts to `a`: the elements to include. The kernels read
+        a mask of floats, but for those whose limits exclude it; other dtypes are masked before.
       promote_integers: False to keep the dtype of integers if `dtype` is None.
       batch_invariant: True for rows that have the same bits whatever the number of rows, the other
         rows, the axis and `vmap` are. Rows that are no multiple of 16 bytes are filled up, and
@@ -304,10 +304,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         element = _element_dtype(reduction, a.dtype, dtype)
         if element.name not in _DTYPES:
             raise NoKernelError(f"dtype {element} is not among {', '.join(_DTYPES)}", TypeError)
-        if _primitive.is_sharded_along(a, axes):
-            raise NoKernelError(
-                f"a is sharded along the reduced axes, {jax.typeof(a)}; use jax.shard_map"
-            )
+        _rowwise.check_unsharded("a", a, axes)
         where = operands.get("where")
         masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
         how = {"implementation": implementation, "algorithm": algorithm}

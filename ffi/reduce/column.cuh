@@ -86,15 +86,15 @@ __global__ void __launch_bounds__(kColumnThreads)
           }
         }
       };
-      const auto fold_columns = [&](int first, auto count) {
+      const auto fold_columns = [&](int from, auto count) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
           Value of_row[decltype(count)::value];
 #pragma unroll
-          for (int u = 0; u < count; ++u) of_row[u] = value[first + u][i];
-          const std::int64_t first_column = column + first * depths;
+          for (int u = 0; u < count; ++u) of_row[u] = value[from + u][i];
+          const std::int64_t first_column = column + from * depths;
           if constexpr (Masks::kMasks && !Reducer::kHasIdentity) {
-            fold[i].add_kept(of_row, kept[i] >> first, first_column, depths);
+            fold[i].add_kept(of_row, kept[i] >> from, first_column, depths);
           } else {
             fold[i].add(of_row, first_column, depths);
           }

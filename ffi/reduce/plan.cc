@@ -115,8 +115,7 @@ void check(const Problem& problem) {
   if (problem.masked && (is_arg(function) || !is_float(dtype))) {
     throw std::invalid_argument(
         "kernels take masks of floats, but not for argmax and argmin; other elements must be "
-        "masked "
-        "before");
+        "masked before");
   }
 }
 
@@ -416,7 +415,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     const std::string apart =
         "the elements of a row lie " + std::to_string(problem.inner) + " elements apart";
     if (takes(Algorithm::kInterleaved) && interleaved_is_best(problem)) {
-      return {Algorithm::kInterleaved, apart + ", which is no whole number of packs, or few"};
+      return {Algorithm::kInterleaved, apart + ", which is few packs, or not whole ones"};
     }
     return {Algorithm::kColumn, apart};
   }

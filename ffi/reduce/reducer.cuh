@@ -278,8 +278,8 @@ struct ArgReducer {
 
   // Loses against every element, even one of the same value.
   __device__ static Partial identity() {
-    return {ValueReducer < kFunction == Function::kArgMax ? Function::kMax : Function::kMin, A,
-            A > ::identity(), std::numeric_limits<std::int64_t>::max()};
+    constexpr Function kExtreme = kFunction == Function::kArgMax ? Function::kMax : Function::kMin;
+    return {ValueReducer<kExtreme, A, A>::identity(), std::numeric_limits<std::int64_t>::max()};
   }
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
@@ -382,6 +382,12 @@ using Reducer =
     std::conditional_t<kFunction == Function::kMeanAndVar, MomentsReducer<T, A>,
                        std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A>,
                                           ValueReducer<kFunction, T, A>>>;
+
+// What block_reduce() needs in shared memory.
+template <class Reducer>
+struct BlockStorage {
+  typename Reducer::Partial warps[kMaxWarpsPerBlock];
+};
 
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE
