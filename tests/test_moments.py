@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_reduce
 from jax.test_util import check_grads
 
 import jax_gpuops
 
 FUNCTIONS = ("var", "std")
 ALGORITHMS = [a.name for a in jax_gpuops.algorithms("reduce") if "sum, prod" not in a.limits]
-MASKING = [name for name in ALGORITHMS if name not in ("staged", "interleaved")]
+MASKING = test_reduce.MASKING
+
+_the_machine_has_the_algorithm = test_reduce._the_machine_has_the_algorithm
 
 
 def mean_and_var(x, axis=None, **how):
@@ -27,14 +30,6 @@ def ours(name, x, axis=None, **keywords):
 
 def upstream(name, x, axis=None, **keywords):
     return getattr(jnp, name)(x, axis, **keywords)
-
-
-@pytest.fixture(autouse=True)
-def _the_machine_has_the_algorithm(request):
-    callspec = getattr(request.node, "callspec", None)
-    is_named = callspec is not None and callspec.params.get("algorithm") == "cluster"
-    if is_named and (why := helpers.refusal("var", "cluster")):
-        pytest.skip(why)
 
 
 def at_axis(algorithm, shape, dtype="float32"):
