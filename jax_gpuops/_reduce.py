@@ -373,7 +373,8 @@ def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) ->
 def count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
     """How many elements the mean is of, as an array that broadcasts to the sum."""
     if not masks:
-        return jnp.asarray(math.prod(a.shape[axis] for axis in axes)).astype(dtype)
+        # Not from an array of integers, which would be int32.
+        return jax.lax.convert_element_type(math.prod(a.shape[axis] for axis in axes), dtype)
     shape = list(masks[0].shape)
     for axis in axes:
         shape[axis] = a.shape[axis]

@@ -648,6 +648,21 @@ def test_export_with_symbolic_shapes(name, implementation):
         np.testing.assert_allclose(again.call(x), upstream(name, x, -1), rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("name", ["mean", "var", "mean_and_var"])
+def test_more_elements_than_an_int32_counts(name, batch_invariant, implementation):
+    x = jax.ShapeDtypeStruct((2, 1 << 31), "bfloat16")
+    how = {"implementation": implementation, "batch_invariant": batch_invariant}
+
+    def total(x, axis):
+        results = jax.tree.leaves(getattr(jax_gpuops, name)(x, axis, **how))
+        return sum(jnp.sum(y) for y in results)
+
+    for axis in (1, None):
+        gradient = jax.eval_shape(jax.grad(functools.partial(total, axis=axis)), x)
+        assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype)
+
+
 MASK = jax.ShapeDtypeStruct((1,), bool)
 ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
 
