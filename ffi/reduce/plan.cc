@@ -50,8 +50,6 @@ constexpr std::int64_t kStagedBytes = 256;
 constexpr std::int64_t kMostStagedBytes = 1024;
 // A warp's tile, if rows are short: enough to spread the cost of asking and waiting for it.
 constexpr std::int64_t kStagedTileBytes = 4096;
-// So many tiles for each multiprocessor that warps have several, and end at about the same time.
-constexpr std::int64_t kStagedTiles = 256;
 // A block's shared memory is about this, so that a multiprocessor has several blocks.
 constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 
