@@ -153,7 +153,7 @@ class ElementMoments {
   }
 
  private:
-  // The mean of a chunk, near enough to measure distances from; of equal elements, each.
+  // About the mean of a chunk, to measure distances from; of equal elements exactly their value.
   template <int kCount, class TakesPart>
   __device__ static A middle(const A (&value)[kCount], const TakesPart& takes_part, int taken) {
     A first = 0;
