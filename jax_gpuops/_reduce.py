@@ -471,7 +471,8 @@ _UNKNOWN_COLUMNS = 2**40  # where exported shapes are symbolic: more than any GP
 
 def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
     """Of a row by itself: a shard of the program has fewer of them than there are here."""
-    problem = problem | {"outer": 1, "inner": 1}
+    # A size that is symbolic may be any.
+    problem = problem | {"outer": 1, "inner": 1 if problem["inner"] == 1 else 2}
     if not isinstance(problem["columns"], int):
         if launch.algorithm in _STEPS:
             raise ValueError(

@@ -604,6 +604,18 @@ def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
     assert parts[2:] == [3, 2, 1]
 
 
+def test_contiguous_rows_have_workspace_for_parts_of_16_kib(implementation):
+    """Each part leaves up to 32 bytes. Only rows whose elements lie apart are divided further."""
+    for function, dtype in [("sum", "float32"), ("argmax", "int8"), ("mean_and_var", "float64")]:
+        problem = {"function": function, "dtype": dtype, "masked": 0, "inner": 1}
+        problem |= {"result": "int32" if function == "argmax" else dtype}
+        problem |= {"outer": 1, "columns": 1 << 20, "workspace": _primitive.WORKSPACE_AS_ASKED}
+        problem |= {"alignment": _primitive.ALIGNMENT, "algorithm": ""}
+        room = _library.module(implementation).workspace("reduce", problem)
+        bytes_of_row = (1 << 20) * np.dtype(dtype).itemsize
+        assert 0 < room <= bytes_of_row // (16 << 10) * 32
+
+
 def test_a_step_without_its_workspace_is_refused(implementation):
     x = jax.ShapeDtypeStruct((2, 5000), "float32")
     how = {"implementation": implementation, "algorithm": "unroll"}

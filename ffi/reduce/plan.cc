@@ -464,11 +464,11 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
   std::int64_t partials = 0;
-  if (algorithm.empty()) {
-    partials = std::max(
-        {multiple_partials(problem), column_partials(problem), interleaved_partials(problem)});
-  } else if (algorithm == kBatchInvariant) {
+  if (algorithm.empty() || algorithm == kBatchInvariant) {
     partials = multiple_partials(problem);
+    if (problem.inner != 1) {
+      partials = std::max({partials, column_partials(problem), interleaved_partials(problem)});
+    }
   } else {
     const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
     switch (named) {

@@ -174,8 +174,8 @@ struct Plan {
 // named one, can take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
-// Bytes of workspace for each row: an upper bound that depends neither on the number of rows nor
-// on where they lie, because a shard of the problem has only its share.
+// Bytes of workspace for each row: an upper bound that does not depend on the number of rows, since
+// a shard of the problem has only its share. It is enough for shards with a smaller `inner`, too.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
 // How many blocks of the algorithm's first launch a multiprocessor holds at a time; those of
