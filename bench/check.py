@@ -261,17 +261,17 @@ def variance(problem: Problem, y, reference, operands) -> Errors:
 
 
 def mean_and_variance(problem: Problem, results, references, operands) -> Errors:
-    """The larger of two errors: of the mean relative to that of absolute values, and the other."""
-    (mean, spread), (true_mean, true_spread) = results, references
+    """The larger error: of the mean, relative to the mean of magnitudes, or of the variance."""
+    (mean, var), (true_mean, true_var) = results, references
     (x,) = operands
     scale = jnp.mean(jnp.abs(x.astype(jnp.float64)), problem.options["axis"])
     error = jnp.abs(mean.astype(jnp.float64) - true_mean)
     bound = 2 * math.log2(row_length(problem, x) + 1) * _computed_epsilon(x.dtype) * scale
     bound += _epsilon(mean.dtype) * jnp.abs(true_mean)
-    other, excess = variance(problem, spread, true_spread, operands)
+    var_error, var_share = variance(problem, var, true_var, operands)
     return (
-        jnp.maximum(other, jnp.max(error / scale)),
-        jnp.maximum(excess, jnp.max(error / bound)),
+        jnp.maximum(var_error, jnp.max(error / scale)),
+        jnp.maximum(var_share, jnp.max(error / bound)),
     )
 
 

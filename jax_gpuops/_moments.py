@@ -55,8 +55,8 @@ def var(
       batch_invariant: as for `sum`.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
-      algorithm: None to let the plan choose, or "multiple", "row" or "column" of
-        `jax_gpuops.algorithms("reduce")`.
+      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("reduce")` whose
+        limits allow it.
 
     Returns:
       An array of the shape of `a` without the reduced axes.
@@ -201,14 +201,16 @@ def _call(
 
 
 def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
-    axes = _arguments.canonical_axes(axis, jnp.ndim(a))
+    axes = _arguments.canonical_axes(axis, a.ndim)
     keywords = dict(arguments)
     upstream = functools.partial(_UPSTREAM[name], axis=axis, **keywords)
     # Upstream's abstract evaluation tells the results' type, and raises what upstream raises.
     result = jax.tree.leaves(jax.eval_shape(upstream, a, **operands))[-1]
 
     def kernel():
-        for dtype in (a.dtype, result.dtype):
+        # Upstream computes in an integer dtype, if one is named, but returns floats, for NaN.
+        named = keywords["dtype"]
+        for dtype in (a.dtype, result.dtype if named is None else jnp.dtype(named)):
             if dtype.name not in _reduce.FLOATS:
                 floats = ", ".join(_reduce.FLOATS)
                 raise NoKernelError(f"dtype {dtype} is not among {floats}", TypeError)
@@ -221,10 +223,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
                     "is traced",
                     TypeError,
                 )
-        if _primitive.is_sharded_along(a, axes):
-            raise NoKernelError(
-                f"a is sharded along the reduced axes, {jax.typeof(a)}; use jax.shard_map"
-            )
+        _rowwise.check_unsharded("a", a, axes)
         where = operands.get("where")
         masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
         correction = keywords["correction"]

@@ -53,8 +53,8 @@ def sum(
       out: unused, as in JAX.
       keepdims: True to keep the reduced axes with size 1.
       initial: a scalar, the start value of the reduction.
-      where: a boolean array that broadcasts to `a`: the elements to include. The kernels `row`,
-        `column` and `multiple` read a mask of floats; other dtypes are masked before.
+      where: a boolean array that broadcasts to `a`: the elements to include. The kernels read
+        a mask of floats, but for those whose limits exclude it; other dtypes are masked before.
       promote_integers: False to keep the dtype of integers if `dtype` is None.
       batch_invariant: True for rows that have the same bits whatever the number of rows, the other
         rows, the axis and `vmap` are. Rows that are no multiple of 16 bytes are filled up, and
@@ -310,10 +310,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         element = _element_dtype(reduction, a.dtype, dtype)
         if element.name not in _DTYPES:
             raise NoKernelError(f"dtype {element} is not among {', '.join(_DTYPES)}", TypeError)
-        if _primitive.is_sharded_along(a, axes):
-            raise NoKernelError(
-                f"a is sharded along the reduced axes, {jax.typeof(a)}; use jax.shard_map"
-            )
+        _rowwise.check_unsharded("a", a, axes)
         how = {"implementation": implementation, "algorithm": algorithm}
         y = _bind(reduction, a, *masks, axes=axes, dtype=np.dtype(dtype), **how)
         if "initial" in operands:
@@ -380,7 +377,8 @@ def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) ->
 def count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
     """How many elements the mean is of, as an array that broadcasts to the sum."""
     if not masks:
-        return jnp.asarray(math.prod(a.shape[axis] for axis in axes)).astype(dtype)
+        # Not from an array of integers, which would be int32.
+        return jax.lax.convert_element_type(math.prod(a.shape[axis] for axis in axes), dtype)
     shape = list(masks[0].shape)
     for axis in axes:
         shape[axis] = a.shape[axis]
@@ -477,7 +475,8 @@ _UNKNOWN_COLUMNS = 2**40  # where exported shapes are symbolic: more than any GP
 
 def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
     """Of a row by itself: a shard of the program has fewer of them than there are here."""
-    problem = problem | {"outer": 1, "inner": 1}
+    # A size that is symbolic may be any.
+    problem = problem | {"outer": 1, "inner": 1 if problem["inner"] == 1 else 2}
     if not isinstance(problem["columns"], int):
         if launch.algorithm in _STEPS:
             raise ValueError(

@@ -101,6 +101,14 @@ def bind(p: Primitive, x: jax.Array, *masks: jax.Array, **params: Any) -> Any:
     return _primitive.bind(p, _primitive.shard_alike(x, *masks), *masks, **params)
 
 
+def check_unsharded(name: str, x: jax.Array, axes: Axes) -> None:
+    """Raises `NoKernelError` if the type of the argument `name` says that an axis is divided."""
+    if _primitive.is_sharded_along(x, axes):
+        raise NoKernelError(
+            f"{name} is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map"
+        )
+
+
 def _check_masks(x: jax.Array, masks: Sequence[jax.Array]) -> None:
     for mask in masks:
         if jnp.broadcast_shapes(mask.shape, x.shape) != x.shape:

@@ -230,11 +230,8 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
         largest = float(jnp.finfo(_primitive.accumulator(x.dtype)).max) / 2
         if abs(scale) > largest:  # kernels multiply it by log2(e)
             raise NoKernelError(f"abs(scale) must be at most {largest:.3}, got scale {scale}")
-        moves = len(axes) > 1 or algorithm == BATCH_INVARIANT
-        if moves and _primitive.is_sharded_along(x, axes):
-            raise NoKernelError(
-                f"x is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map"
-            )
+        if len(axes) > 1 or algorithm == BATCH_INVARIANT:  # the rows are moved
+            _rowwise.check_unsharded("x", x, axes)
         # Kernels read -inf in place of elements that do not take part, and 0 * -inf is NaN.
         is_zero = np.asarray(scale, _primitive.accumulator(x.dtype)) == 0
         bind = functools.partial(

@@ -8,13 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_reduce
 from jax.test_util import check_grads
 
 import jax_gpuops
 
 FUNCTIONS = ("var", "std")
 ALGORITHMS = [a.name for a in jax_gpuops.algorithms("reduce") if "sum, prod" not in a.limits]
-MASKING = [name for name in ALGORITHMS if name not in ("staged", "interleaved")]
+MASKING = test_reduce.MASKING
+
+_the_machine_has_the_algorithm = test_reduce._the_machine_has_the_algorithm
 
 
 def mean_and_var(x, axis=None, **how):
@@ -27,14 +30,6 @@ def ours(name, x, axis=None, **keywords):
 
 def upstream(name, x, axis=None, **keywords):
     return getattr(jnp, name)(x, axis, **keywords)
-
-
-@pytest.fixture(autouse=True)
-def _the_machine_has_the_algorithm(request):
-    callspec = getattr(request.node, "callspec", None)
-    is_named = callspec is not None and callspec.params.get("algorithm") == "cluster"
-    if is_named and (why := helpers.refusal("var", "cluster")):
-        pytest.skip(why)
 
 
 def at_axis(algorithm, shape, dtype="float32"):
@@ -314,7 +309,7 @@ def test_rows_of_few_elements(name, implementation):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_signature_is_upstream_s_and_two_more(name):
+def test_signature_is_upstream_s_and_three_more(name):
     mine = list(inspect.signature(getattr(jax_gpuops, name)).parameters.values())
     theirs = list(inspect.signature(getattr(jnp, name)).parameters.values())
     assert [(p.name, p.default, p.kind) for p in mine[:-3]] == [
@@ -440,6 +435,7 @@ XLA_TAKES = {
     "complex": ({"x": np.ones((3, 4), "complex64")}, TypeError, "dtype complex64 is not among"),
     "8 bits": ({"x": jnp.ones((3, 4), "float8_e4m3fn")}, TypeError, "dtype float8_e4m3fn is not"),
     "result": ({"dtype": "complex64"}, TypeError, "dtype complex64 is not among"),
+    "integer result": ({"dtype": "int32"}, TypeError, "dtype int32 is not among float16"),
     "mean": ({"mean": np.ones((3, 1), "float32")}, ValueError, "mean is given"),
     "ddof": ({"ddof": np.ones((3,), "float32")}, TypeError, "ddof is an array"),
     "correction": ({"correction": jnp.ones((3,))}, TypeError, "correction is an array"),

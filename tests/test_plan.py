@@ -579,6 +579,16 @@ def test_columns_in_packs_are_for_aligned_arrays(implementation):
         assert execution["config"]["pack"] == pack
 
 
+@pytest.mark.parametrize("sizes", [(0, 50, 1), (4, 0, 1), (0, 50, 3), (4, 0, 3), (4, 50, 0)])
+def test_an_array_without_elements_has_a_plan(sizes, implementation):
+    problem = dict(zip(("outer", "columns", "inner"), sizes, strict=True))
+    problem |= {"function": "sum", "dtype": "float32", "result": "float32", "masked": 0}
+    problem |= {"alignment": _primitive.ALIGNMENT, "workspace": _primitive.WORKSPACE_AS_ASKED}
+    for algorithm in (None, "column"):
+        _, config = planned(implementation, "reduce", problem, algorithm)
+        assert config["workspace"] == 0
+
+
 @pytest.mark.parametrize("algorithm", ["multiple", "column", "interleaved"])
 def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
     axis = 0 if algorithm == "interleaved" else 1
@@ -592,6 +602,18 @@ def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
         parts.append(config["parts"])
     assert parts[0] == parts[1] > 3
     assert parts[2:] == [3, 2, 1]
+
+
+def test_contiguous_rows_have_workspace_for_parts_of_16_kib(implementation):
+    """Each part leaves up to 32 bytes. Only rows whose elements lie apart are divided further."""
+    for function, dtype in [("sum", "float32"), ("argmax", "int8"), ("mean_and_var", "float64")]:
+        problem = {"function": function, "dtype": dtype, "masked": 0, "inner": 1}
+        problem |= {"result": "int32" if function == "argmax" else dtype}
+        problem |= {"outer": 1, "columns": 1 << 20, "workspace": _primitive.WORKSPACE_AS_ASKED}
+        problem |= {"alignment": _primitive.ALIGNMENT, "algorithm": ""}
+        room = _library.module(implementation).workspace("reduce", problem)
+        bytes_of_row = (1 << 20) * np.dtype(dtype).itemsize
+        assert 0 < room <= bytes_of_row // (16 << 10) * 32
 
 
 def test_a_step_without_its_workspace_is_refused(implementation):

@@ -326,7 +326,7 @@ def test_any_order_of_threads(name, algorithm, implementation):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_signature_is_upstream_s_and_two_more(name):
+def test_signature_is_upstream_s_and_three_more(name):
     mine = list(inspect.signature(getattr(jax_gpuops, name)).parameters.values())
     theirs = list(inspect.signature(getattr(jnp, name)).parameters.values())
     assert [(p.name, p.default, p.kind) for p in mine[:-3]] == [
@@ -646,6 +646,21 @@ def test_export_with_symbolic_shapes(name, implementation):
     for shape in [(3, 7), (1, 40000)]:
         x = helpers.normal(shape, "float32")
         np.testing.assert_allclose(again.call(x), upstream(name, x, -1), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("name", ["mean", "var", "mean_and_var"])
+def test_more_elements_than_an_int32_counts(name, batch_invariant, implementation):
+    x = jax.ShapeDtypeStruct((2, 1 << 31), "bfloat16")
+    how = {"implementation": implementation, "batch_invariant": batch_invariant}
+
+    def total(x, axis):
+        results = jax.tree.leaves(getattr(jax_gpuops, name)(x, axis, **how))
+        return sum(jnp.sum(y) for y in results)
+
+    for axis in (1, None):
+        gradient = jax.eval_shape(jax.grad(functools.partial(total, axis=axis)), x)
+        assert (gradient.shape, gradient.dtype) == (x.shape, x.dtype)
 
 
 MASK = jax.ShapeDtypeStruct((1,), bool)

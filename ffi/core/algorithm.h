@@ -17,7 +17,8 @@ inline constexpr std::int64_t kWorkspaceAsAsked = -1;
 // their number, so that a row has the same bits in every batch.
 inline constexpr std::string_view kBatchInvariant = "batch_invariant";
 
-// Some rows of a vocabulary, or many of attention: long rows are shared by a few blocks.
+// The array that batch-invariant plans are made for, of a few rows of a vocabulary or many of
+// attention: a few blocks share a long row.
 inline constexpr std::int64_t kExpectedBytes = 4 << 20;
 
 // The number of rows that plans are made for: where it must not matter how many there are, as many

@@ -17,6 +17,11 @@ __host__ __device__ constexpr T infinity() {
   return std::numeric_limits<T>::infinity();
 }
 
+template <class T>
+__device__ inline bool is_finite(T x) {
+  return x - x == T(0);
+}
+
 // max and min that keep NaN, as IEEE 754-2019 maximum and minimum do and fmax does not.
 template <class T>
 __device__ inline T maximum(T a, T b) {

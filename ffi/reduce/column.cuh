@@ -77,23 +77,18 @@ __global__ void __launch_bounds__(kColumnThreads)
         if constexpr (Masks::kMasks) {
 #pragma unroll
           for (int i = 0; i < kPack; ++i) {
-            const bool keeps = mask[i](column + u * depths);
-            if constexpr (!Reducer::kHasIdentity) {
-              kept[i] = (kept[i] & ~(1u << u)) | (keeps ? 1u << u : 0);
-            } else if (!keeps) {
-              value[u][i] = static_cast<Value>(Reducer::identity());
-            }
+            const unsigned keeps = mask[i](column + u * depths) ? 1u << u : 0;
+            kept[i] = (kept[i] & ~(1u << u)) | keeps;
           }
         }
       };
-      const auto fold_columns = [&](unsigned present) {  // bit u for value[u]
+      const auto fold_columns = [&](unsigned present) {  // again a bit for each value[u]
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
           Value of_row[kLoads];
 #pragma unroll
           for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
-          const unsigned takes_part = Masks::kMasks && !Reducer::kHasIdentity ? kept[i] : ~0u;
-          fold[i].add_kept(of_row, present & takes_part, column, depths);
+          fold[i].add_kept(of_row, Masks::kMasks ? present & kept[i] : present, column, depths);
         }
       };
       for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {

@@ -26,17 +26,12 @@ struct Parts {
   int count;  // of a result
 };
 
-template <class Reducer>
-struct CombineStorage {
-  typename Reducer::Partial warps[kMaxWarpsPerBlock];
-};
-
 // `threads`, a power of two, take a result: a part of a warp, or the block. Partials are not
 // __restrict__, since the kernel that writes them may still run when this one starts.
 template <class Reducer>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const typename Reducer::Element* partials, Target y, Parts parts, int threads) {
-  const auto warps = shared<CombineStorage<Reducer>>().warps;
+  const auto warps = shared<BlockStorage<Reducer>>().warps;
   const typename Reducer::Combine combine;
   const typename Reducer::Reader read(y);
   const bool by_block = threads > kWarpSize;
@@ -55,14 +50,14 @@ __global__ void __launch_bounds__(kCombineThreads)
     if (result < parts.results) {
       const std::int64_t outer = result / parts.inner;
       const auto* const from = partials + outer * parts.count * parts.inner + result % parts.inner;
-      for (int first = own_part; first < parts.count; first += kLoads * threads) {
+      for (int part = own_part; part < parts.count; part += kLoads * threads) {
         typename Reducer::Partial value[kLoads];
 #pragma unroll
         for (int i = 0; i < kLoads; ++i) {
-          const int part = first + i * threads;
-          value[i] = part < parts.count ? read(from[part * parts.inner]) : Reducer::identity();
+          const int loaded = part + i * threads;
+          value[i] = loaded < parts.count ? read(from[loaded * parts.inner]) : Reducer::identity();
         }
-        fold.add(value, first, threads);
+        fold.add(value, part, threads);
       }
     }
     auto partial = fold.value();
@@ -79,7 +74,7 @@ void launch_combine(const Call& call) {
   const std::int64_t groups =
       config.last_lanes > kWarpSize ? 1 : kCombineThreads / config.last_lanes;
   LaunchShape shape{grid_extent(divide_up(problem.rows(), groups)), kCombineThreads,
-                    sizeof(CombineStorage<Last>)};
+                    sizeof(BlockStorage<Last>)};
   shape.early = true;
   launch_kernel<combine_kernel<Last>>(
       queue, shape, Instance::partials(call), call.result(),

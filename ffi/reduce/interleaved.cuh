@@ -54,13 +54,14 @@ __global__ void __launch_bounds__(kInterleavedThreads)
     const int phase = elements_past_alignment<kPack>(run);
     const Element* const packs = run - phase;
     const std::int64_t end = phase + runs.size;
-    const std::int64_t whole_packs = end / kPack;  // or begun before the run
+    const std::int64_t whole_packs = end / kPack;  // the first may begin before the run
     const std::int64_t steps = (end + step_size - 1) / step_size;
     const std::int64_t part = (steps + gridDim.x - 1) / gridDim.x;
     const std::int64_t first_step = blockIdx.x * part;
     const std::int64_t end_step = first_step + part < steps ? first_step + part : steps;
 
-    // Fold the thread's packs. Of element i the column is known in steps, until the end.
+    // Fold the thread's packs. Folds get steps as columns: which column an element of a step
+    // belongs to is the same each time, and is found out once, at the end.
     typename Reducer::Fold fold[kPack];
     if (thread < runs.stride) {
       const auto from = [&](std::int64_t step) {
@@ -79,7 +80,7 @@ __global__ void __launch_bounds__(kInterleavedThreads)
         fold_cut(step, phase, end);
         ++step;
       }
-      // Steps of which the thread has a whole pack come before this one.
+      // The thread's packs are whole in the steps before this one.
       std::int64_t whole = (whole_packs - thread + runs.stride - 1) / runs.stride;
       if (whole_packs <= thread) whole = 0;
       if (whole > end_step) whole = end_step;
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kInterleavedThreads)
           fold[i].add(of_row, step + u, 1);
         }
       }
-      // The pack that the run ends in, but for one that it begins in as well.
+      // The pack that the run ends in, unless it begins there too: that one has been folded.
       const bool begins_in_it = whole_packs == 0 && phase != 0;
       if (end % kPack != 0 && !begins_in_it && thread == whole_packs % runs.stride) {
         const std::int64_t last = whole_packs / runs.stride;
@@ -121,8 +122,9 @@ __global__ void __launch_bounds__(kInterleavedThreads)
     }
     let_next_kernel_start();
 
-    // Combine: slots lie as a step does, from the run's first element on, as often round as it
-    // takes.
+    // Combine. Slots are counted from the run's first element, so that slot s is of row s % inner,
+    // but steps from the pack that it lies in: the first `phase` elements of a step have the last
+    // slots, and columns of the step before.
     if (thread < runs.stride) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {

@@ -1,15 +1,15 @@
 // Mean and variance in one pass over the elements.
 //
-// Sums of squares cancel where elements are far from 0 relative to their spread. So a thread takes
-// distances from the mean of the elements that it has had so far. Of those that it has loaded
-// together, a chunk of b elements after a others, with distances d:
+// Sums of squares cancel where elements are far from 0 relative to their spread. So a thread sums
+// distances d from the mean of the elements that it has folded so far. A chunk of b elements, which
+// it has loaded together, changes the mean and the squares of the a elements before it:
 //
 //     mean    += sum(d) / (a + b)
 //     squares += sum(d^2) - sum(d)^2 / (a + b)
 //
-// The last difference cancels little where a is not less than b, as sum(d)^2 is at most b sum(d^2).
-// Earlier chunks are measured from their own mean. They, and the partials of threads and blocks,
-// are merged by the formula of Chan, Golub and LeVeque (1979):
+// The difference cancels little where a is not less than b, as sum(d)^2 is at most b sum(d^2). The
+// first chunks, with a < b, are measured from their own mean. These, and the partials of threads
+// and blocks, are merged by the formula of Chan, Golub and LeVeque (1979):
 //
 //     mean    = mean_a + (mean_b - mean_a) b / (a + b)
 //     squares = squares_a + squares_b + (mean_b - mean_a)^2 a b / (a + b)
@@ -28,12 +28,12 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// Elements as their number, their mean and their squared distances from it.
+// The number of some elements, their mean, and the sum of their squared distances from it.
 template <class A>
 struct Moments {
   A mean;
-  A low;      // what rounding left off the mean
-  A squares;  // a sum
+  A low;  // what rounding left off the mean
+  A squares;
   A count;
 };
 
@@ -45,19 +45,15 @@ __device__ inline Moments<A> shuffle_xor(Moments<A> value, int distance) {
           __shfl_xor_sync(kFullWarp, value.count, distance)};
 }
 
-template <class A>
-__device__ inline bool is_finite(A value) {
-  return value - value == 0;
-}
-
-// The squares of elements with this mean where they overflow: infinite, but NaN where an element is
-// infinite or NaN, and so is the mean.
+// What squares become where they overflow: infinity, or NaN if an element, and so the mean, is
+// infinite or NaN.
 template <class A>
 __device__ inline A squares_of_far_elements(A mean) {
   return is_finite(mean) ? infinity<A>() : std::numeric_limits<A>::quiet_NaN();
 }
 
-// The value and what it lacks become value + more, as exactly as `more`.
+// Adds `more` to `value`, and sets `low` to what rounding leaves off the sum: exactly if `value` is
+// not the smaller one, else with an error of about that of `more`.
 template <class A>
 __device__ inline void add_exactly(A more, A& value, A& low) {
   const A total = value + more;
@@ -150,14 +146,14 @@ class ElementMoments {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) taken += takes_part(i) ? 1 : 0;
     if (taken == 0) return;
-    const bool is_early = count_ < kCount;
-    const A from = is_early ? middle(value, takes_part, taken) : mean_;
+    const bool is_early = count_ < kCount;  // fewer elements than the chunk's came before
+    const A shift = is_early ? middle(value, takes_part, taken) : mean_;
     constexpr int kSums = kCount < 4 ? kCount : 4;  // each addition to one waits for the last
     A sums[kSums] = {};
     A squares[kSums] = {};
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const A distance = takes_part(i) ? value[i] - from : A(0);
+      const A distance = takes_part(i) ? value[i] - shift : A(0);
       sums[i % kSums] += distance;
       squares[i % kSums] += distance * distance;
     }
@@ -178,7 +174,7 @@ class ElementMoments {
       return;
     }
     if (is_early) {
-      Moments<A> all{from, 0, 0, static_cast<A>(taken)};
+      Moments<A> all{shift, 0, 0, static_cast<A>(taken)};
       const A own = sum * fast_reciprocal(all.count);
       all.squares = square - sum * own;
       add_exactly(own, all.mean, all.low);
@@ -188,7 +184,7 @@ class ElementMoments {
       squares_ = {all.squares, 0};
       return;
     }
-    // The same from mean_ + low_.
+    // The distances are from mean_ alone: the sums from mean_ + low_ follow.
     const A rest = sum - static_cast<A>(taken) * low_;
     const A step = rest * each;
     squares_.add((square - low_ * (sum + rest)) - rest * step);
@@ -200,7 +196,7 @@ class ElementMoments {
   }
 
  private:
-  // The mean of a chunk, near enough to measure distances from; of equal elements, each.
+  // About the mean of a chunk, to measure distances from; of equal elements exactly their value.
   template <int kCount, class TakesPart>
   __device__ static A middle(const A (&value)[kCount], const TakesPart& takes_part, int taken) {
     A first = 0;

@@ -14,7 +14,7 @@ int resident_multiple_blocks(const Problem& problem, const Device& device) {
     using Instance = decltype(instance);
     using First = typename Instance::First;
     blocks = resident_blocks(queue, multiple_kernel<First, typename Instance::Masks>,
-                             kMultipleThreads, sizeof(MultipleStorage<First>));
+                             kMultipleThreads, sizeof(BlockStorage<First>));
   });
   return blocks;
 }

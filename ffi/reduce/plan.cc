@@ -44,8 +44,6 @@ constexpr std::int64_t kStagedBytes = 512;
 constexpr std::int64_t kMostStagedBytes = 1024;
 // A warp's tile, if rows are short: enough to spread the cost of asking and waiting for it.
 constexpr std::int64_t kStagedTileBytes = 4096;
-// So many tiles for each multiprocessor that warps have several, and end at about the same time.
-constexpr std::int64_t kStagedTiles = 256;
 // A block's shared memory is about this, so that a multiprocessor has several blocks.
 constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 
@@ -109,8 +107,7 @@ void check(const Problem& problem) {
   if (problem.masked && (is_arg(function) || !is_float(dtype))) {
     throw std::invalid_argument(
         "kernels take masks of floats, but not for argmax and argmin; other elements must be "
-        "masked "
-        "before");
+        "masked before");
   }
 }
 
@@ -204,7 +201,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       }
       return "";
     case Algorithm::kInterleaved:
-      if (problem.inner == 1) {
+      if (problem.inner <= 1) {  // or 0, of an array without elements
         return "takes rows whose elements lie apart; 'row' takes neighbours in memory";
       }
       if (problem.masked) return "takes no mask; 'column' does";
@@ -412,7 +409,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     const std::string apart =
         "the elements of a row lie " + std::to_string(problem.inner) + " elements apart";
     if (takes(Algorithm::kInterleaved) && interleaved_is_best(problem)) {
-      return {Algorithm::kInterleaved, apart + ", which is no whole number of packs, or few"};
+      return {Algorithm::kInterleaved, apart + ", which is few packs, or not whole ones"};
     }
     return {Algorithm::kColumn, apart};
   }
@@ -463,11 +460,11 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
   std::int64_t partials = 0;
-  if (algorithm.empty()) {
-    partials = std::max(
-        {multiple_partials(problem), column_partials(problem), interleaved_partials(problem)});
-  } else if (algorithm == kBatchInvariant) {
+  if (algorithm.empty() || algorithm == kBatchInvariant) {
     partials = multiple_partials(problem);
+    if (problem.inner != 1) {
+      partials = std::max({partials, column_partials(problem), interleaved_partials(problem)});
+    }
   } else {
     const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
     switch (named) {

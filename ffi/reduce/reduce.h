@@ -110,22 +110,20 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      kContiguous, "multiple_kernel combine_kernel"},
     {"row", "A group of threads per row, of a few lanes up to a block, by its length.",
      "NVIDIA CUB, segmented reduction", kContiguous, "row_kernel multiple_kernel"},
-    {"staged",
-     "Stretches of whole rows in shared memory, of which each lane folds rows of its own.",
+    {"staged", "Tiles of whole rows in shared memory; each lane folds rows of its own.",
      "this project",
-     "no mask of floats; rows that are contiguous in memory, of up to 1024 bytes; arrays aligned "
-     "to "
-     "16 bytes",
+     "no mask of floats; rows that are contiguous in memory, of up to 1024 bytes; arrays at a "
+     "multiple of 16 bytes",
      "staged_kernel"},
     {"cluster", "As multiple, by a cluster of blocks, in one launch.", "this project",
      "rows that are contiguous in memory; compute capability 9.0", "cluster_kernel"},
     {"column", "Lanes along the contiguous axis inside the rows, threads down the columns.",
      "PyTorch, Reduce.cuh; XLA, column reduction", "none", "column_kernel combine_kernel"},
     {"interleaved",
-     "Packs at such a stride that a thread's hold elements of the same rows each time.",
+     "Blocks read whole columns at a time, so that a thread's packs all hold the same rows.",
      "this project",
-     "no mask of floats; rows whose elements lie apart, by so few that a block reads all of a "
-     "column",
+     "no mask of floats; rows whose elements lie apart, and whose columns begin at a pack again "
+     "after at most 512 packs",
      "interleaved_kernel combine_kernel"},
 };
 
@@ -177,13 +175,13 @@ struct Plan {
 // named one, can take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
-// Bytes of workspace for each row: an upper bound that depends neither on the number of rows nor
-// on where they lie, because a shard of the problem has only its share.
+// Bytes of workspace for each row: an upper bound that does not depend on the number of rows, since
+// a shard of the problem has only its share. It is enough for shards with a smaller `inner`, too.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
-// How many blocks of the algorithm's first launch a multiprocessor holds at a time: of their most
-// threads, if none are named. A compiled kernel knows its registers, so this is asked of the kernel
-// where the device is at hand.
+// How many blocks of the algorithm's first launch a multiprocessor holds at a time; those of
+// `multiple` and `column` with the most threads that they have. A compiled kernel knows its
+// registers, so this is asked of the kernel where the device is at hand.
 int resident_multiple_blocks(const Problem& problem, const Device& device);
 int resident_column_blocks(const Problem& problem, int pack, const Device& device);
 int resident_staged_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,

@@ -202,8 +202,7 @@ struct ValueReducer {
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
   using Reader = reduce::Reader<T, A, kKeys>;
-  static constexpr bool kHasIdentity = true;  // an element that changes nothing
-  static constexpr int kChunk = 1;            // elements that Fold should get at a time, at least
+  static constexpr int kChunk = 1;  // elements that Fold should get at a time, at least
 
   __device__ static void store(const Target& target, std::int64_t index, A value) {
     if constexpr (kKeys) value ^= target.order.template flipped<A>();
@@ -280,14 +279,13 @@ struct ArgReducer {
 
   // Loses against every element, even one of the same value.
   __device__ static Partial identity() {
-    return {ValueReducer < kFunction == Function::kArgMax ? Function::kMax : Function::kMin, A,
-            A > ::identity(), std::numeric_limits<std::int64_t>::max()};
+    constexpr Function kExtreme = kFunction == Function::kArgMax ? Function::kMax : Function::kMin;
+    return {ValueReducer<kExtreme, A, A>::identity(), std::numeric_limits<std::int64_t>::max()};
   }
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
   using Reader = reduce::Reader<T, A, kKeys>;
-  static constexpr bool kHasIdentity = true;  // an element that changes nothing
-  static constexpr int kChunk = 1;            // elements that Fold should get at a time, at least
+  static constexpr int kChunk = 1;  // elements that Fold should get at a time, at least
 
   __device__ static void store(const Target& target, std::int64_t index, Partial value) {
     if (target.partials) {
@@ -353,7 +351,6 @@ struct MomentsReducer {
   using Combine = MergeMoments;
   using Reader = reduce::Reader<T, A, false>;
   using Fold = std::conditional_t<std::is_same_v<T, Partial>, PartialMoments<A>, ElementMoments<A>>;
-  static constexpr bool kHasIdentity = false;  // Fold is told which elements take part
   static constexpr int kChunk = 16;
 
   __device__ static Partial identity() { return {}; }
@@ -384,6 +381,12 @@ using Reducer =
     std::conditional_t<kFunction == Function::kMeanAndVar, MomentsReducer<T, A>,
                        std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A>,
                                           ValueReducer<kFunction, T, A>>>;
+
+// What block_reduce() needs in shared memory.
+template <class Reducer>
+struct BlockStorage {
+  typename Reducer::Partial warps[kMaxWarpsPerBlock];
+};
 
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -20,16 +20,11 @@ namespace reduce {
 
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
 
-template <class Reducer>
-struct RowStorage {
-  typename Reducer::Partial warps[kRowWarps];
-};
-
 template <class Reducer, class Masks>
 __global__ void __launch_bounds__(kRowThreads)
     row_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
                int threads_log2, Masks masks) {
-  auto& warps = shared<RowStorage<Reducer>>().warps;
+  const auto warps = shared<BlockStorage<Reducer>>().warps;
   const int threads = 1 << threads_log2;
   const int thread = threadIdx.x & (threads - 1);
   const int row_in_block = threadIdx.x >> threads_log2;
@@ -76,7 +71,7 @@ void launch_row(const Call& call) {
   launch_kernel<row_kernel<typename Instance::First, typename Instance::Masks>>(
       call.queue,
       {grid_extent(divide_up(call.problem.rows(), rows_per_block)),
-       static_cast<unsigned>(config.threads), sizeof(RowStorage<typename Instance::First>)},
+       static_cast<unsigned>(config.threads), sizeof(BlockStorage<typename Instance::First>)},
       Instance::elements(call), call.result(), call.rows(), threads_log2, Instance::masks(call));
 }
 

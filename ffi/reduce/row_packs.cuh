@@ -23,7 +23,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// A bit for each element of a pack from `begin` on and before `end`, both of which may lie beyond.
+// A bit for each element of a pack from `begin` on and before `end`, both of which may lie outside
+// the pack.
 template <int kPack>
 __device__ __forceinline__ unsigned bits_between(std::int64_t begin, std::int64_t end) {
   constexpr unsigned kAll = (1u << kPack) - 1;
@@ -32,8 +33,8 @@ __device__ __forceinline__ unsigned bits_between(std::int64_t begin, std::int64_
   return from & to;
 }
 
-// Of the bits in `kept`, of columns first, first + 1, ..., those that a mask leaves. The mask is
-// read of these columns alone.
+// Takes from `kept`, which has a bit for each of the columns first, first + 1, ..., those that the
+// mask leaves out. Columns without a bit may lie outside the row, so the mask is not read there.
 template <int kPack, class RowMask>
 __device__ __forceinline__ unsigned kept_by(const RowMask& mask, std::int64_t first,
                                             unsigned kept) {

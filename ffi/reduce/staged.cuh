@@ -12,10 +12,13 @@
 // While a warp folds one tile, the next ones are on their way (cp.async). Warps do not wait for
 // each other.
 //
-// A lane reads the words of 4 bytes that cover its row, of 8 where elements have so many. The rows
-// of neighbouring lanes lie a row's length apart: if it is an odd number of words, no two lanes
-// meet in a bank; if an even one, which is no multiple of 4, two at most do; and so do rows that
-// are no whole words, but for elements of a byte, of which four may.
+// A lane reads the words that cover its row: of 4 bytes, or of 8 if elements have 8. Neighbouring
+// lanes read at the distance of a row. How many of them meet in a bank depends on its length:
+//
+//     an odd number of words                   1
+//     an even number, no multiple of 4         2 at most
+//     no whole words, elements of 2 bytes      2 at most
+//     no whole words, elements of 1 byte       4 at most
 #pragma once
 
 #include <cstring>
@@ -78,7 +81,7 @@ __device__ __forceinline__ typename Reducer::Partial fold_shared_row(
     fold.add_kept(value, kept, first - row.phase(), 1);
   };
   int first = 0;
-  if constexpr (Row::kPerWord > 1) {  // of other rows none begins inside a word
+  if constexpr (Row::kPerWord > 1) {  // else no row begins inside a word
     fold_some(first);
     first += kPack;
   }
@@ -90,8 +93,8 @@ __device__ __forceinline__ typename Reducer::Partial fold_shared_row(
   return fold.value();
 }
 
-// Copies a tile: its packs beside the warp, and elements behind the last one, where the array ends,
-// at once.
+// Copies a tile: whole packs asynchronously. Elements after the last one, which only the array's
+// last tile has, are copied at once.
 template <class T>
 __device__ __forceinline__ void copy_tile(const T* __restrict__ from, T* to, int count, int lane) {
   constexpr int kPack = kWidestPack<T>;

@@ -15,11 +15,6 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-template <class A>
-__device__ inline bool is_finite(A x) {
-  return x - x == A(0);
-}
-
 // Results of 16 bits need no better exponential than the hardware's.
 template <class T>
 __device__ inline Accumulator<T> exponential_for(Accumulator<T> x) {

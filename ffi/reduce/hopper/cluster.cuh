@@ -6,8 +6,8 @@
 //        |                      |                      |
 //     slot 0  <-----------------+----------------------+         in the shared memory of block 0
 //
-// Rows are so short that their elements come to the registers in one go, and the time is that of
-// one access to memory after the start.
+// The plan takes it for rows so short that a thread has all of its elements on their way at once:
+// the time is that of one access to memory after the start.
 #pragma once
 
 #include "core/ptx/cluster.cuh"
@@ -37,7 +37,8 @@ __global__ void __launch_bounds__(kClusterThreads)
   const int rank = cluster_rank();
   const std::int64_t row = blockIdx.x / blocks;
 
-  // No partial may be sent to a block that has not started; by then its elements are on their way.
+  // Blocks may send their partials once block 0 has started and initialised the barrier. They wait
+  // for that after they have read the row.
   if (threadIdx.x == 0 && rank == 0) {
     initialise(&storage.arrived);
     announce(&storage.arrived, static_cast<unsigned>(blocks * sizeof(Partial)));

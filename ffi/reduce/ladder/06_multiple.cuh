@@ -18,17 +18,12 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-template <class Reducer>
-struct MultipleStorage {
-  typename Reducer::Partial warps[kMaxWarpsPerBlock];
-};
-
 // blockIdx.x counts the blocks of a row, and blockIdx.y rows.
 template <class Reducer, class Masks>
 __global__ void __launch_bounds__(kMultipleThreads)
     multiple_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
                     Masks masks) {
-  const auto warps = shared<MultipleStorage<Reducer>>().warps;
+  const auto warps = shared<BlockStorage<Reducer>>().warps;
   const int thread = blockIdx.x * blockDim.x + threadIdx.x;
   const int threads = gridDim.x * blockDim.x;
   const typename Reducer::Reader read(y);
@@ -51,7 +46,7 @@ void launch_multiple(const Call& call) {
   const dim3 grid(static_cast<unsigned>(config.parts), grid_extent_beyond_x(call.problem.rows()));
   const Target to = config.parts == 1 ? call.result() : Instance::partial_target(call);
   launch_kernel<multiple_kernel<First, typename Instance::Masks>>(
-      call.queue, {grid, static_cast<unsigned>(config.threads), sizeof(MultipleStorage<First>)},
+      call.queue, {grid, static_cast<unsigned>(config.threads), sizeof(BlockStorage<First>)},
       Instance::elements(call), to, call.rows(), Instance::masks(call));
 }
 
