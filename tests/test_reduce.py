@@ -549,8 +549,18 @@ def test_the_custom_call_is_in_the_program(name, implementation):
             lambda x, axis=axis: ours(name, x, axis, implementation=implementation),
             jnp.zeros(shape),
         )
-        target = "sum" if name == "mean" else name
-        assert any(call.startswith(f"jax_gpuops_{target}_v1") for call in calls)
+        assert any(call.startswith(f"jax_gpuops_{name}_v1") for call in calls)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_mean_is_one_kernel_unless_rows_have_counts_of_their_own(dtype, implementation):
+    def divides(**arguments):
+        function = functools.partial(ours, "mean", axis=-1, implementation=implementation)
+        text = jax.jit(lambda x: function(x, **arguments)).lower(jnp.ones((4, 8), dtype)).as_text()
+        return "divide" in text
+
+    assert not divides()
+    assert divides(where=np.arange(8) < 5)
 
 
 def test_another_axis_costs_no_copy(implementation):
