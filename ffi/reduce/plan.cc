@@ -38,6 +38,11 @@ constexpr std::int64_t kBusyThreads = 512;
 // Of a row for several warps: all that a thread loads at once. In a warp, lanes cost less.
 constexpr std::int64_t kLeastThreadPacks = 4;
 
+// More threads of a multiprocessor than about this take turns. A block of several rows makes room
+// for the next when the last of them is done, so rows of more than a warp then get a block each;
+// where all run at once, fewer blocks start sooner.
+constexpr std::int64_t kResidentThreads = 1024;
+
 // staged: longer rows keep a group of lanes busy, and take much shared memory.
 constexpr std::int64_t kStagedBytes = 512;
 // The longest row of which a tile fits every GPU's shared memory; kAlgorithms names it.
@@ -255,7 +260,9 @@ void configure_step(const Problem& problem, Algorithm algorithm, std::int64_t wo
 
 void configure_row(const Problem& problem, const Device& device, Config* config) {
   const int threads = row_threads(problem, device);
-  if (threads > kRowThreads) {
+  const bool takes_turns =
+      expected_rows(problem) * threads > kResidentThreads * device.multiprocessors;
+  if (threads > kRowThreads || (threads > kWarpLanes && takes_turns)) {
     config->threads = threads;
     return;
   }

@@ -19,9 +19,11 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
+// Of a multiprocessor, at least: fewer do not keep memory busy.
+inline constexpr int kRowBlocks = 1024 / kRowThreads;
 
 template <class Reducer, class Masks>
-__global__ void __launch_bounds__(kRowThreads)
+__global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     row_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
                int threads_log2, Masks masks) {
   const auto warps = shared<BlockStorage<Reducer>>().warps;
@@ -33,34 +35,27 @@ __global__ void __launch_bounds__(kRowThreads)
   const typename Reducer::Combine combine;
   const typename Reducer::Reader read(y);
 
-  // The loop's bounds are those of the block, so that all threads reach every shuffle and barrier.
-  for (std::int64_t first = std::int64_t{blockIdx.x} * rows_per_block; first < rows.count;
-       first += std::int64_t{gridDim.x} * rows_per_block) {
-    const std::int64_t row = first + row_in_block;
-    const bool has_row = row < rows.count;
-    auto partial = Reducer::identity();
-    if (has_row) {
-      const RowPacks<typename Reducer::Element, int> packs(x, rows, row);
-      partial = fold_row<Reducer, kLoads>(packs, masks.of(row), read, thread, threads);
-    }
-    partial = group_reduce(partial, combine, row_warps == 0 ? threads : kWarpSize);
-    if (row_warps <= 1) {
-      if (has_row && thread == 0) Reducer::store(y, row, partial);
-      continue;
-    }
-    if (threadIdx.x % kWarpSize == 0) warps[threadIdx.x / kWarpSize] = partial;
-    __syncthreads();
-    if (threadIdx.x < kWarpSize) {
-      const int warp = threadIdx.x;
-      const auto of_warp = warp < kRowWarps ? warps[warp] : Reducer::identity();
-      const auto total = group_reduce(of_warp, combine, row_warps);
-      const std::int64_t own = first + warp / row_warps;
-      if (warp < kRowWarps && warp % row_warps == 0 && own < rows.count) {
-        Reducer::store(y, own, total);
-      }
-    }
-    __syncthreads();  // the next rows' partials overwrite these
+  const std::int64_t first = std::int64_t{blockIdx.x} * rows_per_block;
+  const std::int64_t row = first + row_in_block;
+  const bool has_row = row < rows.count;
+  auto partial = Reducer::identity();
+  if (has_row) {
+    const RowPacks<typename Reducer::Element, int> packs(x, rows, row);
+    partial = fold_row<Reducer, kLoads>(packs, masks.of(row), read, thread, threads);
   }
+  partial = group_reduce(partial, combine, row_warps == 0 ? threads : kWarpSize);
+  if (row_warps <= 1) {
+    if (has_row && thread == 0) Reducer::store(y, row, partial);
+    return;
+  }
+  if (threadIdx.x % kWarpSize == 0) warps[threadIdx.x / kWarpSize] = partial;
+  __syncthreads();
+  if (threadIdx.x >= kWarpSize) return;
+  const int warp = threadIdx.x;
+  const auto of_warp = warp < kRowWarps ? warps[warp] : Reducer::identity();
+  const auto total = group_reduce(of_warp, combine, row_warps);
+  const std::int64_t own = first + warp / row_warps;
+  if (warp < kRowWarps && warp % row_warps == 0 && own < rows.count) Reducer::store(y, own, total);
 }
 
 template <class Instance>
