@@ -95,7 +95,12 @@ def spacing(values: np.ndarray, dtype) -> np.ndarray:
 
 def custom_calls(function, *arguments) -> list[str]:
     """The custom calls of ours in the compiled program, so that no test passes by a fallback."""
-    text = jax.jit(function).lower(*arguments).compile().as_text()
+    return custom_calls_of(jax.jit(function).lower(*arguments).compile())
+
+
+def custom_calls_of(program) -> list[str]:
+    """The custom calls of ours in a compiled program."""
+    text = program.as_text()
     return [word for word in text.replace('"', " ").split() if word.startswith("jax_gpuops_")]
 
 

@@ -110,11 +110,11 @@ def test_any_dtype(dtype, name, reduce):
     if name in MOMENTS and dtype not in helpers.FLOATS:
         pytest.skip("kernels take floats")
     with helpers.x64(dtype):
-        for columns in (1, 197, 1501):
-            x = data(name, (ROWS, columns), dtype)
-            ys = reduce(x)
+        xs = [data(name, (ROWS, columns), dtype) for columns in (1, 197, 1501)]
+        results = jax.jit(lambda xs: [(reduce(x), reduce(x[2:3])) for x in xs])(xs)
+        for x, (ys, of_one) in zip(xs, results, strict=True):
             assert_right(name, ys, x)
-            assert_same_bits(reduce(x[2:3]), rows_of(ys, slice(2, 3)))
+            assert_same_bits(of_one, rows_of(ys, slice(2, 3)))
 
 
 @pytest.mark.kernel
@@ -125,7 +125,8 @@ def test_any_neighbours(columns, name, reduce):
     others = np.array(x)
     others[1::4], others[2::4], others[3::4] = 1e30 * x[1::4], np.inf, np.nan
     each_fourth = slice(None, None, 4)
-    assert_same_bits(rows_of(reduce(others), each_fourth), rows_of(reduce(x), each_fourth))
+    beside_others, ys = jax.jit(lambda others, x: (reduce(others), reduce(x)))(others, x)
+    assert_same_bits(rows_of(beside_others, each_fourth), rows_of(ys, each_fourth))
 
 
 @pytest.mark.kernel
@@ -133,21 +134,26 @@ def test_any_neighbours(columns, name, reduce):
 def test_any_axis(columns, name, reduce):
     """Along the last axis, another one or several, and under vmap."""
     x = data(name, (6, columns), "bfloat16")
-    ys = reduce(x)
-    assert_same_bits(reduce(x.T, 0), ys)
-    assert_same_bits(reduce(x.T, 0, keepdims=True), [y[None] for y in ys])
-    assert_same_bits(jax.vmap(reduce)(x), ys)
-    assert_same_bits(jax.vmap(reduce, 1)(x.T), ys)
-    assert_same_bits(jax.vmap(functools.partial(reduce, axis=None))(x.reshape(6, -1, 1)), ys)
-    assert_same_bits(reduce(x[2].reshape(-1, 1), None), rows_of(ys, 2))
-    stacked = jnp.stack([x, 2 * x], 2)
-    mapped = jax.vmap(lambda each: reduce(each, 1), 2)(stacked)
-    assert_same_bits(rows_of(mapped, 0), ys)
-    if name not in ARGS:
-        shape = (6, max(1, columns // 10), min(columns, 10))
-        apart = jnp.swapaxes(x.reshape(shape), 0, 1)
-        assert_same_bits(reduce(x.reshape(shape), (1, 2)), ys)
-        assert_same_bits(reduce(apart, (0, 2)), ys)
+    shape = (6, max(1, columns // 10), min(columns, 10))
+
+    def in_each_way(x, transposed, column, stacked, apart):
+        yield reduce(x)
+        yield reduce(transposed, 0)
+        yield [y.squeeze(0) for y in reduce(transposed, 0, keepdims=True)]
+        yield jax.vmap(reduce)(x)
+        yield jax.vmap(reduce, 1)(transposed)
+        yield jax.vmap(functools.partial(reduce, axis=None))(x.reshape(6, -1, 1))
+        yield rows_of(jax.vmap(lambda each: reduce(each, 1), 2)(stacked), 0)
+        if name not in ARGS:
+            yield reduce(x.reshape(shape), (1, 2))
+            yield reduce(apart, (0, 2))
+        yield reduce(column, None)
+
+    arrays = x, x.T, x[2].reshape(-1, 1), np.stack([x, x + x], 2), x.reshape(shape).swapaxes(0, 1)
+    ys, *others, of_column = jax.jit(lambda *arrays: list(in_each_way(*arrays)))(*arrays)
+    for zs in others:
+        assert_same_bits(zs, ys)
+    assert_same_bits(of_column, rows_of(ys, 2))
 
 
 @pytest.mark.kernel
@@ -160,11 +166,12 @@ def test_masks(shape, name, reduce):
     x = data(name, (6, 64, 64) if 64 in shape else (6, 197, 197), "float32")
     where = np.random.default_rng(0).random(shape) < 0.5
     options = {"initial": 0} if name in ("max", "min") else {}
-    ys = reduce(x, where=where, **options)
-    for i in (0, 5):
-        mask = where[i : i + 1] if shape[0] == 6 else where
-        zs = reduce(x[i : i + 1], where=mask, **options)
-        assert_same_bits(zs, rows_of(ys, slice(i, i + 1)))
+    batches = [slice(None), slice(0, 1), slice(5, 6)]
+    arrays = [(x[batch], where[batch] if shape[0] == 6 else where) for batch in batches]
+    program = jax.jit(lambda arrays: [reduce(x, where=where, **options) for x, where in arrays])
+    ys, *of_one = program(arrays)
+    for batch, zs in zip(batches[1:], of_one, strict=True):
+        assert_same_bits(zs, rows_of(ys, batch))
     if name == "mean_and_var":
         test_moments.assert_right(ys, x, -1, where)
         return

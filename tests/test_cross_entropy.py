@@ -225,10 +225,19 @@ WHERE = {
 }
 
 
-@pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", [None, "strided", *helpers.algorithms("softmax", *ROWS)])
-@pytest.mark.parametrize("classes", [6, 8])
-def test_where_as_in_optax(algorithm, classes, implementation):
+def under_each_mask(function, x, labels, masks):
+    """The results by the masks' names, of one program."""
+
+    @jax.jit
+    def run(x, masks):
+        return {name: function(x, labels, where=where) for name, where in masks.items()}
+
+    return run(x, masks)
+
+
+@functools.cache
+def optax_under_each_mask(classes):
+    """Operands, masks, and what optax gives for them."""
     x = helpers.normal((4, 5, classes), "float32", scale=3)
     labels = random_labels((4, 5), classes)
     masks = {
@@ -237,16 +246,18 @@ def test_where_as_in_optax(algorithm, classes, implementation):
         else np.resize(where, (*where.shape[:2], classes))
         for name, where in WHERE.items()
     }
+    return x, labels, masks, under_each_mask(upstream, x, labels, masks)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("algorithm", [None, "strided", *helpers.algorithms("softmax", *ROWS)])
+@pytest.mark.parametrize("classes", [6, 8])
+def test_where_as_in_optax(algorithm, classes, implementation):
+    x, labels, masks, expected = optax_under_each_mask(classes)
     if algorithm and (why := helpers.refusal("softmax", algorithm, x.shape, where=x < 0)):
         pytest.skip(why)
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def under_each_mask(function, x, masks):
-        return {name: function(x, labels, where=where) for name, where in masks.items()}
-
     each = functools.partial(ours, implementation=implementation, algorithm=algorithm)
-    expected = under_each_mask(upstream, x, masks)
-    for name, y in under_each_mask(each, x, masks).items():
+    for name, y in under_each_mask(each, x, labels, masks).items():
         np.testing.assert_allclose(y, expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
 
 

@@ -285,11 +285,17 @@ def test_masks(algorithm, dtype, implementation):
     )
     with helpers.x64(dtype):
         dirty = jnp.where(masks[0], x, np.nan).astype(x.dtype)  # what is masked is not read
-        plain = call(jnp.asarray(x), where=masks[0])
-        np.testing.assert_array_equal(call(dirty, where=masks[0]), plain)
-        calls = helpers.custom_calls(lambda x, where: call(x, where=where), x, masks[0])
-        assert [each.split("{")[0] for each in calls] == ["jax_gpuops_mean_and_var_v1"]
-        results = jax.jit(lambda x: [call(x, where=where) for where in masks])(x)
+        program = jax.jit(
+            lambda x, masks, dirty: [
+                *(call(x, where=where) for where in masks),
+                call(dirty, where=masks[0]),
+            ]
+        )
+        program = program.lower(x, masks, dirty).compile()
+        calls = [each.split("{")[0] for each in helpers.custom_calls_of(program)]
+        assert calls == ["jax_gpuops_mean_and_var_v1"] * (len(masks) + 1)
+        *results, of_dirty = program(x, masks, dirty)
+        np.testing.assert_array_equal(of_dirty, results[0])
     for result, where in zip(results, masks, strict=True):
         assert_right(result, x, axis, where)
 

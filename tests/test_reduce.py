@@ -68,10 +68,11 @@ def assert_right(name, actual, x, axis=-1):
     expected = jax.eval_shape(lambda x: upstream(name, x, axis), x)
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)
     if name in ("max", "min", *ARGS):
-        np.testing.assert_array_equal(actual, getattr(np, name)(helpers.exact(x), axis))
+        np.testing.assert_array_equal(actual, getattr(np, name)(helpers.exact(x), axis), name)
         return
     if actual.dtype.kind in "iu":
-        np.testing.assert_array_equal(actual, getattr(np, name)(x, axis, dtype=actual.dtype))
+        exact = getattr(np, name)(x, axis, dtype=actual.dtype)
+        np.testing.assert_array_equal(actual, exact, name)
         return
     x = helpers.exact(x)
     count = np.prod(np.take(x.shape, axis)) if axis is not None else x.size
@@ -87,15 +88,16 @@ def assert_right(name, actual, x, axis=-1):
             exact, bound = exact / count, bound / count + epsilon * np.abs(exact / count)
     if actual.dtype.itemsize == 2:
         bound = bound + np.spacing(np.abs(exact).astype(actual.dtype)).astype(np.float64)
-    assert np.all(np.abs(helpers.exact(actual) - exact) <= bound), x.shape
+    assert np.all(np.abs(helpers.exact(actual) - exact) <= bound), (name, x.shape)
 
 
-def assert_each_right(name, xs, axis=-1, **how):
-    """Calls the function for each of `xs`, in one program: compiling takes most of the time."""
+def assert_each_right(names, xs, axis=-1, **how):
+    """Calls each function for each of `xs`, in one program: compiling takes most of the time."""
+    cases = [(name, i) for name in names for i in range(len(xs))]
     with helpers.x64(xs[0].dtype.name):
-        ys = jax.jit(lambda xs: [ours(name, x, axis, **how) for x in xs])(xs)
-        for x, y in zip(xs, ys, strict=True):
-            assert_right(name, y, x, axis)
+        ys = jax.jit(lambda xs: [ours(name, xs[i], axis, **how) for name, i in cases])(xs)
+        for (name, i), y in zip(cases, ys, strict=True):
+            assert_right(name, y, xs[i], axis)
 
 
 # Values
@@ -103,37 +105,35 @@ def assert_each_right(name, xs, axis=-1, **how):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*FOLDS, *ARGS])
 @pytest.mark.parametrize("algorithm", PRODUCTION)
-def test_every_production_algorithm(name, algorithm, dtype, implementation):
+def test_every_production_algorithm(algorithm, dtype, implementation):
     """Rows of one element, of one block, and of several."""
     xs = [as_taken(algorithm, data(shape, dtype)) for shape in [(3, 1), (2, 257), (2, 40000)]]
     (axis,) = {axis for _, axis in xs}
     xs = [x for x, _ in xs]
-    assert_each_right(name, xs, axis, implementation=implementation, algorithm=algorithm)
+    names = *FOLDS, *ARGS
+    assert_each_right(names, xs, axis, implementation=implementation, algorithm=algorithm)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", FOLDS)
 @pytest.mark.parametrize("algorithm", STEPS)
-def test_every_step_of_the_ladder(algorithm, name, dtype, implementation):
+def test_every_step_of_the_ladder(algorithm, dtype, implementation):
     """Rows around the size of a block's tile, one to three levels of partials."""
-    shapes = [(3, 1), (2, 513)]
-    if dtype in ("float32", "bfloat16", "int8") and name == "sum":
-        shapes.append((2, 66000))
-    xs = [data(shape, dtype) for shape in shapes]
-    assert_each_right(name, xs, implementation=implementation, algorithm=algorithm)
+    how = {"implementation": implementation, "algorithm": algorithm}
+    assert_each_right(FOLDS, [data(shape, dtype) for shape in [(3, 1), (2, 513)]], **how)
+    if dtype in ("float32", "bfloat16", "int8"):
+        assert_each_right(["sum"], [data((2, 66000), dtype)], **how)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8"])
-@pytest.mark.parametrize("name", ["sum", "max", "mean", "argmin"])
-def test_rows_whose_elements_lie_apart(name, dtype, implementation):
+def test_rows_whose_elements_lie_apart(dtype, implementation):
     """Few and many columns, inner sizes with and without packs, one block and several per row."""
     shapes = [(1, 2, 3), (2, 3, 1), (2, 600, 3), (3, 5, 260), (1, 3000, 33), (2, 1100, 64)]
     xs = [data(shape, dtype) for shape in shapes]
-    assert_each_right(name, xs, 1, implementation=implementation, algorithm="column")
+    names = "sum", "max", "mean", "argmin"
+    assert_each_right(names, xs, 1, implementation=implementation, algorithm="column")
 
 
 @hypothesis.given(
@@ -232,38 +232,38 @@ def test_subnormal_sums_are_kept(implementation):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
-@pytest.mark.parametrize("name", ["sum", "max", "argmin"])
 @pytest.mark.parametrize("algorithm", ["multiple", "row", "staged", "cluster", "column"])
-def test_rows_that_start_at_any_phase(algorithm, name, dtype, implementation):
+def test_rows_that_start_at_any_phase(algorithm, dtype, implementation):
     """Row r of an array with n columns starts n * r elements after an aligned address; the last
     one ends where the array does."""
     offsets = (0, 1, 2, 4, 7, 8, 15)
     xs = [data((9, start + n), dtype) for n in offsets for start in (0, 16, 64) if start + n]
-    assert_each_right(name, xs, implementation=implementation, algorithm=algorithm)
+    names = "sum", "max", "argmin"
+    assert_each_right(names, xs, implementation=implementation, algorithm=algorithm)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "int64"])
-@pytest.mark.parametrize("name", ["sum", "max", "argmax"])
-def test_rows_of_up_to_a_kilobyte_in_shared_memory(name, dtype, implementation):
+def test_rows_of_up_to_a_kilobyte_in_shared_memory(dtype, implementation):
     """One tile that is not full, as many as warps have at a time and more; tiles of many rows for
     each lane; rows that begin in the middle of a word, at each bank, and of an even stride."""
     longest = 1024 // helpers.np_dtype(dtype).itemsize
     shapes = [(1, 1), (31, 3), (20000, 2), (33, 33), (700, 77), (300, 10), (400, 20), (65, longest)]
     xs = [data(shape, dtype) for shape in shapes]
-    assert_each_right(name, xs, implementation=implementation, algorithm="staged")
+    names = "sum", "max", "argmax"
+    assert_each_right(names, xs, implementation=implementation, algorithm="staged")
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*FOLDS, *ARGS])
-def test_rows_that_lie_interleaved(name, dtype, implementation):
+@pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
+def test_rows_that_lie_interleaved(names, dtype, implementation):
     """Runs shorter than a pack, than a step and than a block's share, that begin and end at any
     phase; columns of a pack, of less and of more, and that are as long as a block's step."""
-    longest = 512 if dtype in ("bfloat16", "float32", "int8") and name != "prod" else 130
+    longest = 512 if dtype in ("bfloat16", "float32", "int8") and "prod" not in names else 130
     shapes = [(3, 1, 2), (5, 2, 3), (3, 7, 5), (2, 400, 3), (2, 301, 33), (1, 1000, 16)]
     xs = [data(shape, dtype) for shape in [*shapes, (2, 90, 64), (1, 20, longest)]]
-    assert_each_right(name, xs, 1, implementation=implementation, algorithm="interleaved")
+    assert_each_right(names, xs, 1, implementation=implementation, algorithm="interleaved")
 
 
 def test_an_array_at_an_odd_address_is_not_staged(implementation):
@@ -430,11 +430,16 @@ def test_masks_in_every_algorithm_that_takes_them(algorithm, name, dtype, implem
     )
     with helpers.x64(dtype):
         dirty = jnp.where(masks[0], x, np.nan).astype(x.dtype)  # what is masked is not read
-        plain = np.asarray(call(jnp.asarray(x), where=masks[0]))
-        np.testing.assert_array_equal(call(dirty, where=masks[0]), plain)
-        calls = helpers.custom_calls(lambda x, where: call(x, where=where), x, masks[0])
-        assert calls
-        ys = jax.jit(lambda x: [call(x, where=where) for where in masks])(x)
+        program = jax.jit(
+            lambda x, masks, dirty: [
+                *(call(x, where=where) for where in masks),
+                call(dirty, where=masks[0]),
+            ]
+        )
+        program = program.lower(x, masks, dirty).compile()
+        assert len(helpers.custom_calls_of(program)) == len(masks) + 1
+        *ys, of_dirty = program(x, masks, dirty)
+        np.testing.assert_array_equal(of_dirty, ys[0])
     wide = helpers.exact(x)
     for y, where in zip(ys, masks, strict=True):
         expected = getattr(np, name)(wide, axis, where=where, **how)
