@@ -1,9 +1,11 @@
 """Runs what CI, which has no GPU, leaves out: all tests on a GPU, or some under compute-sanitizer.
 
-    python .ci/gpu.py tests --processes 14
+    python .ci/gpu.py tests --processes 8
     python .ci/gpu.py memcheck --processes 8
     python .ci/gpu.py racecheck --processes 6 --tests 24
     python .ci/gpu.py synccheck --processes 8
+
+All tests in 14 processes ran out of 80 GB of GPU memory; one test takes 16 GB.
 
 racecheck takes two minutes to load kernels before the first test of a process, and
 compute-sanitizer itself ends by a segmentation fault in some runs. So processes take groups of

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import pathlib
 import re
 import sys
@@ -16,7 +17,7 @@ from bench.arguments import add_names
 from bench.problem import Problem, Shape, Variant
 from bench.programs import command as programs
 from bench.programs import report as programs_report
-from bench.results import Run, environment
+from bench.results import Run, Unfinished, environment
 
 _DESCRIPTION = """\
 Measures the kernels of jax_gpuops against XLA, after checking every result against float64.
@@ -34,6 +35,8 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
   python -m bench programs                            whole programs: attention, LM heads, norms,
   python -m bench programs attention lm_head          ...; plain JAX, None and our kernels
   python -m bench --json run.json --plot figures      keep the numbers; draw them
+                                                       a run that was cut short goes on from
+                                                       run.json.part
   python -m bench merge a.json b.json --json run.json  make one run of its parts
   python -m bench plot run.json --out figures         draw kept numbers again
   python -m bench page docs/performance.md            make the tables of a page from kept numbers
@@ -110,16 +113,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         parser.error(str(error))
     command = options.command if options.command in ("main", "ladder", "programs") else "case"
-    done = Run(command, environment(options.commit))
+    unfinished = Unfinished(Run(command, environment(options.commit)), options.json)
+    done = unfinished.run
     if command == "programs":
-        programs.solve(done, problems, options, gpu)
+        programs.solve(unfinished, problems, options, gpu)
         verdict = programs_report.verdict(done, timed=gpu)
     else:
-        _solve(done, problems, options, gpu)
+        _solve(unfinished, problems, options, gpu)
         verdict = report.verdict(done, timed=gpu)
     report.console().print(verdict)
-    if options.json is not None:
-        done.save(options.json)
+    unfinished.finish()
     if options.plot is not None:
         _plot(done, options.plot)
     return 0 if done.succeeded else 1
@@ -166,11 +169,13 @@ def _variants(problem: Problem, options: argparse.Namespace, gpu: bool) -> list[
     return [Variant(named)]
 
 
-def _solve(done: Run, problems: Sequence[Problem], options: argparse.Namespace, gpu: bool) -> None:
+def _solve(
+    unfinished: Unfinished, problems: Sequence[Problem], options: argparse.Namespace, gpu: bool
+) -> None:
     """Runs the problems, with a progress bar, and prints each family's table when it is full."""
     runner = run.Runner(timed=gpu, seconds=0.05 if options.quick else 0.2)
     console = report.console()
-    console.print(report.environment_text(done), style="bold")
+    console.print(report.environment_text(unfinished.run), style="bold")
     with report.progress(console) as progress:
         task = progress.add_task("", total=len(problems))
         for family in ops.FAMILIES:
@@ -180,7 +185,10 @@ def _solve(done: Run, problems: Sequence[Problem], options: argparse.Namespace, 
                     continue
                 progress.update(task, description=str(problem))
                 others = [Variant(peer=name) for name in peers.NAMES if options.peers]
-                results += runner.run(problem, _variants(problem, options, gpu) + others)
+                variants = _variants(problem, options, gpu) + others
+                results += unfinished.solve(
+                    problem, functools.partial(runner.run, problem, variants)
+                )
                 progress.advance(task)
             if not results:
                 continue
@@ -188,7 +196,6 @@ def _solve(done: Run, problems: Sequence[Problem], options: argparse.Namespace, 
             ladder = options.command == "ladder"
             if ladder:
                 run.climb(results)
-            done.results += results
             progress.console.print(report.table(results, timed=gpu, ladder=ladder))
             if ladder and gpu:
                 progress.console.print(report.ladder_text(family), style="dim")

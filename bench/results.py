@@ -11,7 +11,7 @@ import pathlib
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -304,6 +304,52 @@ class Run:
         kind = ProgramResult if content["command"] == "programs" else Result
         results = [kind.from_dict(each) for each in content.pop("results")]
         return Run(**content, results=results)
+
+
+class Unfinished:
+    """A run that is under way.
+
+    What it has found is kept beside the file that it is to become. If it is cut short, the same
+    command on the same sources and machine goes on from there.
+
+    Attributes:
+      run: what is there so far.
+    """
+
+    def __init__(self, run: Run, path: pathlib.Path | None):
+        """Takes up what such a run left.
+
+        Args:
+          run: a new one, with its command and environment.
+          path: where its JSON is to be; None keeps nothing.
+        """
+        self.run = run
+        self._path = path
+        self._part = None if path is None else path.with_name(path.name + ".part")
+        if self._part is None or not self._part.exists():
+            return
+        left = Run.load(self._part)
+        alike = (*_ALIKE, "command_line")
+        if left.command == run.command and all(
+            left.environment[name] == run.environment[name] for name in alike
+        ):
+            self.run = left
+
+    def solve(self, problem: Problem, solve: Callable[[], Sequence[Any]]) -> list[Any]:
+        """Returns the results of a problem: those that are there, or what `solve` finds."""
+        found = [each for each in self.run.results if each.problem == problem]
+        if not found:
+            found = list(solve())
+            self.run.results += found
+            if self._part is not None:
+                self.run.save(self._part)
+        return found
+
+    def finish(self) -> None:
+        """Writes the JSON of the whole run."""
+        if self._path is not None and self._part is not None:
+            self.run.save(self._path)
+            self._part.unlink(missing_ok=True)
 
 
 def _problem(content: dict[str, Any]) -> Problem:

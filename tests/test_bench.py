@@ -619,6 +619,37 @@ def test_json_of_something_else_is_rejected(tmp_path):
         Run.load(path)
 
 
+@pytest.mark.parametrize(
+    ("commit", "solved_again"), [("abc", [(7, 65)]), ("def", [(33, 130), (7, 65)])]
+)
+def test_a_run_that_was_cut_short_goes_on(commit, solved_again, tmp_path, monkeypatch):
+    """Where it is the same command on the same sources; else it begins anew."""
+    out = tmp_path / "run.json"
+    arguments = ["--only", "^softmax (33x130|7x65) ", "--json", str(out), "--commit"]
+    solved = []
+
+    def solve(self, problem, variants):
+        solved.append(problem.shape)
+        return [Result(problem, "softmax", None, None, "warp")]
+
+    def cut_short(self, problem, variants):
+        if solved:
+            raise KeyboardInterrupt
+        return solve(self, problem, variants)
+
+    monkeypatch.setattr(run.Runner, "run", cut_short)
+    with pytest.raises(KeyboardInterrupt):
+        command_line.main([*arguments, "abc"])
+    assert solved == [(33, 130)]
+    assert not out.exists()
+    solved.clear()
+    monkeypatch.setattr(run.Runner, "run", solve)
+    command_line.main([*arguments, commit])
+    assert solved == solved_again
+    assert [each.problem.shape for each in Run.load(out).results] == [(33, 130), (7, 65)]
+    assert list(tmp_path.iterdir()) == [out]
+
+
 def part_of_a_run(path, *shapes, **environment):
     problems = [ops.make("softmax", shape, "float32") for shape in shapes]
     found = [Result(each, "softmax", None, None, "warp") for each in problems]

@@ -15,7 +15,7 @@ from bench import measure, plot, results
 from bench.problem import Floor, Problem
 from bench.programs import cases, command, report, run, texts
 from bench.report import console
-from bench.results import FAILED, REFUSED, RIGHT, WRONG, ProgramResult, Run, Way
+from bench.results import FAILED, REFUSED, RIGHT, WRONG, ProgramResult, Run, Unfinished, Way
 
 HOST = cases.problems(gpu=False)
 GPU = cases.problems(gpu=True)
@@ -281,7 +281,7 @@ def test_timed_run_reports_speed_memory_and_kernels():
 def test_timed_command_prints_tables_and_a_summary(capsys):
     options = command_line._parser().parse_args(["programs", "images", "--quick"])
     done = Run("programs", results.environment())
-    command.solve(done, [host_problem("images")], options, gpu=True)
+    command.solve(Unfinished(done, None), [host_problem("images")], options, gpu=True)
     out = capsys.readouterr().out
     assert "a data pipeline" in out
     assert "200.0" in out
