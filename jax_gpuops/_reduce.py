@@ -331,18 +331,16 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
 
 
 def _bind(function: str, x, *where, axes: _rowwise.Axes, dtype, **how) -> jax.Array:
-    p = _PRIMITIVES[function]
-    if how["algorithm"] != BATCH_INVARIANT:
-        return _rowwise.bind(p, x, *where, axes=axes, dtype=dtype, **how)
-
-    def reduce(x, *where):
-        x, where, axis = in_packs(function, x, where, axes=axes, dtype=dtype)
-        return _rowwise.bind(p, x, *where, axes=(axis,), dtype=dtype, **how)
-
+    if how["algorithm"] == BATCH_INVARIANT:
+        reduce = functools.partial(_reduce_packs, function, axes=axes, dtype=dtype, **how)
+    elif _is_by_runs(function, x, axes, **how):
+        reduce = functools.partial(_reduce_runs, function, axes=axes, dtype=dtype, **how)
+    else:
+        return _rowwise.bind(_PRIMITIVES[function], x, *where, axes=axes, dtype=dtype, **how)
     if function not in ("max", "min") or x.dtype.name not in FLOATS:
         return reduce(x, *where)
-    # Where all elements of a row are infinite, those that it is filled up with are equal to them,
-    # but have no part of the derivative.
+    # The derivative is the mean over all elements of a row that are equal to its result. Those that
+    # a row is filled up with have no part in it, and its runs may have unlike numbers of them.
     reduce = jax.custom_jvp(reduce)
 
     @reduce.defjvp
@@ -352,6 +350,35 @@ def _bind(function: str, x, *where, axes: _rowwise.Axes, dtype, **how) -> jax.Ar
         return y, _choice_tangent(function, x, y, t, *where, axes=axes)
 
     return reduce(x, *where)
+
+
+def _reduce_packs(function, x, *where, axes, dtype, **how) -> jax.Array:
+    x, where, axis = in_packs(function, x, where, axes=axes, dtype=dtype)
+    return _rowwise.bind(_PRIMITIVES[function], x, *where, axes=(axis,), dtype=dtype, **how)
+
+
+def _is_by_runs(function, x, axes, *, implementation, algorithm) -> bool:
+    """True for axes that lie apart, if a kernel is to reduce them: one kernel would need a copy."""
+    return (
+        not _rowwise.Rows(x.shape, axes).adjacent
+        and function not in ("argmax", "argmin")
+        and implementation not in (None, "xla")
+        and algorithm is None
+        and all(isinstance(size, int) for size in x.shape)
+    )
+
+
+def _reduce_runs(function, x, *where, axes, dtype, **how) -> jax.Array:
+    """Reduces one run of adjacent axes after the other: what the first leaves is small."""
+    x = x.astype(_element_dtype(function, x.dtype, dtype))
+    computed = dtype if function in ("max", "min") else np.dtype(_primitive.accumulator(dtype))
+    left = list(range(x.ndim))
+    for run in _rowwise.Rows(x.shape, axes).runs:
+        own = tuple(map(left.index, run))
+        x = _rowwise.bind(_PRIMITIVES[function], x, *where, axes=own, dtype=computed, **how)
+        left = [d for d in left if d not in run]
+        where = ()
+    return x.astype(dtype)
 
 
 def in_packs(function: str, x, masks, *, axes: _rowwise.Axes, dtype):

@@ -62,6 +62,15 @@ class Rows:
         return self.axes[-1] - self.axes[0] == len(self.axes) - 1
 
     @property
+    def runs(self) -> list[Axes]:
+        """The axes as runs of adjacent ones, the longest first."""
+        runs = [
+            tuple(d for _, d in run)
+            for _, run in itertools.groupby(enumerate(self.axes), lambda pair: pair[1] - pair[0])
+        ]
+        return sorted(runs, key=lambda run: -math.prod(self.shape[d] for d in run))
+
+    @property
     def inner_dims(self) -> int:
         """How many of the leading dims lie inside the rows in memory."""
         return len(self.shape) - 1 - self.axes[-1] if self.adjacent else 0
