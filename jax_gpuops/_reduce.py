@@ -332,11 +332,15 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
 
 def _bind(function: str, x, *where, axes: _rowwise.Axes, dtype, **how) -> jax.Array:
     if how["algorithm"] == BATCH_INVARIANT:
-        reduce = functools.partial(_reduce_packs, function, axes=axes, dtype=dtype, **how)
+        steps: Callable[..., jax.Array] = _reduce_packs
     elif _is_by_runs(function, x, axes, **how):
-        reduce = functools.partial(_reduce_runs, function, axes=axes, dtype=dtype, **how)
+        steps = _reduce_runs
     else:
         return _rowwise.bind(_PRIMITIVES[function], x, *where, axes=axes, dtype=dtype, **how)
+
+    def reduce(x, *where):
+        return steps(function, x, *where, axes=axes, dtype=dtype, **how)
+
     if function not in ("max", "min") or x.dtype.name not in FLOATS:
         return reduce(x, *where)
     # The derivative is the mean over all elements of a row that are equal to its result. Those that
