@@ -373,7 +373,7 @@ def test_masks_of_rows_of_any_phase(algorithm, dtype, implementation):
     cases = [
         (helpers.normal((2, 3, n), dtype, scale=4), random_labels((2, 3), n), where)
         for n in lengths
-        for where in masks_of_any_phase((2, 3, n))
+        for where in masks_of_any_phase((2, 3, n))[: 4 if n < 9001 else 2]
     ]
     g = helpers.normal((2, 3), dtype, seed=1)
 

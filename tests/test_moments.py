@@ -273,7 +273,7 @@ def test_any_order_of_threads(algorithm, implementation):
 @pytest.mark.parametrize("algorithm", MASKING)
 def test_masks(algorithm, dtype, implementation):
     """Masks of all elements, of rows, of columns and of some dims; the kernel reads them itself."""
-    shape, axis = ((3, 700, 2, 16), 1) if algorithm == "column" else ((3, 2, 5, 9001), 3)
+    shape, axis = test_reduce.SHAPE_AND_AXIS_OF_MASKS[algorithm]
     x = helpers.normal(shape, dtype)
     rng = np.random.default_rng(2)
     own = [shape, *([n if d != e else 1 for d, n in enumerate(shape)] for e in range(4))]
