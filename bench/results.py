@@ -288,8 +288,7 @@ class Run:
     def save(self, path: pathlib.Path) -> None:
         """Writes the run as JSON."""
         content = {"schema": SCHEMA, **dataclasses.asdict(self)}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(content, indent=1) + "\n")
+        write(path, json.dumps(content, indent=1) + "\n")
 
     @staticmethod
     def load(path: pathlib.Path) -> Run:
@@ -324,7 +323,6 @@ class Unfinished:
           path: where its JSON is to be; None keeps nothing.
         """
         self.run = run
-        self._path = path
         self._part = None if path is None else path.with_name(path.name + ".part")
         if self._part is None or not self._part.exists():
             return
@@ -347,9 +345,17 @@ class Unfinished:
 
     def finish(self) -> None:
         """Writes the JSON of the whole run."""
-        if self._path is not None and self._part is not None:
-            self.run.save(self._path)
-            self._part.unlink(missing_ok=True)
+        if self._part is not None:
+            self.run.save(self._part)
+            self._part.replace(self._part.with_suffix(""))
+
+
+def write(path: pathlib.Path, text: str) -> None:
+    """Writes a file; if that fails, a file that was there stays as it was."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(text)
+    partial.replace(path)
 
 
 def _problem(content: dict[str, Any]) -> Problem:

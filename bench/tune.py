@@ -33,7 +33,7 @@ from bench import check, grid, measure, ops, policy, report, run
 from bench.arguments import add_names
 from bench.grid import Point
 from bench.problem import Problem
-from bench.results import FAILED, RIGHT, WRONG, environment
+from bench.results import FAILED, RIGHT, WRONG, environment, write
 from jax_gpuops import _measurements, _primitive
 
 SCHEMA = 1
@@ -352,10 +352,7 @@ class Raw:
             f'{{\n "schema": {SCHEMA},\n "environment": {json.dumps(self.environment)},\n'
             f' "points": {{\n' + ",\n".join(lines) + "\n }\n}\n"
         )
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(path.name + ".partial")
-        partial.write_text(text)
-        os.replace(partial, path)
+        write(path, text)
 
     @staticmethod
     def load(path: pathlib.Path) -> Raw:

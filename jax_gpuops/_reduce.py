@@ -366,7 +366,7 @@ def _is_by_runs(function, x, axes, *, implementation, algorithm) -> bool:
     return (
         not _rowwise.Rows(x.shape, axes).adjacent
         and function not in ("argmax", "argmin")
-        and implementation not in (None, "xla")
+        and implementation is not None
         and algorithm is None
         and all(isinstance(size, int) for size in x.shape)
     )

@@ -20,7 +20,7 @@ import pytest
 import jax_gpuops
 from jax_gpuops import _library, _plan, _primitive
 
-EXAMPLES = int(os.environ.get("JAX_GPUOPS_EXAMPLES", "12"))
+EXAMPLES = int(os.environ.get("JAX_GPUOPS_EXAMPLES", "25"))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -112,7 +112,7 @@ def test_every_production_algorithm(algorithm, dtype, implementation):
     xs = [as_taken(algorithm, data(shape, dtype)) for shape in [(3, 1), (2, 257), (2, 40000)]]
     (axis,) = {axis for _, axis in xs}
     xs = [x for x, _ in xs]
-    names = *FOLDS, *ARGS
+    names = [*FOLDS, *ARGS, *(["mean"] if dtype in helpers.FLOATS else [])]
     assert_each_right(names, xs, axis, implementation=implementation, algorithm=algorithm)
 
 
@@ -122,7 +122,8 @@ def test_every_production_algorithm(algorithm, dtype, implementation):
 def test_every_step_of_the_ladder(algorithm, dtype, implementation):
     """Rows around the size of a block's tile, one to three levels of partials."""
     how = {"implementation": implementation, "algorithm": algorithm}
-    assert_each_right(FOLDS, [data(shape, dtype) for shape in [(3, 1), (2, 513)]], **how)
+    xs = [data(shape, dtype) for shape in [(3, 1), (2, 513)]]
+    assert_each_right([*FOLDS, "mean"], xs, **how)
     if dtype in ("float32", "bfloat16", "int8"):
         assert_each_right(["sum"], [data((2, 66000), dtype)], **how)
 
@@ -411,10 +412,11 @@ def test_initial_where_and_keepdims(name, dtype, implementation):
         np.testing.assert_allclose(y, expected, rtol=2e-2, atol=1e-5)
 
 
-# Of unlike dims. "multiple" divides rows of 16 KiB; the others take them as they take shorter ones.
+# Of unlike dims. A row of "multiple" has several blocks; a thread of "row" has packs enough for a
+# full batch and more.
 SHAPE_AND_AXIS_OF_MASKS = {
     "multiple": ((3, 1, 2, 9001), 3),
-    "row": ((3, 2, 5, 1201), 3),
+    "row": ((3, 4, 5, 2401), 3),
     "cluster": ((3, 2, 5, 1201), 3),
     "column": ((3, 700, 2, 16), 1),
 }

@@ -112,10 +112,7 @@ __device__ inline Moments<A> group_reduce(Moments<A> own, MergeMoments merge, in
   // The same for all lanes of a group, and no matter of the warp's other groups.
   const bool merges = !is_finite(squares) || (first_is_empty && count > 0);
   if (__any_sync(kFullWarp, merges)) {
-    Moments<A> merged = own;
-    for (int each = lanes / 2; each > 0; each /= 2) {
-      merged = merge(merged, shuffle_xor(merged, each * stride));
-    }
+    const Moments<A> merged = JAX_GPUOPS_NAMESPACE::group_reduce(own, merge, lanes, stride);
     if (merges) return merged;
   }
   A rest = 0;

@@ -35,6 +35,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   const typename Reducer::Combine combine;
   const typename Reducer::Reader read(y);
 
+  // A grid has room for more rows than memory, so a block takes rows once.
   const std::int64_t first = std::int64_t{blockIdx.x} * rows_per_block;
   const std::int64_t row = first + row_in_block;
   const bool has_row = row < rows.count;
