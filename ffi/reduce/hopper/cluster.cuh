@@ -39,10 +39,7 @@ __global__ void __launch_bounds__(kClusterThreads)
 
   // Blocks may send their partials once block 0 has started and initialised the barrier. They wait
   // for that after they have read the row.
-  if (threadIdx.x == 0 && rank == 0) {
-    initialise(&storage.arrived);
-    announce(&storage.arrived, static_cast<unsigned>(blocks * sizeof(Partial)));
-  }
+  if (threadIdx.x == 0 && rank == 0) initialise(&storage.arrived);
   __syncthreads();
   cluster_arrive();
   const RowPacks<typename Reducer::Element, std::int64_t> packs(x, rows, row);
@@ -51,7 +48,10 @@ __global__ void __launch_bounds__(kClusterThreads)
   const auto folded = fold_row<Reducer, kClusterLoads>(packs, masks.of(row), read, thread, threads);
   const Partial partial = block_reduce(folded, Reducer::identity(), combine, storage.warps);
   cluster_wait();
-  if (threadIdx.x == 0) send(partial, storage.slots + rank, &storage.arrived, 0);
+  if (threadIdx.x == 0) {
+    if (rank == 0) announce(&storage.arrived, static_cast<unsigned>(blocks * sizeof(Partial)));
+    send(partial, storage.slots + rank, &storage.arrived, 0);
+  }
   if (rank != 0 || threadIdx.x >= kWarpSize) return;
 
   wait(&storage.arrived, 0);
