@@ -35,6 +35,15 @@ def x64(dtype: str) -> contextlib.AbstractContextManager:
     return jax.enable_x64(np_dtype(dtype).itemsize >= 8)
 
 
+def taken_in_turn(number: int, dtype: str) -> bool:
+    """Whether a test of all dtypes runs a case of that number with this one.
+
+    On a GPU each runs all of them. The executor takes its time, so on the host each dtype runs
+    every second one, and the next dtype the others.
+    """
+    return jax.default_backend() == "gpu" or (number + FLOATS.index(dtype)) % 2 == 0
+
+
 def normal(shape, dtype: str, seed: int = 0, scale: float = 1.0) -> np.ndarray:
     """Independent normal numbers, the same for the same seed."""
     return (scale * np.random.default_rng(seed).standard_normal(shape)).astype(np_dtype(dtype))

@@ -217,12 +217,13 @@ def test_more_long_rows_than_a_gpu_holds(name, dtype, implementation):
         taken = [x for x in xs if takes(algorithm, name, x)]
         assert len(taken) >= 4 or name == "logsumexp"
         assert_each_accurate(name, taken, dtype, algorithm=algorithm, **how)
-        for x in xs[:2]:
+        for i, x in enumerate(xs[:2]):
             where = np.random.default_rng(0).random(x.shape) < 0.5
             where[7] = False
             masks = {"where": where}, {"where": where[3]}, {"causal": True, "scale": 0.5}
-            for options in masks:
-                if takes(algorithm, name, x, **options):
+            for j, options in enumerate(masks):
+                drawn = helpers.taken_in_turn(i + j, dtype)
+                if drawn and takes(algorithm, name, x, **options):
                     with helpers.x64(dtype):
                         y = ours(name, x, algorithm=algorithm, **options, **how)
                         assert_accurate(name, y, x, **options)
@@ -536,8 +537,10 @@ def test_options_of_every_production_algorithm(name, algorithm, columns, dtype, 
     """Causal rows are short: threads, warps and blocks behind their ends see no element at all."""
     x = helpers.normal((3, 5, columns), dtype, scale=3)
     function = functools.partial(ours, name, implementation=implementation, algorithm=algorithm)
-    for options, y in under_each(options_of(algorithm, name, x), function, x):
-        assert_accurate(name, y, x, **options)
+    options = enumerate(options_of(algorithm, name, x), start=columns)
+    options = [each for i, each in options if helpers.taken_in_turn(i, dtype)]
+    for each, y in under_each(options, function, x):
+        assert_accurate(name, y, x, **each)
 
 
 # Lengths of rows, and so phases of their flags, that are no multiples of what is read at a time.
@@ -563,6 +566,16 @@ def masks_of_any_phase(shape, seed=0):
         *({"where": mask} for mask in masks),
         {"where": masks[1], "causal": True, "scale": -0.5},
         {"where": masks[3], "causal": True},
+    ]
+
+
+def masked_cases(xs, dtype):
+    """Arrays with masks of any phase; each of both, and on a GPU each pair."""
+    return [
+        (x, options)
+        for i, x in enumerate(xs)
+        for j, options in enumerate(masks_of_any_phase(x.shape))
+        if helpers.taken_in_turn(i + j, dtype)
     ]
 
 
@@ -600,7 +613,7 @@ def test_masks_of_rows_of_any_phase(name, algorithm, dtype, implementation):
     size = jnp.dtype(dtype).itemsize
     lengths = [n for n in ODD_LENGTHS if n * size <= LONGEST.get(algorithm, np.inf)]
     xs = [special_rows((2, 3, columns), dtype) for columns in lengths]
-    cases = [(x, options) for x in xs for options in masks_of_any_phase(x.shape)]
+    cases = masked_cases(xs, dtype)
     function = functools.partial(ours, name, implementation=implementation, algorithm=algorithm)
     with helpers.x64(dtype):
         ys = of_cases(function, cases)
@@ -616,7 +629,7 @@ def test_masks_of_long_rows_of_any_phase(name, algorithm, dtype, implementation)
     xs = [helpers.normal((2, 1, columns), dtype, scale=4) for columns in (9001, 40001)]
     for x in xs:
         x[1, 0, -2] = -np.inf
-    cases = [(x, options) for x in xs for options in masks_of_any_phase(x.shape)]
+    cases = masked_cases(xs, dtype)
     function = functools.partial(ours, name, implementation=implementation, algorithm=algorithm)
     for (x, options), y in zip(cases, of_cases(function, cases), strict=True):
         assert_accurate(name, y, x, **options)
@@ -1171,7 +1184,7 @@ def test_tangents_under_masks_of_rows_of_any_phase(name, algorithm, dtype, imple
     long = helpers.normal((1, 1, 40001), dtype, scale=3)
     with helpers.x64(dtype):
         xs += [long] if takes_tangent(algorithm, name, long) else []
-    cases = [(x, options) for x in xs for options in masks_of_any_phase(x.shape)]
+    cases = masked_cases(xs, dtype)
     how = {"implementation": implementation, "algorithm": algorithm}
     assert_tangents_accurate(name, cases, dtype, **how)
 
