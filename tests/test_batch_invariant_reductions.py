@@ -324,6 +324,7 @@ def test_derivatives_with_masks(name, reduce):
     )
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("name", ["max", "mean", "mean_and_var"])
 def test_derivatives_of_any_order(reduce):
     x = helpers.normal((3, 7), "float32")

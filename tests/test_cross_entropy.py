@@ -390,6 +390,7 @@ def test_masks_of_rows_of_any_phase(algorithm, dtype, implementation):
         assert_accurate_gradient(gradient, x, labels, g, where=where)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("each", ["ours", "xla", None])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
@@ -436,6 +437,7 @@ def test_gradient_on_another_axis(axis, implementation):
     assert_accurate_gradient(pullback(g)[0], x, labels, g, axis)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     "where", [None, np.array([[1, 1, 0, 1], [0, 0, 0, 0], [1, 1, 1, 1]], bool)]
 )

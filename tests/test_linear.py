@@ -425,6 +425,7 @@ def test_derivatives(activation, implementation):
     assert_close((y, vjp(y)), (y_expected, vjp_expected(y)))
 
 
+@pytest.mark.any_version
 @every_activation
 def test_derivatives_of_second_order(activation, implementation):
     function = functools.partial(ours, activation=activation, implementation=implementation)

@@ -426,6 +426,7 @@ def test_tensor_core_without_depth_is_zero(on_tensor_cores):
     np.testing.assert_array_equal(y, np.zeros((8, 16)))
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("tile", TENSOR_CORE_TILES, ids=str)
 def test_tensor_core_in_any_order_of_threads(tile, on_tensor_cores):
     if on_tensor_cores["implementation"] != "interpret":
@@ -818,6 +819,7 @@ def test_vmap_of_8_bits(axes, on_tensor_cores):
     np.testing.assert_array_equal(y, expected)
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize(
     ("dtype", "result", "precision"),
     [
@@ -1146,6 +1148,7 @@ def test_vmap_of_gemm(axes, implementation):
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", [None, "shared"])
 def test_derivatives_of_any_order(algorithm, implementation):
     a, b = helpers.normal((3, 4), "float32"), helpers.normal((4, 2), "float32", seed=1)

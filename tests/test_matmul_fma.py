@@ -107,6 +107,7 @@ def test_special_values_stay_in_their_row_and_column(fma_pipelined):
                 np.testing.assert_array_equal(which(y), which(expected))
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("sizes", [(132, 40, 140), (40, 300, 72)], ids=str)
 def test_any_order_of_threads(sizes, fma_pipelined):
     if fma_pipelined["implementation"] != "interpret":

@@ -214,6 +214,7 @@ def test_bits_do_not_depend_on_tiles(dtype, mma):
                 np.testing.assert_array_equal(y, expected[:rows, :cols])
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("sizes", [(132, 40, 140), (70, 300, 67)], ids=str)
 def test_any_order_of_threads(sizes, dtype, mma):

@@ -515,6 +515,7 @@ def test_one_execution_by_each_kernel_after_another(fp16_x3):
 # Order, plan, derivatives
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("sizes", [(40, 24, 200), (264, 136, 72)], ids=str)
 def test_any_order_of_threads(sizes, parts):
     if parts["implementation"] != "interpret":

@@ -116,6 +116,7 @@ def test_rows_that_start_at_any_phase(algorithm, dtype, implementation):
     assert_each_right(xs, axis, implementation=implementation, algorithm=algorithm)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize(
     ("dtype", "offset"), [("float32", 1e3), ("float32", -1e6), ("float64", 1e14)]
@@ -217,6 +218,7 @@ def test_infinities_and_nan_wherever_they_are(algorithm, implementation):
     assert np.all(np.isnan(variance) == ~np.isfinite(x).all(axis))
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_long_rows_stay_accurate(algorithm, implementation):
     """Equal squares, whose rounding errors all have one sign: a plain sum of 1024 is off by 96 eps.
@@ -226,6 +228,7 @@ def test_long_rows_stay_accurate(algorithm, implementation):
     assert_right(mean_and_var(x, axis, implementation=implementation, algorithm=algorithm), x, axis)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("shape", [(1, 1 << 25), (1 << 25, 1)])
 def test_more_elements_than_a_float_can_count(shape, implementation):
     """2^24 + 1 is no float32: a count of ones stops there."""
@@ -249,6 +252,7 @@ def test_repeats_are_bit_identical(algorithm, implementation):
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_any_order_of_threads(algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""
@@ -557,6 +561,7 @@ def test_vmap(name, in_axis, axis, implementation):
         np.testing.assert_allclose(y, expected, rtol=1e-5)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     "arguments", [{}, {"correction": 1}, {"where": np.arange(7) != 2}], ids=str
 )

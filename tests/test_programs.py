@@ -57,6 +57,7 @@ def test_problems_of_a_gpu_can_be_traced(problem):
 # What it compares
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("problem", HOST, ids=str)
 def test_program_is_right_in_all_ways(problem):
     found = run.Runner(timed=False).run(problem)
@@ -189,6 +190,7 @@ def test_rounding_that_a_result_may_have(monkeypatch, name, dtype, result, gpu, 
     assert run._rounding(Problem(name, (), dtype), jnp.zeros(3, result)) == rounding
 
 
+@pytest.mark.any_version
 def test_wrong_gradient_of_a_right_value_is_reported(monkeypatch):
     right = jax_gpuops.softmax
 

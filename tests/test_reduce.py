@@ -138,6 +138,7 @@ def test_rows_whose_elements_lie_apart(dtype, implementation):
     assert_each_right(names, xs, 1, implementation=implementation, algorithm="column")
 
 
+@pytest.mark.any_version
 @hypothesis.given(
     draw=st.data(),
     shape=st.lists(st.integers(1, 9), min_size=1, max_size=4),
@@ -207,6 +208,7 @@ def test_the_first_of_equal_ones(name, algorithm, value, implementation):
             np.testing.assert_array_equal(places(x), [0, first, 0])
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
 def test_long_sums_stay_accurate(algorithm, implementation):
     """Equal terms of 0.1, whose rounding errors all have one sign."""
@@ -308,6 +310,7 @@ def test_repeats_are_bit_identical(algorithm, implementation):
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize(
     ("name", "algorithm"), [pair for pair in TAKEN if pair[0] in ("sum", "argmax")]
 )
@@ -644,6 +647,7 @@ def test_vmap(name, in_axis, axis, implementation):
     np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("name", [*FOLDS, "mean"])
 def test_derivatives_of_any_order(name, implementation):
     """Of all elements; test_transforms reduces along one axis."""

@@ -893,6 +893,7 @@ def finite(function):
     return masked
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(
     "options",
@@ -962,6 +963,7 @@ def exact_weights(x, keep, axis=-1, scale=1.0):
     return np.exp(shifted - log_sum), argument
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("each", ["ours", "xla", None])
 @pytest.mark.parametrize(
     "options",
@@ -1376,6 +1378,7 @@ def test_repeats_are_bit_identical(algorithm, implementation):
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
 
 
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", [*LADDER, *UNMASKED, *PRODUCTION])
 def test_any_order_of_threads(algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""

@@ -243,6 +243,7 @@ def test_jvp_and_gradient_as_in_jax(op, implementation):
     assert_close(derivatives(ours, *arguments), derivatives(op.reference, *arguments))
 
 
+@pytest.mark.any_version
 @differentiable_ops
 def test_derivatives_of_second_order(op, implementation):
     check_grads(

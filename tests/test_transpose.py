@@ -228,6 +228,7 @@ def test_weak_types_stay_weak(implementation):
     assert y.weak_type == jnp.transpose(x).weak_type
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("axes", [None, (1, 2, 0), (0, 2, 1)])
 def test_derivatives_of_any_order(axes, implementation):
     def function(x):
