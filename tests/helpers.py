@@ -36,10 +36,10 @@ def x64(dtype: str) -> contextlib.AbstractContextManager:
 
 
 def taken_in_turn(number: int, dtype: str) -> bool:
-    """Whether a test of all dtypes runs a case of that number with this one.
+    """Whether a test of several dtypes runs the case of that number with this dtype.
 
-    On a GPU each runs all of them. The executor takes its time, so on the host each dtype runs
-    every second one, and the next dtype the others.
+    On a GPU it runs all cases with each dtype. The executor takes its time: on the host a dtype
+    gets every second case, and the next one of FLOATS the others.
     """
     return jax.default_backend() == "gpu" or (number + FLOATS.index(dtype)) % 2 == 0
 

@@ -570,7 +570,7 @@ def masks_of_any_phase(shape, seed=0):
 
 
 def masked_cases(xs, dtype):
-    """Arrays with masks of any phase; each of both, and on a GPU each pair."""
+    """Pairs of an array and options with masks of any phase: on a GPU all, else half of them."""
     return [
         (x, options)
         for i, x in enumerate(xs)
