@@ -234,6 +234,7 @@ def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str
         "share_bias": int(bool(b) and b[0].ndim == 1),
         "gated": 0,
         "epilogue": activation or "none",
+        **_matmul.WITHOUT_SCALES,
         "alignment": _primitive.ALIGNMENT,
         "workspace": _primitive.WORKSPACE_AS_ASKED,
     }
@@ -262,14 +263,12 @@ def _call(
         precision=precision,
         preferred_element_type=preferred_element_type,
     )
-    has_constant_shape = all(isinstance(sizes[key], int) for key in ("batch", "m", "n", "k"))
-    workspace = launch.workspace_bytes("matmul", sizes) if has_constant_shape else 0
     y, _ = launch.custom_call(
         "jax_gpuops_linear_v1",
         [x, w, *b],
         [
             jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
-            jax.ShapeDtypeStruct((workspace,), np.uint8),
+            _matmul.workspace(launch, sizes),
         ],
         **attributes(activation, precision),
     )

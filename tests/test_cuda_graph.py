@@ -82,6 +82,12 @@ CALLS = {
         "jnp.square(jnp.matmul(*[x.astype('bfloat16')] * 2, preferred_element_type='float32')"
         ").astype('bfloat16')",
     ),
+    "scaled_matmul": (
+        "ops.scaled_matmul(jnp.ones((256, 256), 'int8'), jnp.ones((256, 256), 'int8'), x, 0.5, "
+        "implementation='cuda')",
+        "256, 1",
+        "128 * x * jnp.ones((1, 256))",
+    ),
 }
 
 

@@ -105,6 +105,9 @@ def test_classes_may_name_what_problems_have():
     assert layer.keys() == keys
     gated = kernels["gpuops_glu"].problem(a, a, a, activation="silu", **options)
     assert gated.keys() == keys
+    x, one = jax.ShapeDtypeStruct((4, 4), "int8"), jax.ShapeDtypeStruct((1, 1), "float32")
+    scaled = kernels["gpuops_scaled_matmul"].problem(x, x, one, one, transpose_b=True, **options)
+    assert scaled.keys() == keys
 
 
 def test_a_class_is_of_layers_only_if_it_says_so():

@@ -257,6 +257,50 @@ def test_factors_of_8_bits(transpose, dtype, implementation):
         check((y, a.astype(np.float32) @ (b.T if transpose else b).astype(np.float32)), "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        *(("float8_e4m3fn", kind) for kind in ("tensor", "vector", "blocks")),
+        *(("int8", kind) for kind in ("tensor", "vector")),
+    ],
+)
+def test_scaled_factors_of_8_bits(dtype, kind, implementation):
+    """Scales up to the last row, column and block, and results of 8, 16 and 32 bits."""
+    if why := helpers.refusal("matmul", "tensor_core", [(8, 8)] * 2, "bfloat16"):
+        pytest.skip(why)
+    for (m, n, k), result in (
+        ((131, 137, 200), "float32"),
+        ((144, 272, 129), "bfloat16"),
+        ((70, 300, 64), "int8" if dtype == "int8" else "float16"),
+    ):
+        a = helpers.factor_of_8_bits((m, k), dtype)
+        b = helpers.factor_of_8_bits((k, n), dtype, seed=1)
+        depth, cols = -(-k // 128), -(-n // 128)
+        dims = {
+            "tensor": ((1, 1), (1, 1)),
+            "vector": ((m, 1), (1, n)),
+            "blocks": ((m, depth), (depth, cols)),
+        }
+        size = 1e-3 if result == "int8" else 1.0
+        a_scale, b_scale = (
+            (size * (1 + np.random.default_rng(i).random(each))).astype(np.float32)
+            for i, each in enumerate(dims[kind])
+        )
+        how = {"implementation": implementation, "preferred_element_type": result}
+        y = ops.scaled_matmul(a, b, a_scale, b_scale, precision="highest", **how)
+        xla = ops.scaled_matmul(
+            a,
+            b,
+            a_scale,
+            b_scale,
+            precision="highest",
+            implementation="xla",
+            preferred_element_type="float32",
+        )
+        expected = np.clip(np.rint(xla), -128, 127) if result == "int8" else xla
+        check((y, expected), "bfloat16")
+
+
 @pytest.mark.parametrize("transpose", [False, True])
 @pytest.mark.parametrize("sizes", [(131, 138, 72), (200, 232, 67)], ids=str)
 def test_products_of_doubles(sizes, transpose, implementation):

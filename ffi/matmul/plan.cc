@@ -75,7 +75,17 @@ void check(const Problem& problem) {
   if (has_epilogue(problem) && (problem.has_c || problem.scaled)) {
     throw std::invalid_argument("matmul kernels have no bias and no activation with c or alpha");
   }
-  if (!takes_result(problem.dtype, problem.result_dtype)) {
+  if (has_scales(problem)) {
+    if (!is_8_bit(problem.dtype)) {
+      throw std::invalid_argument("matmul kernels have scales for factors of 8 bits, not for " +
+                                  text(info(problem.dtype).name));
+    }
+    if (problem.has_c || problem.scaled || has_epilogue(problem)) {
+      throw std::invalid_argument(
+          "matmul kernels have no scales with c, alpha, a bias, an activation or a gate");
+    }
+  }
+  if (!takes_result(problem)) {
     throw std::invalid_argument("matmul kernels have no result of dtype " +
                                 text(info(problem.result_dtype).name) + " for operands of " +
                                 text(info(problem.dtype).name));

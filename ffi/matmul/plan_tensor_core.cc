@@ -144,6 +144,12 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
     if (problem.has_bias) return "has no bias with a gate";
     if (copies_bytes(problem) > 0) return "has a gate for factors whose rows are whole 16 bytes";
   }
+  if (scales_blocks(problem)) {
+    if (problem.dtype == DType::kInt8) return "has scales of blocks for 8-bit floats, not for int8";
+    if (problem.b_scale == ScaleKind::kVector) {
+      return "has no scales of the columns of b beside those of blocks of a";
+    }
+  }
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
