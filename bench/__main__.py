@@ -367,6 +367,13 @@ def _axes(text: str) -> Any:
     return axes if len(axes) > 1 else axes[0]
 
 
+def _kind_of_scales(text: str) -> str:
+    if text not in ops.KINDS_OF_SCALES:
+        known = ", ".join(ops.KINDS_OF_SCALES)
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}")
+    return text
+
+
 _OPTION_TYPES: dict[str, Callable[[str], Any]] = {
     "axis": _axes,
     "scale": float,
@@ -377,6 +384,7 @@ _OPTION_TYPES: dict[str, Callable[[str], Any]] = {
     "activation": _activation,
     "alpha": float,
     "beta": float,
+    "scales": _kind_of_scales,
 }
 _OPTION_HELP = {
     "axis": "the axis or axes to reduce over: 1, or 0,2, or none for all",
@@ -388,6 +396,7 @@ _OPTION_HELP = {
     "activation": "relu, gelu, gelu_exact or silu; none unless given",
     "alpha": "factor of the product",
     "beta": "factor of C",
+    "scales": "of a tensor, a vector (each row of A and column of B), or blocks of 128",
 }
 
 if __name__ == "__main__":
