@@ -1,4 +1,4 @@
-// Compiled for each of: __nv_fp8_e4m3 __nv_fp8_e5m2 int8_t
+// Compiled for each of: __nv_fp8_e4m3+__nv_fp8_e5m2+int8_t
 #include "core/dispatch.h"
 #include "matmul/hopper/launch_persistent.cuh"
 #include "matmul/matmul.h"
