@@ -397,6 +397,23 @@ def test_a_factor_that_a_batch_shares_is_not_repeated(on_tensor_cores):
     np.testing.assert_array_equal(rows, batch)
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_by_columns(kind, on_tensor_cores):
+    """What no argument of the public function reaches: its target takes a as it takes b."""
+    m, n, k = 140, 130, 272
+    a, b, a_scale, b_scale = operands("float8_e4m3fn", "float32", kind, m, n, k)
+    call = jax.ffi.ffi_call(
+        "jax_gpuops_scaled_matmul_v1",
+        [jax.ShapeDtypeStruct((m, n), "float32"), jax.ShapeDtypeStruct((1 << 18,), "uint8")],
+    )
+    how = {"algorithm": "", "precision": "HIGHEST", "epilogue": "none"}
+    how |= {"alpha": np.float64(1), "beta": np.float64(0)}
+    xs = map(helpers.swap, (a, b, a_scale, b_scale))
+    y, _ = call(*xs, transpose_a=True, transpose_b=True, **how)
+    assert_scaled_product(y, a, b, a_scale, b_scale, promoted=True)
+
+
 # XLA, and what is chosen
 
 

@@ -100,9 +100,9 @@ bool has_shape_of(const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& other) {
   return std::equal(dims.begin(), dims.end(), others.begin(), others.end());
 }
 
-// What scales of a factor are of, by their shape: theirs has `rank` dims, or one more where the
-// factor is a batch. They are (extent, depth), or with `transposed` (depth, extent), where each is
-// that of the factor, or in blocks, or 1. Throws if they are none that the kernels know.
+// What of a factor its scales are of, by their shape: (1, 1), (extent, 1), or (blocks, blocks of
+// the depth); with `transposed` the other way round, and after the batch where the factor has one
+// and they are not shared.
 ScaleKind kind_of_scale(const ffi::AnyBuffer& scale, const ffi::AnyBuffer& factor,
                         std::int64_t extent, std::int64_t blocks, std::int64_t depth,
                         bool transposed) {

@@ -67,7 +67,7 @@ inline Scales scales_of(const Problem& problem, const Buffers& buffers) {
   const std::int64_t cols =
       problem.b_scale == ScaleKind::kBlocks ? divide_up(problem.n, kScaleBlock) : problem.n;
   return {factor_scales(buffers.a_scale, problem.a_scale, problem.share_a_scale, problem.m, depth,
-                        /*deep=*/true),
+                        !problem.transpose_a),
           factor_scales(buffers.b_scale, problem.b_scale, problem.share_b_scale, cols, depth,
                         problem.transpose_b)};
 }
