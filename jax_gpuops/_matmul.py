@@ -279,10 +279,10 @@ def bind_product(
     """Binds a primitive of a product, or raises NoKernelError if no kernel takes its operands.
 
     Args:
-      p: that of gemm or of linear.
+      p: that of gemm, of a layer or of factors with scales.
       a: the left factor.
       b: the right factor.
-      *others: further operands, of dtype `preferred_element_type`.
+      *others: further operands, in the dtypes that the primitive wants.
       precision: as the caller gave it.
       preferred_element_type: the dtype of the result.
       implementation: as resolved.

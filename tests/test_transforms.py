@@ -434,7 +434,7 @@ def test_use_reaches_into_transformations(op, transformation, implementation):
     }[transformation]
     operands = op.operands()
     if transformation == "grad" and not op.differentiable:
-        pytest.skip("integers have no gradient")
+        pytest.skip("the op has no gradient")
     with jax_gpuops.use(implementation):
         assert is_ours(jax.jit(function).lower(*operands))
     with jax_gpuops.use("xla"):
