@@ -184,14 +184,19 @@ def three_matrices(problem: Problem) -> list[Operand]:
 
 
 def dense_layer(problem: Problem) -> list[Operand]:
-    """The op takes x (M, K), weights (K, N) that keep the size of rows of x, and a bias (N,)."""
+    """The op takes x (M, K), weights (K, N) that keep the size of rows of x, and a bias (N,).
+
+    If the problem says so, it takes a residual (M, N) too.
+    """
     m, k, n = problem.shape
     draw = functools.partial(_weights, depth=k)
-    return [
+    layer = [
         Operand((m, k), problem.dtype),
         Operand((k, n), problem.dtype, draw),
         Operand((n,), problem.dtype),
     ]
+    residual = Operand((m, n), problem.dtype)
+    return [*layer, residual] if problem.options.get("residual") else layer
 
 
 def gated_layer(problem: Problem) -> list[Operand]:
@@ -219,6 +224,10 @@ def _apply(function, *operands):
 
 def _apply_masked(function, x, where=None):
     return function(x, where=where)
+
+
+def _apply_layer(function, x, w, b, residual=None):
+    return function(x, w, b, residual=residual)
 
 
 def _run_forward(function, x, dy, where=None):
@@ -280,8 +289,8 @@ class Op:
       error: how a result is judged, from `bench.check`.
       limit: what bounds the speed: the copy or read bandwidth of the memory, or arithmetic.
       options: what a problem may set, with defaults: keyword arguments of the function, `where` for
-        a mask, and `scales` for what has one: "tensor", "vector" or "blocks". None, where it is the
-        default, leaves the function its own default.
+        a mask, `residual` for an array to add, and `scales` for what has one: "tensor", "vector" or
+        "blocks". None, where it is the default, leaves the function its own default.
       public: the function of jax_gpuops; None for the one of the op's own name.
       operands: what the op takes.
       fixed: further keyword arguments, from the problem.
@@ -340,10 +349,10 @@ def _gemm(a, b, c, *, alpha, beta):
     return alpha * jnp.matmul(a, b, precision="highest") + beta * c
 
 
-def _linear(x, w, b, *, activation=None, precision=None):
+def _linear(x, w, b, *, activation=None, residual=None, precision=None):
     """A dense layer as a user writes it: XLA has a library add the bias, and some activations."""
-    y = jnp.matmul(x, w, precision=precision) + b
-    return ACTIVATIONS[activation](y)
+    y = ACTIVATIONS[activation](jnp.matmul(x, w, precision=precision) + b)
+    return y if residual is None else y + residual
 
 
 def _glu(x, w_gate, w_up, *, activation=None, precision=None):
@@ -534,8 +543,9 @@ OPS: dict[str, Op] = {
     ),
     "linear": _matmul(
         upstream=_linear,
-        options={"activation": None, "precision": None},
+        options={"activation": None, "residual": None, "precision": None},
         operands=dense_layer,
+        apply=_apply_layer,
     ),
     "glu": _matmul(
         upstream=_glu,
@@ -558,7 +568,7 @@ OPS: dict[str, Op] = {
     ),
 }
 
-_OF_OPERANDS = ("where", "scales")
+_OF_OPERANDS = ("where", "scales", "residual")
 """Options that say what the operands are, and are no arguments."""
 
 

@@ -313,7 +313,7 @@ def bind_product(
         # Of the sizes, vmap changes m, n and the batch.
         problem = _primitive.KERNELS[p].problem(a, b, *others, **params)
         named = (
-            *("dtype", "result_dtype", "precision", "has_bias", "gated", "epilogue", "k"),
+            *("dtype", "result_dtype", "precision", "has_c", "has_bias", "gated", "epilogue", "k"),
             *("a_scale", "b_scale"),
         )
         known = {key: problem[key] for key in named} | _measurements.traits(problem)

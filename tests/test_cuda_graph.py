@@ -61,6 +61,13 @@ CALLS = {
         "300, 300",
         "jax.nn.relu(jnp.matmul(x, x, precision='highest') + x[0])",
     ),
+    "linear with a residual": (
+        "ops.linear(*[x.astype('bfloat16')] * 2, residual=x.astype('bfloat16'), "
+        "implementation='cuda')",
+        "8, 8",
+        "(jnp.matmul(*[x.astype('bfloat16')] * 2, preferred_element_type='float32') + x)"
+        ".astype('bfloat16')",
+    ),
     "gemm by parts, and the kernel behind for what has none": (
         "ops.matmul(x, x, precision='highest', implementation='cuda')",
         "1024, 1024",

@@ -240,11 +240,9 @@ def mask(*shape):
             "'cublas', and no other, has a target of its own",
         ),
         *(
-            ("gemm_v2", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *c], options, "with c or alpha")
-            for c, options in [
-                ([(4, 5)], {**GEMM, "epilogue": "relu"}),
-                ([], {**GEMM, "epilogue": "relu", "alpha": np.float64(2)}),
-            ]
+            ("gemm_v2", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *c], options, "with alpha")
+            for options in [{**GEMM, "epilogue": "relu", "alpha": np.float64(2)}]
+            for c in ([], [(4, 5)])
         ),
         ("linear", [struct(4, 5), NO_BYTES], [(4, 8), (7, 5)], GEMM, "same depth k"),
         ("linear", [struct(5, 4), NO_BYTES], [(4, 8), (8, 5), (5,)], GEMM, "shape of the product"),
@@ -264,6 +262,23 @@ def mask(*shape):
             [(4, 8), (8, 5), (5,)],
             {**GEMM, "algorithm": "cublas"},
             "'cublas', and no other, has a target of its own",
+        ),
+        *(
+            ("linear_add", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *others], GEMM, text)
+            for others, text in [
+                ([(4, 4)], "c must have the shape and dtype"),
+                ([(5,)], "c must have the shape and dtype"),
+                ([(1, 4, 5)], "c must have the shape and dtype"),
+                ([struct(4, 5, dtype="float16")], "c must have the shape and dtype"),
+                ([(4, 5), (4,)], "the bias must have"),
+            ]
+        ),
+        (
+            "linear_add",
+            [struct(3, 4, 5), NO_BYTES],
+            [(3, 4, 8), (8, 5), (4, 5), (5,)],
+            GEMM,
+            "c must have the shape and dtype",
         ),
         *(
             ("glu", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), up], GEMM, "up must have")

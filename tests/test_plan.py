@@ -311,7 +311,7 @@ def products(draw) -> Case:
 
 @st.composite
 def layers(draw) -> Case:
-    """Products with a bias or an activation, of one matrix or of batches."""
+    """Products with a bias, an activation or a residual, of one matrix or of batches."""
     dtype = draw(st.sampled_from(helpers.FLOATS))
     m, n, k = draw(sizes(140)), draw(sizes(140)), draw(sizes(140))
     wide = "float64" if dtype == "float64" else "float32"
@@ -326,17 +326,23 @@ def layers(draw) -> Case:
     )
     own = own[: len(shapes)]
     activation = draw(st.sampled_from([None, "relu", "gelu", "gelu_exact", "silu"]))
-
-    def call(*operands, **how):
-        how |= {"activation": activation, "preferred_element_type": result}
-        layer = functools.partial(jax_gpuops.linear, **how)
-        axes = tuple(0 if each else None for each in own)
-        return jax.vmap(layer, axes)(*operands) if any(own) else layer(*operands)
-
     x, w, *b = map(helpers.exact, operands)
     bias = (b[0] if not own[2] else b[0][:, None]) if b else 0
     exact = x @ w + bias
     magnitude = np.abs(x) @ np.abs(w) + np.abs(bias) + 1
+    residual, has_residual = helpers.normal(exact.shape, result, 3), draw(st.booleans())
+    if has_residual:
+        operands, own = (*operands, residual), (*own, int(any(own)))
+
+    def call(*operands, **how):
+        how |= {"activation": activation, "preferred_element_type": result}
+
+        def layer(x, w, *others):
+            *b, added = others if has_residual else (*others, None)
+            return jax_gpuops.linear(x, w, *b, residual=added, **how)
+
+        axes = tuple(0 if each else None for each in own)
+        return jax.vmap(layer, axes)(*operands) if any(own) else layer(*operands)
 
     def check(y):
         assert y.dtype == helpers.np_dtype(result)
@@ -345,7 +351,11 @@ def layers(draw) -> Case:
             rounding = 2.0**-10
         epsilon = float(jnp.finfo(result).eps) + 2 * rounding  # derivatives are less than 2
         expected = helpers.exact(helpers.activated(activation, exact))
-        assert np.all(np.abs(helpers.exact(y) - expected) <= epsilon * (magnitude + np.abs(exact)))
+        size = magnitude + np.abs(exact)
+        if has_residual:
+            added = helpers.exact(residual)
+            expected, size = expected + added, size + np.abs(added)
+        assert np.all(np.abs(helpers.exact(y) - expected) <= epsilon * size)
 
     return Case(call, operands, check)
 

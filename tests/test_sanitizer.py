@@ -167,6 +167,21 @@ def call_linear(algorithm, dtype, implementation):
     return y, np.maximum(x @ w + b, 0)
 
 
+def call_linear_with_residual(algorithm, dtype, implementation):
+    shapes = ((131, 72), (72, 131))
+    x, w = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
+    residual = helpers.normal((131, 131), dtype, seed=2)
+    struct = jax.ShapeDtypeStruct(residual.shape, dtype)
+    if why := helpers.refusal("linear", algorithm, shapes, dtype, residual=struct):
+        pytest.skip(why)
+    if algorithm == "mma_pipelined" and dtype == "float32":  # numbers that TF32 has
+        x, w = (each.astype("bfloat16").astype("float32") for each in (x, w))
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = ops.linear(x, w, residual=residual, **how)
+    x, w, residual = (each.astype(np.float32) for each in (x, w, residual))
+    return y, x @ w + residual
+
+
 def call_glu(algorithm, dtype, implementation):
     shapes = ((131, 72), (72, 136), (72, 136))
     x, gate, up = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
@@ -196,6 +211,7 @@ CALLS = [
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),
     (call_linear, [name for name in names("matmul") if name != "cublas"]),
+    (call_linear_with_residual, ["tensor_core", "mma_pipelined", "double_buffered"]),
     (call_glu, ["tensor_core"]),
 ]
 

@@ -36,6 +36,7 @@ class Op:
       drop_in: the signature begins as upstream's does.
       differentiable: it has derivatives.
       factors: operands of other dtypes, which come first and stay as they are.
+      keyword: of the last operand, if it has one.
     """
 
     name: str
@@ -46,8 +47,11 @@ class Op:
     drop_in: bool = True
     differentiable: bool = True
     factors: tuple[np.ndarray, ...] = ()
+    keyword: str | None = None
 
     def __call__(self, *operands, **kwargs):
+        if self.keyword is not None:
+            *operands, kwargs[self.keyword] = operands
         y = getattr(jax_gpuops, self.name)(*self.factors, *operands, **self.kwargs, **kwargs)
         return jnp.stack(y) if isinstance(y, tuple) else y
 
@@ -73,6 +77,10 @@ def reference_gemm(a, b, c, *, alpha, beta):
 def reference_linear(x, w, b, *, activation, precision):
     y = jnp.matmul(x, w, precision=precision) + b
     return jax.nn.gelu(y) if activation == "gelu" else y
+
+
+def reference_linear_add(x, w, b, residual, **kwargs):
+    return reference_linear(x, w, b, **kwargs) + residual
 
 
 def reference_glu(x, w_gate, w_up, *, activation, precision):
@@ -151,6 +159,15 @@ OPS = [
         {"activation": "gelu", "precision": "highest"},
         closed=True,
         drop_in=False,
+    ),
+    Op(
+        "linear",
+        reference_linear_add,
+        ((4, 4), (4, 4), (4,), (4, 4)),
+        {"activation": None, "precision": "highest"},
+        closed=True,
+        drop_in=False,
+        keyword="residual",
     ),
     Op(
         "glu",

@@ -214,6 +214,16 @@ void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Ou
   multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
 }
 
+// The same with a c besides.
+void run_linear_add(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Addend bias,
+                    Out result, Out workspace, Attributes attributes) {
+  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  Others others;
+  others.c = c;
+  others.bias = bias;
+  multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
+}
+
 // A gated product: b is the gate's factor.
 void run_glu(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer up, Out result,
              Out workspace, Attributes attributes) {
@@ -266,7 +276,9 @@ const RegisterOp kRegistration(Op{
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
     {make_target<&run<Backend::kOurs>>("jax_gpuops_gemm_v2"),
      make_target<&run<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v2"),
-     make_target<&run_linear>("jax_gpuops_linear_v1"), make_target<&run_glu>("jax_gpuops_glu_v1"),
+     make_target<&run_linear>("jax_gpuops_linear_v1"),
+     make_target<&run_linear_add>("jax_gpuops_linear_add_v1"),
+     make_target<&run_glu>("jax_gpuops_glu_v1"),
      make_target<&run_scaled>("jax_gpuops_scaled_matmul_v1"),
      make_target<&run_v1<Backend::kOurs>>("jax_gpuops_gemm_v1"),
      make_target<&run_add_v1<Backend::kOurs>>("jax_gpuops_gemm_add_v1"),

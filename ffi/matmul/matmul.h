@@ -60,8 +60,8 @@ inline constexpr std::string_view kPrecisions[] = {
 };
 constexpr auto& names_of(Precision) { return kPrecisions; }
 
-// What is done to op(a) op(b) + bias before it is rounded, where there is no c: the function of
-// jax.nn of that name, or with kGeluExact jax.nn.gelu(approximate=False).
+// What is done to op(a) op(b) + bias before c is added and it is rounded: the function of jax.nn of
+// that name, or with kGeluExact jax.nn.gelu(approximate=False).
 enum class EpilogueOp { kNone, kRelu, kGelu, kGeluExact, kSilu };
 
 inline constexpr std::string_view kEpilogueOps[] = {"none", "relu", "gelu", "gelu_exact", "silu"};
@@ -77,12 +77,12 @@ constexpr auto& names_of(ScaleKind) { return kScaleKinds; }
 
 inline constexpr int kScaleBlock = 128;
 
-// result[i] = alpha op(a[i]) op(b[i]) + beta c[i], or epilogue(op(a[i]) op(b[i]) + bias[i]), for
-// each i in the batch, all row-major: op(a) is m x k and stored k x m if `transpose_a`; op(b) is k
-// x n and stored n x k if `transpose_b`; c and the result are m x n; a bias is n numbers, which are
-// added to each row. A shared factor or bias is one for the whole batch. A gated result is
-// multiplied by op(a[i]) up[i], where `up` is stored and shared as b is. Where factors have scales,
-// both have, which lie as the factors do, and are shared or not by the batch.
+// result[i] = alpha op(a[i]) op(b[i]) + beta c[i], or epilogue(op(a[i]) op(b[i]) + bias[i]) + beta
+// c[i], for each i in the batch, all row-major: op(a) is m x k and stored k x m if `transpose_a`;
+// op(b) is k x n and stored n x k if `transpose_b`; c and the result are m x n; a bias is n
+// numbers, which are added to each row. A shared factor or bias is one for the whole batch. A gated
+// result is multiplied by op(a[i]) up[i], where `up` is stored and shared as b is. Where factors
+// have scales, both have, which lie as the factors do, and are shared or not by the batch.
 struct Problem {
   DType dtype;         // of a and b
   DType result_dtype;  // of c, bias and the result: see takes_result() in plan.h
@@ -212,14 +212,15 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "multiply by wgmma.",
      "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
      "float16, bfloat16, float32 by TF32 where the precision allows it, float8_e4m3fn, float8_e5m2 "
-     "and int8; arrays aligned to 16 bytes; no c, alpha 1; a bias or an activation of floats of 16 "
-     "or 32 bits alone, those of 16 not transposed; scales of 8 bits alone, of blocks of float8 "
-     "alone; compute capability 9.0",
+     "and int8; arrays aligned to 16 bytes; alpha 1; a bias or an activation of floats of 16 or 32 "
+     "bits alone, those of 16 not transposed; c of 16 bits alone, of factors that are not "
+     "transposed; scales of 8 bits alone, of blocks of float8 alone; compute capability 9.0",
      "align_rows_kernel transpose_rows_kernel transpose_bytes_kernel persistent_kernel"},
     {"split_k",
      "Tensor cores for few tiles: the blocks of a cluster divide the depth of a tile, and exchange "
      "their sums.",
-     "jax_gpuops", "as tensor_core, but no dtypes of 8 bits, and a depth of more than 128 bytes",
+     "jax_gpuops",
+     "as tensor_core, but no dtypes of 8 bits, no c, and a depth of more than 128 bytes",
      "align_rows_kernel transpose_rows_kernel split_k_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor streams through registers, each warp "

@@ -105,8 +105,8 @@ inline std::int64_t blocks_of(std::int64_t tiles, int cluster_rows, const Device
   return cluster_rows * divide_up(tiles, std::max<std::int64_t>(turns, 1));
 }
 
-// Of c and alpha, which none of these kernels has.
-std::string refusal_of_epilogue(const Problem& problem);
+// Of the problem's c, by tensor_core.
+std::string refusal_of_c(const Problem& problem);
 
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device);
 double tensor_core_time(const Problem& problem, const Device& device);

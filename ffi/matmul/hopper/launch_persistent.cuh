@@ -45,15 +45,20 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
   }
   typename Kernel::Epilogue epilogue{};
   if constexpr (Kernel::kScaling == Scaling::kNone) {
-    epilogue = finish_of(problem, buffers);
+    static_cast<Finish&>(epilogue) = finish_of(problem, buffers);
   } else {
     epilogue = scales_of(problem, buffers);
+  }
+  if constexpr (Kernel::kAdds) {
+    epilogue.c = buffers.c;
+    epilogue.rows = static_cast<int>(problem.m);
+    epilogue.beta = static_cast<float>(buffers.beta);
   }
   launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order, epilogue, up);
 }
 
 template <class T, class Result, bool kDeepA, bool kDeepB, bool kFinishes, bool kGated,
-          Scaling kScaling, const auto& kTiles>
+          Scaling kScaling, const auto& kTiles, bool kAdds = false>
 void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
                  const Buffers& buffers) {
   const auto matches = [&](const TensorCoreTile& tile) {
@@ -68,7 +73,7 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
     if constexpr (kExists) {
       using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
                                 kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
-                                kTile.promotes, kFinishes, kGated, kScaling>;
+                                kTile.promotes, kFinishes, kGated, kScaling, kAdds>;
       static_assert(Kernel::kThreads == kTile.threads());
       static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
       launch_persistent<Kernel>(queue, config, problem, buffers);

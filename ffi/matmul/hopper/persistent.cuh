@@ -34,6 +34,7 @@
 #include "core/shared.h"
 #include "core/vector.h"
 #include "matmul/epilogue.cuh"
+#include "matmul/hopper/addend.cuh"
 #include "matmul/hopper/scales.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/hopper/tile_columns.cuh"
@@ -45,7 +46,7 @@ namespace matmul {
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kPending_, bool kLateStores_,
           bool kPromotes_ = false, bool kFinishes_ = false, bool kGated_ = false,
-          Scaling kScaling_ = Scaling::kNone>
+          Scaling kScaling_ = Scaling::kNone, bool kAdds_ = false>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
@@ -64,6 +65,8 @@ struct Persistent {
   static constexpr int kPending = kPending_;
   // Whether results are written while the next tile is multiplied, and not before.
   static constexpr bool kLateStores = kLateStores_;
+  // Whether c is added to what the epilogue leaves.
+  static constexpr bool kAdds = kAdds_;
   // Whether the products of each stage have sums of their own, which are added to the tile's: of
   // 8-bit floats the tensor cores add with 13 bits of fraction alone.
   static constexpr bool kPromotes = kPromotes_;
@@ -76,11 +79,14 @@ struct Persistent {
   // What of the sums is multiplied by scales of the factors.
   static constexpr Scaling kScaling = kScaling_;
   // What sums are changed by.
-  using Epilogue = std::conditional_t<kScaling == Scaling::kNone, Finish, Scales>;
+  using Epilogue = std::conditional_t<kScaling != Scaling::kNone, Scales,
+                                      std::conditional_t<kAdds, FinishAndAdd, Finish>>;
 
   static constexpr int kWaves = kRows / kConsumers / kProductRows;
   static constexpr int kSums = kCols / 2;
   static constexpr int kResultSums = kResultCols / 2;
+  // Pairs of results that wait to be written, or of what is added to the next ones.
+  static constexpr int kWords = kLateStores || kAdds ? kResultSums / 2 : 1;
   // Of a stage's own, as many columns as the registers have room for.
   static constexpr int kStageCols = kCols < 128 ? kCols : 128;
   static constexpr int kBlocks = kClusterRows;
@@ -111,6 +117,8 @@ struct Persistent {
   static_assert(kClusterRows <= 2);
   static_assert(kRows <= 256 && kCols <= 256, "the copy engine's largest box");
   static_assert(!kGated || (kFinishes && kCols / 2 % 64 == 0), "whole panels of both factors");
+  static_assert(!kAdds || (kFinishes && !kGated && sizeof(Result) == 2),
+                "c waits for the sums in registers, in pairs");
   static_assert(kPending == 0 || kPending == 1);
   static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
                 "sums of 32 bits, or a stage's, and results that wait do not fit the registers");
@@ -447,7 +455,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     ring.advance();
   };
 
-  std::uint32_t words[Config::kWaves][Config::kLateStores ? Config::kResultSums / 2 : 1];
+  std::uint32_t words[Config::kWaves][Config::kWords];
   TilePosition before{};
   bool waiting = false;
 
@@ -464,7 +472,9 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     if constexpr (Config::kScaling == Scaling::kOuter) {
       scales.load(epilogue, locate<Config>(order, tile, rank), consumer);
     }
-    if constexpr (Config::kScaling == Scaling::kBlocks) here = locate<Config>(order, tile, rank);
+    if constexpr (Config::kScaling == Scaling::kBlocks || Config::kAdds) {
+      here = locate<Config>(order, tile, rank);
+    }
     int step = 0;
     if constexpr (Config::kPromotes) {
 #pragma unroll
@@ -473,13 +483,16 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
         for (int i = 0; i < Config::kSums; ++i) sums[wave][i] = 0;
       }
     }
-    if constexpr (Config::kLateStores) {
+    if constexpr (Config::kLateStores || Config::kAdds) {
 #pragma unroll
       for (int panel = 0; panel < Config::kPanels; ++panel) {
         if (step < order.steps) multiply(step);
-        if (waiting) {
-          writer.write(panel, before, [&](int wave, int i) { return words[wave][i]; });
+        if constexpr (Config::kLateStores) {
+          if (waiting) {
+            writer.write(panel, before, [&](int wave, int i) { return words[wave][i]; });
+          }
         }
+        if constexpr (Config::kAdds) load_addend<Config>(epilogue, here, consumer, panel, words);
         if (step < order.steps) {
           retire(step);
           ++step;
@@ -501,6 +514,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     // -- Write, or round and leave it for later --
     const TilePosition at = locate<Config>(order, tile, rank);
     if constexpr (Config::kFinishes) finish_sums<Config>(sums, epilogue, bias);
+    if constexpr (Config::kAdds) add_addend<Config>(sums, words, epilogue.beta);
     if constexpr (Config::kScaling == Scaling::kOuter) scales.apply(sums);
     const auto sum = [&](int wave, int i) {
       if constexpr (Config::kScaling == Scaling::kOuter) {

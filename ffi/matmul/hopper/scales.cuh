@@ -72,14 +72,6 @@ inline Scales scales_of(const Problem& problem, const Buffers& buffers) {
                         problem.transpose_b)};
 }
 
-// The row of a tile that a thread of a consumer has the sums 4 i and 4 i + 1 of; 4 i + 2 and 4 i +
-// 3 are of the eighth row after it.
-template <class Config>
-__device__ __forceinline__ int row_of_sums(int consumer, int wave) {
-  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
-  return (consumer * Config::kWaves + wave) * kProductRows + thread / 32 * 16 + thread % 32 / 4;
-}
-
 // Of the rows and columns of a tile. They are loaded before the products, so that nobody waits.
 template <class Config>
 struct OuterScales {

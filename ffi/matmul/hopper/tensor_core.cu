@@ -21,7 +21,8 @@ void dispatch_result(DType result, Function&& function) {
   }
 }
 
-template <class T, bool kDeepA, bool kDeepB, bool kFinishes = false, bool kGated = false>
+template <class T, bool kDeepA, bool kDeepB, bool kFinishes = false, bool kGated = false,
+          bool kAdds = false>
 void launch_layout(const Queue& queue, const Config& config, const Problem& problem,
                    const Buffers& buffers) {
   const auto launch_result = [&](auto type) {
@@ -30,11 +31,11 @@ void launch_layout(const Queue& queue, const Config& config, const Problem& prob
       launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kGated, Scaling::kNone,
                   kTensorCoreByteTiles>(queue, config, problem, buffers);
     } else {
-      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kGated, Scaling::kNone, kTensorCoreTiles>(
-          queue, config, problem, buffers);
+      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kGated, Scaling::kNone, kTensorCoreTiles,
+                  kAdds>(queue, config, problem, buffers);
     }
   };
-  if constexpr (kGated) {
+  if constexpr (kGated || kAdds) {
     dispatch<T>(problem.result_dtype, launch_result);
   } else {
     dispatch_result<T>(problem.result_dtype, launch_result);
@@ -53,6 +54,9 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
   if constexpr (sizeof(T) == 2) {
     if (problem.gated) {
       return launch_layout<T, true, false, true, true>(queue, config, problem, buffers);
+    }
+    if (problem.has_c) {
+      return launch_layout<T, true, false, true, false, true>(queue, config, problem, buffers);
     }
   }
   if constexpr (sizeof(T) > 1) {
