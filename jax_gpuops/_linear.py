@@ -73,10 +73,9 @@ def linear(
       TypeError: as `matmul` does; also if the arrays are not of a floating-point or complex dtype.
       ValueError: as `matmul` does; also if shapes do not match, or the activation is unknown.
     """
-    given = {"x": x, "w": w, "b": b, "residual": residual}
-    arrays = {
-        name: _arguments.as_array(name, each) for name, each in given.items() if each is not None
-    }
+    others = {"b": b, "residual": residual}
+    arrays = {"x": x, "w": w} | {name: each for name, each in others.items() if each is not None}
+    arrays = {name: _arguments.as_array(name, each) for name, each in arrays.items()}
     check_operands("linear", arrays)
     if b is not None and jnp.shape(arrays["b"]) != jnp.shape(arrays["w"])[1:]:
         raise ValueError(
@@ -91,7 +90,7 @@ def linear(
         )
     check_activation(activation)
     return _jitted_linear(
-        *(arrays.get(name) for name in given),
+        *(arrays.get(name) for name in ("x", "w", "b", "residual")),
         activation=activation,
         precision=_matmul.hashable(precision),
         preferred_element_type=preferred_element_type,
