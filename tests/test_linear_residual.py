@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 from test_linear import (
     LADDER,
@@ -338,6 +340,19 @@ def test_the_plan_chooses_among_kernels_that_add_it(on_tensor_cores):
         assert plan.algorithm == algorithm, (m, n, k, dtype)
 
 
+def test_residuals_with_explicit_shardings_are_refused():
+    devices = np.array(jax.devices("cpu")[:2])
+    mesh = Mesh(devices, ("d",), axis_types=(AxisType.Explicit,))
+    with jax.default_device(devices[0]), jax.set_mesh(mesh):
+        x, w, residual = (
+            jax.device_put(np.ones(shape, np.float32), NamedSharding(mesh, spec))
+            for shape, spec in [((4, 6), P("d")), ((6, 3), P()), ((4, 3), P("d"))]
+        )
+        with pytest.raises(ValueError, match="no rule for explicit sharding"):
+            jax_gpuops.linear(x, w, residual=residual, implementation="interpret")
+        assert jax.typeof(jax_gpuops.linear(x, w, residual=residual)).sharding.spec[0] == "d"
+
+
 def test_what_kernels_cannot_take_runs_in_xla(implementation):
     x, w = jnp.ones((4, 5), jnp.complex64), jnp.ones((5, 3), jnp.complex64)
     residual = jnp.full((4, 3), 2, jnp.complex64)
@@ -524,3 +539,20 @@ def test_vmap_on_tensor_cores(mapped, on_tensor_cores):
     assert (execution["problem"]["batch"], execution["problem"]["m"]) == sizes
     x, w, b, residual = map(batch, range(4))
     assert_linear(y, x, w, b, None, residual=residual)
+
+
+@pytest.mark.parametrize("activation", [None, "relu", "silu"], ids=str)
+def test_gradients_inside_shard_map(activation, implementation):
+    """Rows are divided, and those of the residual with them."""
+    if len(jax.devices()) < 2:
+        pytest.skip("needs two devices")
+    mesh = Mesh(np.array(jax.devices()[:2]), ("d",))
+    layer = functools.partial(ours, activation=activation, implementation=implementation)
+    specs = (P("d"), P(), P(), P("d"))
+    divided = jax.jit(jax.shard_map(layer, mesh=mesh, in_specs=specs, out_specs=P("d")))
+    xs = operands(6, 5, 4, "float32")
+
+    def results(f):
+        return f(*xs), jax.grad(lambda *xs: (f(*xs) ** 2).sum(), (0, 1, 2, 3))(*xs)
+
+    assert_close(results(divided), results(functools.partial(reference, activation=activation)))
