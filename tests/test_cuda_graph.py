@@ -62,11 +62,10 @@ CALLS = {
         "jax.nn.relu(jnp.matmul(x, x, precision='highest') + x[0])",
     ),
     "linear with a residual": (
-        "ops.linear(*[x.astype('bfloat16')] * 2, residual=x.astype('bfloat16'), "
-        "implementation='cuda')",
+        "ops.linear(*[jnp.sign(x).astype('bfloat16')] * 2, algorithm='tensor_core', "
+        "residual=jnp.sign(x).astype('bfloat16'), implementation='cuda')",
         "8, 8",
-        "(jnp.matmul(*[x.astype('bfloat16')] * 2, preferred_element_type='float32') + x)"
-        ".astype('bfloat16')",
+        "(jnp.matmul(*[jnp.sign(x)] * 2) + jnp.sign(x)).astype('bfloat16')",  # small integers
     ),
     "gemm by parts, and the kernel behind for what has none": (
         "ops.matmul(x, x, precision='highest', implementation='cuda')",
