@@ -48,6 +48,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   const auto folded = fold_row<Reducer, kClusterLoads>(packs, masks.of(row), read, thread, threads);
   const Partial partial = block_reduce(folded, Reducer::identity(), combine, storage.warps);
   cluster_wait();
+  // Others may send before block 0 announces: the phase is not over until it has.
   if (threadIdx.x == 0) {
     if (rank == 0) announce(&storage.arrived, static_cast<unsigned>(blocks * sizeof(Partial)));
     send(partial, storage.slots + rank, &storage.arrived, 0);
