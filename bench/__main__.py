@@ -367,6 +367,13 @@ def _axes(text: str) -> Any:
     return axes if len(axes) > 1 else axes[0]
 
 
+def _kind_of_scales(text: str) -> str:
+    if text not in ops.KINDS_OF_SCALES:
+        known = ", ".join(ops.KINDS_OF_SCALES)
+        raise argparse.ArgumentTypeError(f"{text!r} is not one of {known}")
+    return text
+
+
 _OPTION_TYPES: dict[str, Callable[[str], Any]] = {
     "axis": _axes,
     "scale": float,
@@ -375,8 +382,10 @@ _OPTION_TYPES: dict[str, Callable[[str], Any]] = {
     "axes": _axes,
     "precision": str,
     "activation": _activation,
+    "residual": bool,
     "alpha": float,
     "beta": float,
+    "scales": _kind_of_scales,
 }
 _OPTION_HELP = {
     "axis": "the axis or axes to reduce over: 1, or 0,2, or none for all",
@@ -386,8 +395,10 @@ _OPTION_HELP = {
     "axes": "the permutation, such as 0,2,1,3",
     "precision": "default, high or highest; highest for float32 unless given",
     "activation": "relu, gelu, gelu_exact or silu; none unless given",
+    "residual": "add an array of the result's shape",
     "alpha": "factor of the product",
     "beta": "factor of C",
+    "scales": "of a tensor, a vector (each row of A and column of B), or blocks of 128",
 }
 
 if __name__ == "__main__":

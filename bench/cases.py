@@ -174,7 +174,16 @@ def _gpu() -> Iterator[Problem]:
     for activation in (None, "relu", "gelu", "gelu_exact", "silu"):
         yield ops.make("linear", (8192, 4096, 16384), "bfloat16", activation=activation)
     yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
+    yield ops.make("linear", (8192, 4096, 4096), "bfloat16", residual=True)
     yield ops.make("glu", (8192, 4096, 11008), "bfloat16")
+    for scales in ("tensor", "vector", "blocks"):
+        yield ops.make("scaled_matmul", (4096, 4096, 4096), "float8_e4m3fn", scales=scales)
+        for n in (4096, 8192):
+            yield ops.make("scaled_matmul_of_rows", (n, n, n), "float8_e4m3fn", scales=scales)
+    yield ops.make(
+        "scaled_matmul_of_rows", (4096, 4096, 4096), "float8_e4m3fn", precision="highest"
+    )
+    yield ops.make("scaled_matmul_of_rows", (4096, 4096, 4096), "int8")
 
 
 def _moments() -> Iterator[Problem]:
@@ -295,5 +304,10 @@ def _host() -> Iterator[Problem]:
     yield ops.make("gemm", (67, 45, 70), "float32")
     yield ops.make("linear", (67, 45, 70), "float32", activation="gelu")
     yield ops.make("linear", (67, 72, 70), "bfloat16", activation="silu")
+    yield ops.make("linear", (67, 72, 70), "bfloat16", residual=True)
     yield ops.make("glu", (67, 72, 80), "float32")
     yield ops.make("glu", (67, 72, 80), "bfloat16")
+    for op in ("scaled_matmul", "scaled_matmul_of_rows"):
+        yield ops.make(op, (67, 72, 80), "int8")
+        yield ops.make(op, (67, 200, 140), "float8_e4m3fn", scales="blocks")
+    yield ops.make("scaled_matmul_of_rows", (67, 72, 80), "float8_e5m2", scales="tensor")

@@ -154,6 +154,29 @@ def two_matrices_of_columns(problem: Problem) -> list[Operand]:
     return [Operand((*batch, k, m), problem.dtype), Operand((*batch, k, n), problem.dtype)]
 
 
+KINDS_OF_SCALES = ("tensor", "vector", "blocks")
+
+
+def with_scales(matrices: Callable[[Problem], list[Operand]]) -> Callable[..., list[Operand]]:
+    """The op takes two matrices, of which B may lie by rows or columns, and scales of both."""
+
+    def operands(problem: Problem) -> list[Operand]:
+        a, b = matrices(problem)
+        *batch, m, k, n = problem.shape
+        depth, cols = -(-k // 128), -(-n // 128)
+        dims = [((1, 1), (1, 1)), ((m, 1), (1, n)), ((m, depth), (depth, cols))]
+        of_a, of_b = dims[KINDS_OF_SCALES.index(problem.options["scales"])]
+        of_b = of_b if matrices is two_matrices else of_b[::-1]
+        return [a, b, *(Operand((*batch, *each), "float32", _scales) for each in (of_a, of_b))]
+
+    return operands
+
+
+def _scales(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
+    """Draws scales that bring sums of some thousands of products of int8 into its range."""
+    return jax.random.uniform(key, shape, dtype, 0.005, 0.02)
+
+
 def three_matrices(problem: Problem) -> list[Operand]:
     """The op takes A, B and a C (M, N) to add to."""
     m, _, n = problem.shape
@@ -161,14 +184,19 @@ def three_matrices(problem: Problem) -> list[Operand]:
 
 
 def dense_layer(problem: Problem) -> list[Operand]:
-    """The op takes x (M, K), weights (K, N) that keep the size of rows of x, and a bias (N,)."""
+    """The op takes x (M, K), weights (K, N) that keep the size of rows of x, and a bias (N,).
+
+    If the problem says so, it takes a residual (M, N) too.
+    """
     m, k, n = problem.shape
     draw = functools.partial(_weights, depth=k)
-    return [
+    layer = [
         Operand((m, k), problem.dtype),
         Operand((k, n), problem.dtype, draw),
         Operand((n,), problem.dtype),
     ]
+    residual = Operand((m, n), problem.dtype)
+    return [*layer, residual] if problem.options.get("residual") else layer
 
 
 def gated_layer(problem: Problem) -> list[Operand]:
@@ -196,6 +224,10 @@ def _apply(function, *operands):
 
 def _apply_masked(function, x, where=None):
     return function(x, where=where)
+
+
+def _apply_layer(function, x, w, b, residual=None):
+    return function(x, w, b, residual=residual)
 
 
 def _run_forward(function, x, dy, where=None):
@@ -256,8 +288,9 @@ class Op:
       upstream: the function of JAX with the same arguments.
       error: how a result is judged, from `bench.check`.
       limit: what bounds the speed: the copy or read bandwidth of the memory, or arithmetic.
-      options: what a problem may set, with defaults: keyword arguments of the function, and
-        `where` for a mask. None, where it is the default, leaves the function its own default.
+      options: what a problem may set, with defaults: keyword arguments of the function, `where` for
+        a mask, `residual` for an array to add, and `scales` for what has one: "tensor", "vector" or
+        "blocks". None, where it is the default, leaves the function its own default.
       public: the function of jax_gpuops; None for the one of the op's own name.
       operands: what the op takes.
       fixed: further keyword arguments, from the problem.
@@ -316,10 +349,10 @@ def _gemm(a, b, c, *, alpha, beta):
     return alpha * jnp.matmul(a, b, precision="highest") + beta * c
 
 
-def _linear(x, w, b, *, activation=None, precision=None):
+def _linear(x, w, b, *, activation=None, residual=None, precision=None):
     """A dense layer as a user writes it: XLA has a library add the bias, and some activations."""
-    y = jnp.matmul(x, w, precision=precision) + b
-    return ACTIVATIONS[activation](y)
+    y = ACTIVATIONS[activation](jnp.matmul(x, w, precision=precision) + b)
+    return y if residual is None else y + residual
 
 
 def _glu(x, w_gate, w_up, *, activation=None, precision=None):
@@ -336,6 +369,32 @@ ACTIVATIONS: dict[str | None, Callable[[jax.Array], jax.Array]] = {
     "silu": jax.nn.silu,
 }
 """The activations of `jax_gpuops.linear`, in plain JAX."""
+
+
+def _scaled_matmul(
+    a, b, a_scale, b_scale, *, transpose_b=False, precision=None, preferred_element_type=None
+):
+    """A product of quantised matrices as XLA computes it best."""
+    if transpose_b:
+        b, b_scale = (jnp.swapaxes(x, -1, -2) for x in (b, b_scale))
+    if a_scale.shape[-1] == b_scale.shape[-2] == 1 and b_scale.shape[-1] in (1, b.shape[-1]):
+        is_integer = jnp.issubdtype(a.dtype, jnp.integer)
+        sums = jnp.int32 if is_integer else a_scale.dtype
+        y = jnp.matmul(a, b, precision=precision, preferred_element_type=sums)
+        y = y.astype(a_scale.dtype) * a_scale * b_scale
+    else:
+        y = jnp.matmul(_dequantised(a, a_scale), _dequantised(b, b_scale), precision=precision)
+    if preferred_element_type == "int8":
+        y = jnp.clip(jnp.round(y), -128, 127)
+    return y if preferred_element_type is None else y.astype(preferred_element_type)
+
+
+def _dequantised(x, scale):
+    for axis in (-1, -2):
+        if scale.shape[axis] not in (1, x.shape[axis]):
+            scale = jnp.repeat(scale, 128, axis)
+            scale = jax.lax.slice_in_dim(scale, 0, x.shape[axis], axis=axis)
+    return x.astype(scale.dtype) * scale
 
 
 def _mean_and_var(x, axis=None, dtype=None):
@@ -356,6 +415,14 @@ def _result(problem: Problem) -> dict[str, Any]:
     if problem.dtype not in _RESULTS:
         return {}
     return {"preferred_element_type": _RESULTS[problem.dtype]}
+
+
+def _result_of_scaled(problem: Problem) -> dict[str, Any]:
+    return {"preferred_element_type": "int8" if problem.dtype == "int8" else "bfloat16"}
+
+
+def _result_of_scaled_rows(problem: Problem) -> dict[str, Any]:
+    return {"transpose_b": True, **_result_of_scaled(problem)}
 
 
 def _contract_last_with_first(problem: Problem) -> dict[str, Any]:
@@ -476,8 +543,9 @@ OPS: dict[str, Op] = {
     ),
     "linear": _matmul(
         upstream=_linear,
-        options={"activation": None, "precision": None},
+        options={"activation": None, "residual": None, "precision": None},
         operands=dense_layer,
+        apply=_apply_layer,
     ),
     "glu": _matmul(
         upstream=_glu,
@@ -485,7 +553,23 @@ OPS: dict[str, Op] = {
         operands=gated_layer,
         products=2,
     ),
+    "scaled_matmul": _matmul(
+        upstream=_scaled_matmul,
+        options={"scales": "vector", "precision": None},
+        operands=with_scales(two_matrices),
+        fixed=_result_of_scaled,
+    ),
+    "scaled_matmul_of_rows": _matmul(
+        public="scaled_matmul",
+        upstream=_scaled_matmul,
+        options={"scales": "vector", "precision": None},
+        operands=with_scales(two_matrices_of_rows),
+        fixed=_result_of_scaled_rows,
+    ),
 }
+
+_OF_OPERANDS = ("where", "scales", "residual")
+"""Options that say what the operands are, and are no arguments."""
 
 
 def ours(op: str) -> Callable[..., jax.Array]:
@@ -499,7 +583,7 @@ def keywords(problem: Problem) -> dict[str, Any]:
     given = {
         name: value
         for name, value in problem.options.items()
-        if name != "where" and not (value is None and op.options[name] is None)
+        if name not in _OF_OPERANDS and not (value is None and op.options[name] is None)
     }
     return {**given, **op.fixed(problem)}
 

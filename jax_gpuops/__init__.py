@@ -30,6 +30,7 @@ from jax_gpuops._reduce import prod as prod
 from jax_gpuops._reduce import sum as sum
 from jax_gpuops._report import Call as Call
 from jax_gpuops._report import Plan as Plan
+from jax_gpuops._scaled_matmul import scaled_matmul as scaled_matmul
 from jax_gpuops._softmax import log_softmax as log_softmax
 from jax_gpuops._softmax import logsumexp as logsumexp
 from jax_gpuops._softmax import softmax as softmax

@@ -1,4 +1,4 @@
-"""linear: a matrix product with a bias and an activation."""
+"""linear: a matrix product with a bias, an activation and a residual."""
 
 from __future__ import annotations
 
@@ -32,19 +32,22 @@ def linear(
     b: jax.typing.ArrayLike | None = None,
     *,
     activation: str | None = None,
+    residual: jax.typing.ArrayLike | None = None,
     precision: Any = None,
     preferred_element_type: Any = None,
     batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
-    """A dense layer: `activation(x @ w + b)`, by one kernel on Hopper's tensor cores.
+    """A dense layer: `activation(x @ w + b) + residual`, by one kernel on Hopper's tensor cores.
 
-    The kernels add the bias to sums of float32, apply the activation to these, and round once.
-    XLA runs the formula in the dtype of the result, as it stands there.
+    The kernels add the bias to sums of float32, apply the activation to these, add the residual,
+    and round once. XLA runs the formula in the dtype of the result, as it stands there.
 
     For derivatives of "gelu", "gelu_exact" and "silu" the kernel keeps `x @ w + b` in the dtype of
     the result, and XLA applies the activation to that. "relu" needs no more than its result.
+    Where there is an activation and a residual, XLA adds the residual then. Its cotangent is that
+    of the result.
 
     Args:
       x: an array of shape (..., k); dtypes as for `matmul`.
@@ -53,9 +56,12 @@ def linear(
       activation: None, "relu", "gelu", "gelu_exact" or "silu": the functions of `jax.nn`, where
         "gelu" is `jax.nn.gelu`, which is its approximation by tanh, and "gelu_exact"
         `jax.nn.gelu(approximate=False)`.
+      residual: None, or an array of the result's shape, which is added last. It is cast to the
+        dtype of the result. On Hopper's tensor cores a kernel adds it for 16-bit floats, to a
+        result of the dtype of x and w.
       precision: as for `matmul`.
-      preferred_element_type: the dtype of the result; None for that to which x, w and b promote.
-        The kernels support that of x and w, and float32 for 16-bit floats.
+      preferred_element_type: the dtype of the result; None for that to which x, w, b and residual
+        promote. The kernels support that of x and w, and float32 for 16-bit floats.
       batch_invariant: as for `matmul`.
       implementation: as for `matmul`.
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
@@ -67,7 +73,8 @@ def linear(
       TypeError: as `matmul` does; also if the arrays are not of a floating-point or complex dtype.
       ValueError: as `matmul` does; also if shapes do not match, or the activation is unknown.
     """
-    arrays = {"x": x, "w": w} | ({} if b is None else {"b": b})
+    others = {"b": b, "residual": residual}
+    arrays = {"x": x, "w": w} | {name: each for name, each in others.items() if each is not None}
     arrays = {name: _arguments.as_array(name, each) for name, each in arrays.items()}
     check_operands("linear", arrays)
     if b is not None and jnp.shape(arrays["b"]) != jnp.shape(arrays["w"])[1:]:
@@ -75,9 +82,15 @@ def linear(
             f"b must have an element for each column of w, {jnp.shape(arrays['w'])}, but has shape "
             f"{jnp.shape(arrays['b'])}"
         )
+    shape = (*jnp.shape(arrays["x"])[:-1], jnp.shape(arrays["w"])[1])
+    if residual is not None and jnp.shape(arrays["residual"]) != shape:
+        raise ValueError(
+            f"residual must have the shape of the result, {shape}, but has shape "
+            f"{jnp.shape(arrays['residual'])}"
+        )
     check_activation(activation)
     return _jitted_linear(
-        *arrays.values(),
+        *(arrays.get(name) for name in ("x", "w", "b", "residual")),
         activation=activation,
         precision=_matmul.hashable(precision),
         preferred_element_type=preferred_element_type,
@@ -115,7 +128,9 @@ def check_operands(op: str, arrays: dict[str, Any]) -> None:
 def _linear(
     x,
     w,
-    *b,
+    b,
+    residual,
+    *,
     activation,
     precision,
     preferred_element_type,
@@ -123,31 +138,40 @@ def _linear(
     implementation,
     algorithm,
 ) -> jax.Array:
-    operands = [x, w, *b]
+    operands = [each for each in (x, w, b, residual) if each is not None]
     dtype = jnp.result_type(x, w)
     if batch_invariant:
         algorithm = _matmul.invariant_algorithm(dtype, precision)
     result_dtype = jnp.dtype(preferred_element_type or jnp.result_type(*operands))
     x, w = x.astype(dtype), w.astype(dtype)
-    bias = [each.astype(result_dtype) for each in b]
+    bias, residuals = (
+        [] if each is None else [each.astype(result_dtype)] for each in (b, residual)
+    )
 
     def xla():
         y = jnp.matmul(x, w, precision=precision, preferred_element_type=result_dtype)
         for each in bias:
             y = y + lax.expand_dims(each, range(y.ndim - 1))
-        return y if activation is None else ACTIVATIONS[activation](y)
+        y = y if activation is None else ACTIVATIONS[activation](y)
+        for each in residuals:
+            y = y + each
+        return y
 
     def kernel():
-        _matmul.check_sharding(x, w, *bias)
+        _matmul.check_sharding(x, w, *bias, *residuals)
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        addends = [each.reshape(rows.shape[0], each.shape[-1]) for each in residuals]
         if bias or activation is not None:
-            p, params = _linear_p, {"activation": activation}
+            p = _linear_add_p if addends else _linear_p
+            params = {"activation": activation}
         else:
-            p, params = _matmul.gemm_p, gemm_params(rows, w)
+            p = _matmul.gemm_p
+            params = gemm_params(rows, w) | ({"beta": 1.0} if addends else {})
         y = _matmul.bind_product(
             p,
             rows,
             w,
+            *addends,
             *bias,
             **params,
             precision=precision,
@@ -234,6 +258,7 @@ def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str
         "share_bias": int(bool(b) and b[0].ndim == 1),
         "gated": 0,
         "epilogue": activation or "none",
+        **_matmul.WITHOUT_SCALES,
         "alignment": _primitive.ALIGNMENT,
         "workspace": _primitive.WORKSPACE_AS_ASKED,
     }
@@ -251,34 +276,67 @@ def attributes(activation: str | None, precision: Any) -> dict[str, Any]:
     }
 
 
-def _call(
-    launch: _primitive.Launch, x, w, *b, activation, precision, preferred_element_type
-) -> jax.Array:
-    sizes = problem(
-        x,
-        w,
-        *b,
-        activation=activation,
-        precision=precision,
-        preferred_element_type=preferred_element_type,
-    )
-    has_constant_shape = all(isinstance(sizes[key], int) for key in ("batch", "m", "n", "k"))
-    workspace = launch.workspace_bytes("matmul", sizes) if has_constant_shape else 0
-    y, _ = launch.custom_call(
-        "jax_gpuops_linear_v1",
-        [x, w, *b],
-        [
-            jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
-            jax.ShapeDtypeStruct((workspace,), np.uint8),
-        ],
-        **attributes(activation, precision),
-    )
-    return y
+def _calls(target: str, problem: Callable[..., dict[str, Any]], beta: float) -> Callable[..., Any]:
+    """Returns how a kernel calls an FFI target, with the operands as they are."""
+
+    def call(
+        launch: _primitive.Launch, *operands, activation, precision, preferred_element_type
+    ) -> jax.Array:
+        sizes = problem(
+            *operands,
+            activation=activation,
+            precision=precision,
+            preferred_element_type=preferred_element_type,
+        )
+        y, _ = launch.custom_call(
+            target,
+            operands,
+            [
+                jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
+                _matmul.workspace(launch, sizes),
+            ],
+            **attributes(activation, precision) | {"beta": np.float64(beta)},
+        )
+        return y
+
+    return call
 
 
 _linear_p = _primitive.primitive(
     _primitive.Kernel(
-        name="gpuops_linear", op="matmul", reference=_reference, problem=problem, call=_call
+        name="gpuops_linear",
+        op="matmul",
+        reference=_reference,
+        problem=problem,
+        call=_calls("jax_gpuops_linear_v1", problem, beta=0),
+    )
+)
+
+
+# The primitive with a residual, which has the shape of the sums: activation(x @ w + b) + residual.
+
+
+def _add_reference(x, w, residual, *b, activation, precision, preferred_element_type) -> jax.Array:
+    """The primitive in JAX's operations."""
+    wide = _primitive.accumulator(preferred_element_type)
+    y = _reference(
+        x, w, *b, activation=activation, precision=precision, preferred_element_type=wide
+    )
+    return (y + residual.astype(wide)).astype(preferred_element_type)
+
+
+def _add_problem(x, w, residual, *b, **params) -> dict[str, Any]:
+    del residual
+    return problem(x, w, *b, **params) | {"has_c": 1}
+
+
+_linear_add_p = _primitive.primitive(
+    _primitive.Kernel(
+        name="gpuops_linear_add",
+        op="matmul",
+        reference=_add_reference,
+        problem=_add_problem,
+        call=_calls("jax_gpuops_linear_add_v1", _add_problem, beta=1),
     )
 )
 
@@ -296,6 +354,23 @@ def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
     sums = _linear_p.bind(x, w, *b, activation=None, **how)
     function = functools.partial(activate, activation=activation, dtype=preferred_element_type)
     return jax.jvp(keeping_arguments(function), (sums,), (sums_dot,))
+
+
+def _add_jvp(primals, tangents, *, activation, **params):
+    """The residual is added last, so that its tangent is, too.
+
+    The derivative of an activation needs what the residual would have been added to.
+    """
+    (x, w, residual, *b), (x_dot, w_dot, residual_dot, *b_dot) = primals, tangents
+    if all(type(t) is ad.Zero for t in (x_dot, w_dot, *b_dot)):
+        return _linear_add_p.bind(*primals, activation=activation, **params), residual_dot
+    if activation is None:
+        y = _linear_add_p.bind(*primals, activation=None, **params)
+        t = tangent_of_sums(x, w, x_dot, w_dot, *b_dot, **params)
+    else:
+        y, t = _jvp((x, w, *b), (x_dot, w_dot, *b_dot), activation=activation, **params)
+        y = y + residual
+    return y, t if type(residual_dot) is ad.Zero else t + residual_dot
 
 
 # Of a checkpointed function reverse mode keeps the arguments alone: the sums or the result, in 16
@@ -349,22 +424,51 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
     return activate(y + b, activation, preferred_element_type), 0
 
 
+def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
+    """As that of linear. A residual is never shared by a batch."""
+    x, w, residual, *b = (
+        each if axis is None else jnp.moveaxis(each, axis, 0)
+        for each, axis in zip(operands, axes, strict=True)
+    )
+    mapped = [axis is not None for axis in axes]
+    how = {"activation": activation, **params}
+    if mapped[0] or mapped[1]:
+        if not mapped[2]:
+            size = (x if mapped[0] else w).shape[0]
+            residual = jnp.broadcast_to(residual, (size, *residual.shape))
+            mapped[2] = True
+        bind = functools.partial(
+            _linear_add_p.bind, preferred_element_type=preferred_element_type, **how
+        )
+        ranks = [2, 2, 2, 1][: len(operands)]
+        return batched(bind, [x, w, residual, *b], mapped, ranks, with_rows=(0, 2))
+    # Only what is added is mapped: multiply once.
+    how["preferred_element_type"] = wide = _primitive.accumulator(preferred_element_type)
+    if mapped[3:] == [True]:
+        y, _ = _batch([x, w, *b], [None, None, 0], **how)
+    else:
+        y = _linear_p.bind(x, w, *b, **how)
+    return (y + residual.astype(wide)).astype(preferred_element_type), 0
+
+
 def batched(
     bind: Callable[..., jax.Array],
     operands: Sequence[jax.Array],
     mapped: Sequence[bool],
     ranks: Sequence[int],
+    with_rows: Sequence[int] = (0,),
 ) -> tuple[jax.Array, int]:
     """Binds the primitive of a layer to operands with a mapped axis, as batching rules do.
 
-    If x alone is mapped, its mapped rows are more rows. Otherwise the mapped axis is a batch,
-    merged with that which the operands may have already.
+    If only x and what else has its rows are mapped, the mapped rows are more rows. Otherwise the
+    mapped axis is a batch, merged with that which the operands may have already.
 
     Args:
       bind: binds the primitive.
       operands: x and the others. A mapped axis is the first one.
       mapped: which of them have one.
       ranks: how many dims each has besides a mapped axis and a batch.
+      with_rows: which of them have the rows of x.
     """
     size = operands[mapped.index(True)].shape[0]
     owns = [each.shape[each.ndim - rank :] for each, rank in zip(operands, ranks, strict=True)]
@@ -373,10 +477,13 @@ def batched(
         for each, is_mapped, rank in zip(operands, mapped, ranks, strict=True)
     ]
     batch = max(batches, key=len)
-    if not batch and mapped.count(True) == 1 and mapped[0]:
-        x, *others = operands
-        y = bind(x.reshape(size * x.shape[1], x.shape[2]), *others)
-        return y.reshape(size, x.shape[1], y.shape[1]), 0
+    if not batch and list(with_rows) == [i for i, is_mapped in enumerate(mapped) if is_mapped]:
+        folded = [
+            each.reshape(size * each.shape[1], each.shape[2]) if is_mapped else each
+            for each, is_mapped in zip(operands, mapped, strict=True)
+        ]
+        y = bind(*folded)
+        return y.reshape(size, y.shape[0] // size, y.shape[1]), 0
     merged = list(operands)
     for i, (is_mapped, own, own_batch) in enumerate(zip(mapped, owns, batches, strict=True)):
         if is_mapped or own_batch:
@@ -388,4 +495,6 @@ def batched(
 
 
 ad.primitive_jvps[_linear_p] = _jvp
+ad.primitive_jvps[_linear_add_p] = _add_jvp
 batching.primitive_batchers[_linear_p] = _batch
+batching.primitive_batchers[_linear_add_p] = _add_batch

@@ -218,7 +218,7 @@ def hashable(value: Any) -> Any:
     return value
 
 
-def _canonical(precision: Any) -> Any:
+def canonical(precision: Any) -> Any:
     """Returns a precision in one of its forms in JAX.
 
     That is None; a pair of `jax.lax.Precision`, of the left operand and the right one; or an
@@ -246,7 +246,7 @@ def invariant_algorithm(dtype: Any, precision: Any) -> str:
       dtype: of the factors.
       precision: as the caller gave it.
     """
-    precision = precision_name(_canonical(precision))
+    precision = precision_name(canonical(precision))
     is_exact = precision not in ("DEFAULT", "HIGH", "TF32_TF32_F32")
     if dtype == np.float64:
         return "mma_pipelined"
@@ -273,33 +273,34 @@ def bind_product(
     preferred_element_type,
     implementation,
     algorithm,
+    results=_RESULTS,
     **params,
 ) -> jax.Array:
     """Binds a primitive of a product, or raises NoKernelError if no kernel takes its operands.
 
     Args:
-      p: that of gemm or of linear.
+      p: that of gemm, of a layer or of factors with scales.
       a: the left factor.
       b: the right factor.
-      *others: further operands, of dtype `preferred_element_type`.
+      *others: further operands, in the dtypes that the primitive wants.
       precision: as the caller gave it.
       preferred_element_type: the dtype of the result.
       implementation: as resolved.
       algorithm: as the caller gave it.
+      results: the dtypes of results by those of factors.
       **params: the other parameters of the primitive.
     """
-    precision = _canonical(precision)
-    if a.dtype != b.dtype or a.dtype.name not in _RESULTS:
+    precision = canonical(precision)
+    if a.dtype != b.dtype or a.dtype.name not in results:
         raise NoKernelError(
-            f"matmul kernels take two operands of one dtype among {', '.join(_RESULTS)}, got "
+            f"matmul kernels take two operands of one dtype among {', '.join(results)}, got "
             f"{a.dtype} and {b.dtype}",
             TypeError,
         )
-    results = _RESULTS[a.dtype.name]
-    if preferred_element_type.name not in results:
+    if preferred_element_type.name not in results[a.dtype.name]:
         raise NoKernelError(
             f"matmul kernels have no result of dtype {preferred_element_type} for operands of "
-            f"{a.dtype}; preferred_element_type may be {' or '.join(results)}",
+            f"{a.dtype}; preferred_element_type may be {' or '.join(results[a.dtype.name])}",
             TypeError,
         )
     if isinstance(precision, lax.DotAlgorithm):
@@ -311,7 +312,10 @@ def bind_product(
         # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
         # Of the sizes, vmap changes m, n and the batch.
         problem = _primitive.KERNELS[p].problem(a, b, *others, **params)
-        named = ("dtype", "result_dtype", "precision", "has_bias", "gated", "epilogue", "k")
+        named = (
+            *("dtype", "result_dtype", "precision", "has_c", "has_bias", "gated", "epilogue", "k"),
+            *("a_scale", "b_scale"),
+        )
         known = {key: problem[key] for key in named} | _measurements.traits(problem)
         if not _measurements.may_hold("matmul", known):
             raise NoKernelError(
@@ -717,6 +721,10 @@ def precision_name(precision: Any) -> str:
     return precision.name
 
 
+WITHOUT_SCALES = {"a_scale": "none", "b_scale": "none", "share_a_scale": 0, "share_b_scale": 0}
+"""The fields of problems that tell of scales of the factors, where there are none."""
+
+
 def problem_of_product(
     a, b, *c, dimension_numbers, precision, preferred_element_type, alpha=1.0, beta=0.0
 ) -> dict[str, Any]:
@@ -738,9 +746,17 @@ def problem_of_product(
         "share_bias": 0,
         "gated": 0,
         "epilogue": "none",
+        **WITHOUT_SCALES,
         "alignment": _primitive.ALIGNMENT,
         "workspace": _primitive.WORKSPACE_AS_ASKED,
     }
+
+
+def workspace(launch: _primitive.Launch, problem: dict[str, Any]) -> jax.ShapeDtypeStruct:
+    """The last result of a problem's custom call. Problems with symbolic sizes get none."""
+    has_constant_shape = all(isinstance(problem[key], int) for key in ("batch", "m", "n", "k"))
+    size = launch.workspace_bytes("matmul", problem) if has_constant_shape else 0
+    return jax.ShapeDtypeStruct((size,), np.uint8)
 
 
 def _call(
@@ -766,15 +782,13 @@ def _call(
         beta=beta,
     )
     form = _Canonical.of(a.shape, b.shape, dimension_numbers)
-    has_constant_shape = all(isinstance(size, int) for size in form.sizes.values())
-    workspace = launch.workspace_bytes("matmul", problem) if has_constant_shape else 0
     library = "cublas_" if launch.algorithm == "cublas" else ""
     y, _ = launch.custom_call(
         f"jax_gpuops_{library}gemm_v2",
         [form.a.apply(a), form.b.apply(b), *map(form.from_result, c)],
         [
             jax.ShapeDtypeStruct(form.result_shape, preferred_element_type),
-            jax.ShapeDtypeStruct((workspace,), np.uint8),
+            workspace(launch, problem),
         ],
         precision=problem["precision"],
         epilogue=problem["epilogue"],
@@ -851,13 +865,13 @@ def _transpose(
     return results
 
 
-_OF_FLOAT8 = {
+OF_FLOAT8 = {
     lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32: lax.Precision.HIGHEST,
     lax.DotAlgorithmPreset.ANY_F8_ANY_F8_F32_FAST_ACCUM: lax.Precision.DEFAULT,
     lax.DotAlgorithmPreset.ANY_F8_ANY_F8_ANY: lax.Precision.HIGHEST,
     lax.DotAlgorithmPreset.ANY_F8_ANY_F8_ANY_FAST_ACCUM: lax.Precision.DEFAULT,
 }
-"""The precision of the derivatives of products that an algorithm for 8-bit floats computes."""
+"""The precision for wider floats, as derivatives have, where one names 8-bit floats."""
 
 
 def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **params):
@@ -873,8 +887,8 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
     batch_dims = tuple(range(len(batch[mine])))
     first_theirs = len(batch_dims) + (len(my_free) if is_lhs else 0)
     their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
-    if params["precision"] in _OF_FLOAT8:  # which no product with a cotangent is of
-        params["precision"] = (_OF_FLOAT8[params["precision"]],) * 2
+    if params["precision"] in OF_FLOAT8:  # which no product with a cotangent is of
+        params["precision"] = (OF_FLOAT8[params["precision"]],) * 2
     y = bind_derivative(
         cotangent,
         other.astype(cotangent.dtype),  # which is that of a and b, or wider

@@ -42,6 +42,7 @@ KEYS = {
         *("dtype", "result_dtype", "precision", "batch", "m", "n", "k", "has_c", "scaled"),
         *("transpose_a", "transpose_b", "share_a", "share_b"),
         *("has_bias", "share_bias", "gated", "epilogue", "aligned"),
+        *("a_scale", "b_scale", "share_a_scale", "share_b_scale"),
     },
 }
 """What a class may name, by op family: what a plan takes, and what `traits` adds."""
@@ -84,9 +85,10 @@ def table() -> dict[str, list[Class]]:
     or [low, high, step]; for a list, such as a shape, one of these for each element. Problems with
     a mask ("masked" is 1), or a causal one ("queries" is not 0), or whose operand is multiplied by
     a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), or products with a
-    bias ("has_bias" is 1), an activation ("epilogue" is not "none") or a gate ("gated" is 1), are
-    only in classes that name these. Under "ratio" stands the least speed relative to XLA that was
-    measured in the class, under "between" the least one between neighbours that XLA fuses.
+    bias ("has_bias" is 1), an activation ("epilogue" is not "none"), a gate ("gated" is 1) or
+    scales ("a_scale" and "b_scale" are not "none"), are only in classes that name these. Under
+    "ratio" stands the least speed relative to XLA that was measured in the class, under "between"
+    the least one between neighbours that XLA fuses.
 
     Raises:
       FileNotFoundError: if the environment variable names a file that is not there.
@@ -251,6 +253,8 @@ _UNLESS_NAMED = {
     "has_bias": 0,
     "gated": 0,
     "epilogue": "none",
+    "a_scale": "none",
+    "b_scale": "none",
 }
 
 

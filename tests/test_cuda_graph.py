@@ -61,6 +61,12 @@ CALLS = {
         "300, 300",
         "jax.nn.relu(jnp.matmul(x, x, precision='highest') + x[0])",
     ),
+    "linear with a residual": (
+        "ops.linear(*[jnp.sign(x).astype('bfloat16')] * 2, algorithm='tensor_core', "
+        "residual=jnp.sign(x).astype('bfloat16'), implementation='cuda')",
+        "8, 8",
+        "(jnp.matmul(*[jnp.sign(x)] * 2) + jnp.sign(x)).astype('bfloat16')",  # small integers
+    ),
     "gemm by parts, and the kernel behind for what has none": (
         "ops.matmul(x, x, precision='highest', implementation='cuda')",
         "1024, 1024",
@@ -81,6 +87,12 @@ CALLS = {
         "8, 8",
         "jnp.square(jnp.matmul(*[x.astype('bfloat16')] * 2, preferred_element_type='float32')"
         ").astype('bfloat16')",
+    ),
+    "scaled_matmul": (
+        "ops.scaled_matmul(jnp.ones((256, 256), 'int8'), jnp.ones((256, 256), 'int8'), x, 0.5, "
+        "implementation='cuda')",
+        "256, 1",
+        "128 * x * jnp.ones((1, 256))",
     ),
 }
 

@@ -240,11 +240,9 @@ def mask(*shape):
             "'cublas', and no other, has a target of its own",
         ),
         *(
-            ("gemm_v2", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *c], options, "with c or alpha")
-            for c, options in [
-                ([(4, 5)], {**GEMM, "epilogue": "relu"}),
-                ([], {**GEMM, "epilogue": "relu", "alpha": np.float64(2)}),
-            ]
+            ("gemm_v2", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *c], options, "with alpha")
+            for options in [{**GEMM, "epilogue": "relu", "alpha": np.float64(2)}]
+            for c in ([], [(4, 5)])
         ),
         ("linear", [struct(4, 5), NO_BYTES], [(4, 8), (7, 5)], GEMM, "same depth k"),
         ("linear", [struct(5, 4), NO_BYTES], [(4, 8), (8, 5), (5,)], GEMM, "shape of the product"),
@@ -266,6 +264,23 @@ def mask(*shape):
             "'cublas', and no other, has a target of its own",
         ),
         *(
+            ("linear_add", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *others], GEMM, text)
+            for others, text in [
+                ([(4, 4)], "c must have the shape and dtype"),
+                ([(5,)], "c must have the shape and dtype"),
+                ([(1, 4, 5)], "c must have the shape and dtype"),
+                ([struct(4, 5, dtype="float16")], "c must have the shape and dtype"),
+                ([(4, 5), (4,)], "the bias must have"),
+            ]
+        ),
+        (
+            "linear_add",
+            [struct(3, 4, 5), NO_BYTES],
+            [(3, 4, 8), (8, 5), (4, 5), (5,)],
+            GEMM,
+            "c must have the shape and dtype",
+        ),
+        *(
             ("glu", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), up], GEMM, "up must have")
             for up in [(8, 4), (5,), (1, 8, 5), struct(8, 5, dtype="float16")]
         ),
@@ -276,6 +291,44 @@ def mask(*shape):
             [(4, 8), (8, 5), (8, 5)],
             {**GEMM, "algorithm": "shared"},
             "algorithm 'shared' has no gate",
+        ),
+        *(
+            (
+                "scaled_matmul",
+                [struct(4, 5), struct(1152, dtype="uint8")],
+                [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8"), *scales],
+                GEMM,
+                text,
+            )
+            for scales, text in [
+                ([(4, 1), struct(1, 5, dtype="float16")], "scales must be of float32"),
+                ([(4,), (1, 5)], "scales must have two dimensions, or the batch"),
+                ([(1, 4, 1), (1, 5)], "scales must have two dimensions, or the batch"),
+                ([(1, 4), (1, 5)], "scales must be one, or one for each row of a"),
+                ([(4, 1), (5, 1)], "scales must be one, or one for each row of a"),
+                ([(4, 2), (1, 5)], "scales must be one, or one for each row of a"),
+            ]
+        ),
+        (
+            "scaled_matmul",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5), (4, 1), (1, 5)],
+            GEMM,
+            "scales for factors of 8 bits, not for float32",
+        ),
+        (
+            "scaled_matmul",
+            [struct(4, 5), NO_BYTES],
+            [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8"), (4, 1), (1, 5)],
+            {**GEMM, "epilogue": "relu"},
+            "no scales with c, alpha, a bias, an activation or a gate",
+        ),
+        (
+            "scaled_matmul",
+            [struct(4, 5, dtype="int32"), NO_BYTES],
+            [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8"), (4, 1), (1, 5)],
+            GEMM,
+            "no result of dtype int32 for operands of int8",
         ),
         ("gemm", struct(4, 5), [(4, 8), (7, 5)], GEMM_V1, "same depth k"),
         ("gemm_add", struct(4, 5), [(4, 8), (8, 5), (20,)], GEMM_V1, "c must have the shape"),

@@ -30,12 +30,13 @@ SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "f
 every_activation = pytest.mark.parametrize("activation", NAMES, ids=str)
 
 
-def assert_linear(actual, x, w, b, activation, ulps=8):
+def assert_linear(actual, x, w, b, activation, ulps=8, residual=None):
     """Checks a result against float64.
 
     A kernel adds up k products and a bias in the accumulator's dtype, so the argument of the
     activation is known up to that error, and not more exactly than to the accumulator's precision.
     Beside what this changes, the activation may be wrong by `ulps`, and the result is rounded once.
+    A residual is added before that, in the accumulator's dtype.
     """
     actual = np.asarray(actual)
     x, w = np.asarray(x, np.float64), np.asarray(w, np.float64)
@@ -52,6 +53,9 @@ def assert_linear(actual, x, w, b, activation, ulps=8):
     bound = np.maximum(np.abs(high - middle), np.abs(low - middle)) * 2 + ulps * eps * np.abs(
         middle
     )
+    if residual is not None:
+        middle = middle + np.asarray(residual, np.float64)
+        bound = bound + eps * np.abs(middle)
     if actual.dtype.itemsize == 2:
         bound = bound + np.asarray(helpers.spacing(middle, actual.dtype), np.float64)
     bound = bound + SMALLEST[actual.dtype.name] * (1 + np.abs(sums))

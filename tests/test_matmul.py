@@ -483,7 +483,21 @@ def test_gradients_that_tensor_core_cannot_take(on_tensor_cores):
 @pytest.mark.parametrize(
     ("call", "why"),
     [
-        (lambda x, **how: jax_gpuops.gemm(x, x, x, beta=1, **how), "adds no c"),
+        (
+            lambda x, **how: jax_gpuops.gemm(x, x, x.astype("float32"), beta=1, **how),
+            "adds c to products of float16 and bfloat16 with results of these",
+        ),
+        *(
+            (
+                lambda x, name=name, **how: jax_gpuops.gemm(x, x, x, beta=1, **{name: True}, **how),
+                "adds c to products of factors that are not transposed",
+            )
+            for name in ("transpose_a", "transpose_b")
+        ),
+        (
+            lambda x, **how: jax_gpuops.gemm(x[:, :0], x[:0], x, beta=1, **how),
+            "adds c to products of a depth of at least 1",
+        ),
         (lambda x, **how: jax_gpuops.gemm(x, x, alpha=2, **how), "has no alpha other than 1"),
     ],
 )

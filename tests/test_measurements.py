@@ -103,8 +103,13 @@ def test_classes_may_name_what_problems_have():
     options = {"precision": None, "preferred_element_type": jnp.dtype("float32")}
     layer = kernels["gpuops_linear"].problem(a, a, activation="relu", **options)
     assert layer.keys() == keys
+    added = kernels["gpuops_linear_add"].problem(a, a, a, activation="relu", **options)
+    assert added.keys() == keys
     gated = kernels["gpuops_glu"].problem(a, a, a, activation="silu", **options)
     assert gated.keys() == keys
+    x, one = jax.ShapeDtypeStruct((4, 4), "int8"), jax.ShapeDtypeStruct((1, 1), "float32")
+    scaled = kernels["gpuops_scaled_matmul"].problem(x, x, one, one, transpose_b=True, **options)
+    assert scaled.keys() == keys
 
 
 def test_a_class_is_of_layers_only_if_it_says_so():

@@ -200,10 +200,68 @@ def products_of_8_bits(draw) -> Case:
 
 
 @st.composite
+def scaled_products(draw) -> Case:
+    """Products of factors of 8 bits with scales of each kind, one or one for each of a batch."""
+    dtype = draw(st.sampled_from(list(RESULTS_OF_8_BITS)))
+    floats = ["bfloat16", "float16", "float32"]
+    result = draw(st.sampled_from([*floats, "int8"] if dtype == "int8" else floats))
+    m, n, k = (draw(sizes(270)) for _ in range(3))
+    batch = draw(st.sampled_from([(), (), (2,)]))
+    a_batch, b_batch = (draw(st.sampled_from([batch, ()])) for _ in "ab")
+    transpose_b = draw(st.booleans())
+    precision = draw(st.sampled_from(["default", "highest"]))
+    blocks = -(-k // 128), -(-n // 128)
+    a_dims, b_dims = (1, 1) if draw(st.booleans()) else (m, 1), (1, 1)
+    if dtype != "int8" and draw(st.booleans()):
+        a_dims = draw(st.sampled_from([a_dims, (m, blocks[0])]))
+        b_dims = draw(st.sampled_from([b_dims, blocks]))
+    elif draw(st.booleans()):
+        b_dims = (1, n)
+    a = helpers.factor_of_8_bits((*a_batch, m, k), dtype)
+    b = helpers.factor_of_8_bits((*b_batch, k, n), dtype, seed=1)
+    a_scale, b_scale = (
+        (1 + np.random.default_rng(i).random((*own, *dims))).astype(np.float32)
+        for i, (own, dims) in enumerate([(a_batch, a_dims), (b_batch, b_dims)])
+    )
+    a_scale = a_scale * np.float32(1e-2 / (k**0.5) if dtype == "int8" else 1)
+
+    def wide(x, scale):
+        for axis in (-2, -1):
+            if scale.shape[axis] not in (1, x.shape[axis]):
+                scale = np.repeat(scale, 128, axis).take(range(x.shape[axis]), axis)
+        return helpers.exact(x) * helpers.exact(scale)
+
+    left, right = wide(a, a_scale), wide(b, b_scale)
+    exact, magnitude = left @ right, np.abs(left) @ np.abs(right)
+
+    def call(a, b, a_scale, b_scale, **how):
+        how |= {"precision": precision, "preferred_element_type": result}
+        return jax_gpuops.scaled_matmul(a, b, a_scale, b_scale, transpose_b=transpose_b, **how)
+
+    def check(y):
+        assert y.dtype == helpers.np_dtype(result)
+        steps = -(-k // 32)
+        bound = (steps + 4) * 2.0**-23 * magnitude
+        if dtype != "int8":
+            bound = bound + (4 if precision == "highest" else steps) * 34 * 2.0**-13 * magnitude
+        if result in ("bfloat16", "float16"):
+            bound = bound + float(jnp.finfo(result).eps) * np.abs(exact) + 2.0**-24
+        expected = exact
+        if result == "int8":
+            expected, bound = np.clip(exact, -128, 127), bound + 0.5
+        assert np.all(np.abs(helpers.exact(y) - expected) <= bound)
+
+    stored = [np.ascontiguousarray(x.swapaxes(-1, -2)) if transpose_b else x for x in (b, b_scale)]
+    # The only kernel for them takes arrays at multiples of 16 bytes.
+    return Case(call, (a, stored[0], a_scale, stored[1]), check, widest=16)
+
+
+@st.composite
 def products(draw) -> Case:
     """BLAS products of matrices or batches of them, in each orientation, perhaps added to c."""
-    if draw(st.integers(0, 3)) == 0:
-        return draw(products_of_8_bits())
+    kind = draw(st.integers(0, 4))
+    if kind < 2:
+        return draw([products_of_8_bits, scaled_products][kind]())
     dtype = draw(st.sampled_from(helpers.FLOATS))
     m, n, k = (draw(sizes(140)) for _ in range(3))
     batch = draw(st.sampled_from([(), (), (1,), (2,), (3,)]))
@@ -253,7 +311,7 @@ def products(draw) -> Case:
 
 @st.composite
 def layers(draw) -> Case:
-    """Products with a bias or an activation, of one matrix or of batches."""
+    """Products with a bias, an activation or a residual, of one matrix or of batches."""
     dtype = draw(st.sampled_from(helpers.FLOATS))
     m, n, k = draw(sizes(140)), draw(sizes(140)), draw(sizes(140))
     wide = "float64" if dtype == "float64" else "float32"
@@ -268,17 +326,23 @@ def layers(draw) -> Case:
     )
     own = own[: len(shapes)]
     activation = draw(st.sampled_from([None, "relu", "gelu", "gelu_exact", "silu"]))
-
-    def call(*operands, **how):
-        how |= {"activation": activation, "preferred_element_type": result}
-        layer = functools.partial(jax_gpuops.linear, **how)
-        axes = tuple(0 if each else None for each in own)
-        return jax.vmap(layer, axes)(*operands) if any(own) else layer(*operands)
-
     x, w, *b = map(helpers.exact, operands)
     bias = (b[0] if not own[2] else b[0][:, None]) if b else 0
     exact = x @ w + bias
     magnitude = np.abs(x) @ np.abs(w) + np.abs(bias) + 1
+    residual, has_residual = helpers.normal(exact.shape, result, 3), draw(st.booleans())
+    if has_residual:
+        operands, own = (*operands, residual), (*own, int(any(own)))
+
+    def call(*operands, **how):
+        how |= {"activation": activation, "preferred_element_type": result}
+
+        def layer(x, w, *others):
+            *b, added = others if has_residual else (*others, None)
+            return jax_gpuops.linear(x, w, *b, residual=added, **how)
+
+        axes = tuple(0 if each else None for each in own)
+        return jax.vmap(layer, axes)(*operands) if any(own) else layer(*operands)
 
     def check(y):
         assert y.dtype == helpers.np_dtype(result)
@@ -287,7 +351,11 @@ def layers(draw) -> Case:
             rounding = 2.0**-10
         epsilon = float(jnp.finfo(result).eps) + 2 * rounding  # derivatives are less than 2
         expected = helpers.exact(helpers.activated(activation, exact))
-        assert np.all(np.abs(helpers.exact(y) - expected) <= epsilon * (magnitude + np.abs(exact)))
+        size = magnitude + np.abs(exact)
+        if has_residual:
+            added = helpers.exact(residual)
+            expected, size = expected + added, size + np.abs(added)
+        assert np.all(np.abs(helpers.exact(y) - expected) <= epsilon * size)
 
     return Case(call, operands, check)
 

@@ -167,6 +167,21 @@ def call_linear(algorithm, dtype, implementation):
     return y, np.maximum(x @ w + b, 0)
 
 
+def call_linear_with_residual(algorithm, dtype, implementation):
+    shapes = ((131, 72), (72, 131))
+    x, w = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
+    residual = helpers.normal((131, 131), dtype, seed=2)
+    struct = jax.ShapeDtypeStruct(residual.shape, dtype)
+    if why := helpers.refusal("linear", algorithm, shapes, dtype, residual=struct):
+        pytest.skip(why)
+    if algorithm == "mma_pipelined" and dtype == "float32":  # numbers that TF32 has
+        x, w = (each.astype("bfloat16").astype("float32") for each in (x, w))
+    how = {"implementation": implementation, "algorithm": algorithm}
+    y = ops.linear(x, w, residual=residual, **how)
+    x, w, residual = (each.astype(np.float32) for each in (x, w, residual))
+    return y, x @ w + residual
+
+
 def call_glu(algorithm, dtype, implementation):
     shapes = ((131, 72), (72, 136), (72, 136))
     x, gate, up = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
@@ -196,6 +211,7 @@ CALLS = [
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),
     (call_linear, [name for name in names("matmul") if name != "cublas"]),
+    (call_linear_with_residual, ["tensor_core", "mma_pipelined", "double_buffered"]),
     (call_glu, ["tensor_core"]),
 ]
 
@@ -255,6 +271,50 @@ def test_factors_of_8_bits(transpose, dtype, implementation):
 
         y = jax.jit(product)(a, b)
         check((y, a.astype(np.float32) @ (b.T if transpose else b).astype(np.float32)), "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kind"),
+    [
+        *(("float8_e4m3fn", kind) for kind in ("tensor", "vector", "blocks")),
+        *(("int8", kind) for kind in ("tensor", "vector")),
+    ],
+)
+def test_scaled_factors_of_8_bits(dtype, kind, implementation):
+    """Scales up to the last row, column and block, and results of 8, 16 and 32 bits."""
+    if why := helpers.refusal("matmul", "tensor_core", [(8, 8)] * 2, "bfloat16"):
+        pytest.skip(why)
+    for (m, n, k), result in (
+        ((131, 137, 200), "float32"),
+        ((144, 272, 129), "bfloat16"),
+        ((70, 300, 64), "int8" if dtype == "int8" else "float16"),
+    ):
+        a = helpers.factor_of_8_bits((m, k), dtype)
+        b = helpers.factor_of_8_bits((k, n), dtype, seed=1)
+        depth, cols = -(-k // 128), -(-n // 128)
+        dims = {
+            "tensor": ((1, 1), (1, 1)),
+            "vector": ((m, 1), (1, n)),
+            "blocks": ((m, depth), (depth, cols)),
+        }
+        size = 1e-3 if result == "int8" else 1.0
+        a_scale, b_scale = (
+            (size * (1 + np.random.default_rng(i).random(each))).astype(np.float32)
+            for i, each in enumerate(dims[kind])
+        )
+        how = {"implementation": implementation, "preferred_element_type": result}
+        y = ops.scaled_matmul(a, b, a_scale, b_scale, precision="highest", **how)
+        xla = ops.scaled_matmul(
+            a,
+            b,
+            a_scale,
+            b_scale,
+            precision="highest",
+            implementation="xla",
+            preferred_element_type="float32",
+        )
+        expected = np.clip(np.rint(xla), -128, 127) if result == "int8" else xla
+        check((y, expected), "bfloat16")
 
 
 @pytest.mark.parametrize("transpose", [False, True])

@@ -34,7 +34,9 @@ class Op:
       kwargs: its other arguments.
       closed: the result has the shape of the first operand, as the body of a scan needs.
       drop_in: the signature begins as upstream's does.
-      differentiable: the result is no integer.
+      differentiable: it has derivatives.
+      factors: operands of other dtypes, which come first and stay as they are.
+      keyword: of the last operand, if it has one.
     """
 
     name: str
@@ -44,13 +46,17 @@ class Op:
     closed: bool = False
     drop_in: bool = True
     differentiable: bool = True
+    factors: tuple[np.ndarray, ...] = ()
+    keyword: str | None = None
 
     def __call__(self, *operands, **kwargs):
-        y = getattr(jax_gpuops, self.name)(*operands, **self.kwargs, **kwargs)
+        if self.keyword is not None:
+            *operands, kwargs[self.keyword] = operands
+        y = getattr(jax_gpuops, self.name)(*self.factors, *operands, **self.kwargs, **kwargs)
         return jnp.stack(y) if isinstance(y, tuple) else y
 
     def reference(self, *operands):
-        return self.upstream(*operands, **self.kwargs)
+        return self.upstream(*self.factors, *operands, **self.kwargs)
 
     def operands(self, seed: int = 0, scale: float = 1.0) -> list[jax.Array]:
         return [
@@ -73,10 +79,18 @@ def reference_linear(x, w, b, *, activation, precision):
     return jax.nn.gelu(y) if activation == "gelu" else y
 
 
+def reference_linear_add(x, w, b, residual, **kwargs):
+    return reference_linear(x, w, b, **kwargs) + residual
+
+
 def reference_glu(x, w_gate, w_up, *, activation, precision):
     y = jnp.matmul(x, w_gate, precision=precision)
     y = jax.nn.silu(y) if activation == "silu" else y
     return y * jnp.matmul(x, w_up, precision=precision)
+
+
+def reference_scaled_matmul(a, b, a_scale, b_scale):
+    return (a.astype("float32") @ b.astype("float32")) * a_scale * b_scale
 
 
 def reference_mean_and_var(x, axis, correction):
@@ -147,12 +161,32 @@ OPS = [
         drop_in=False,
     ),
     Op(
+        "linear",
+        reference_linear_add,
+        ((4, 4), (4, 4), (4,), (4, 4)),
+        {"activation": None, "precision": "highest"},
+        closed=True,
+        drop_in=False,
+        keyword="residual",
+    ),
+    Op(
         "glu",
         reference_glu,
         ((4, 4), (4, 4), (4, 4)),
         {"activation": "silu", "precision": "highest"},
         closed=True,
         drop_in=False,
+    ),
+    Op(
+        "scaled_matmul",
+        reference_scaled_matmul,
+        ((4, 1), (1, 5)),
+        drop_in=False,
+        differentiable=False,
+        factors=(
+            helpers.factor_of_8_bits((4, 6), "int8"),
+            helpers.factor_of_8_bits((6, 5), "int8", seed=1),
+        ),
     ),
 ]
 
@@ -418,7 +452,7 @@ def test_use_reaches_into_transformations(op, transformation, implementation):
     }[transformation]
     operands = op.operands()
     if transformation == "grad" and not op.differentiable:
-        pytest.skip("integers have no gradient")
+        pytest.skip("the op has no gradient")
     with jax_gpuops.use(implementation):
         assert is_ours(jax.jit(function).lower(*operands))
     with jax_gpuops.use("xla"):

@@ -36,7 +36,7 @@ struct Factor {
 // their own, in which both orders are constants and all accesses packs.
 enum class Order { kDeep, kWide, kAny };
 
-// Sums become results: result = alpha sum + beta c, or activation(sum + bias); rounded once.
+// Sums become results: result = alpha activation(sum + bias) + beta c, rounded once.
 template <class T>
 struct Epilogue {
   using A = Accumulator<T>;
@@ -103,7 +103,7 @@ __device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, st
   A finished[kSize];
 #pragma unroll
   for (int i = 0; i < kSize; ++i) finished[i] = sum[i];
-  if (epilogue.finishes) {  // then alpha is 1, and there is no c
+  if (epilogue.finishes) {  // then alpha is 1
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
       const A bias = epilogue.wide ? bias_of<A>(epilogue.finish, batch, col + i)

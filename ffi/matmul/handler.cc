@@ -100,13 +100,43 @@ bool has_shape_of(const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& other) {
   return std::equal(dims.begin(), dims.end(), others.begin(), others.end());
 }
 
+// What of a factor its scales are of, by their shape: (1, 1), (extent, 1), or (blocks, blocks of
+// the depth); with `transposed` the other way round, and after the batch where the factor has one
+// and they are not shared.
+ScaleKind kind_of_scale(const ffi::AnyBuffer& scale, const ffi::AnyBuffer& factor,
+                        std::int64_t extent, std::int64_t blocks, std::int64_t depth,
+                        bool transposed) {
+  require(scale.element_type() == ffi::F32, "scales must be of float32");
+  const auto dims = scale.dimensions(), of_factor = factor.dimensions();
+  require(
+      dims.size() == 2 || (dims.size() == 3 && of_factor.size() == 3 && dims[0] == of_factor[0]),
+      "scales must have two dimensions, or the batch of their factor before these");
+  const std::int64_t own = dims.end()[transposed ? -1 : -2];
+  const std::int64_t deep = dims.end()[transposed ? -2 : -1];
+  if (own == 1 && deep == 1) return ScaleKind::kTensor;
+  if (own == extent && deep == 1) return ScaleKind::kVector;
+  require(own == blocks && deep == divide_up(depth, kScaleBlock),
+          "scales must be one, or one for each row of a or column of b, or one for each block");
+  return ScaleKind::kBlocks;
+}
+
 using Addend = std::optional<ffi::AnyBuffer>;
 using Out = ffi::Result<ffi::AnyBuffer>;
 
+// The operands of a product besides its factors.
+struct Others {
+  Addend c;
+  Addend bias;
+  Addend up;
+  Addend a_scale;  // both or none
+  Addend b_scale;
+};
+
 template <Backend kBackend>
-void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer& b, const Addend& c,
-              const Addend& bias, const Addend& up, Out result, std::optional<Out> workspace,
+void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer& b,
+              const Others& others, Out result, std::optional<Out> workspace,
               const Attributes& attributes) {
+  const auto& [c, bias, up, a_scale, b_scale] = others;
   require((attributes.algorithm == name_of(Algorithm::kCublas)) == (kBackend == Backend::kCublas),
           "algorithm 'cublas', and no other, has a target of its own");
   Problem problem = to_problem(a, b, *result, attributes);
@@ -118,6 +148,14 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
           "the bias must have the dtype of the result and an element for each of its columns");
   require(!up || (up->element_type() == b.element_type() && has_shape_of(*up, b)),
           "up must have the shape and dtype of b");
+  if (a_scale) {
+    problem.a_scale =
+        kind_of_scale(*a_scale, a, problem.m, problem.m, problem.k, problem.transpose_a);
+    problem.b_scale = kind_of_scale(*b_scale, b, problem.n, divide_up(problem.n, kScaleBlock),
+                                    problem.k, !problem.transpose_b);
+    problem.share_a_scale = a_scale->dimensions().size() == 2;
+    problem.share_b_scale = b_scale->dimensions().size() == 2;
+  }
   const auto dims = result->dimensions();
   if (product(dims, 0, dims.size()) == 0) return;
   const Operand a_data(a), b_data(b);
@@ -127,6 +165,9 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
   if (bias) bias_data.emplace(*bias);
   std::optional<Operand> up_data;
   if (up) up_data.emplace(*up);
+  std::optional<Operand> a_scale_data, b_scale_data;
+  if (a_scale) a_scale_data.emplace(*a_scale);
+  if (b_scale) b_scale_data.emplace(*b_scale);
   const Result result_data(result);
   std::optional<WorkspaceBuffer> memory;
   if (workspace) memory.emplace(*workspace);
@@ -135,6 +176,8 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
                         c ? c_data->data() : nullptr,
                         bias ? bias_data->data() : nullptr,
                         up ? up_data->data() : nullptr,
+                        a_scale ? a_scale_data->data() : nullptr,
+                        b_scale ? b_scale_data->data() : nullptr,
                         result_data.data(),
                         memory ? memory->data() : nullptr,
                         attributes.alpha,
@@ -157,23 +200,47 @@ template <Backend kBackend>
 void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend c, Out result, Out workspace,
          Attributes attributes) {
   require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
-  multiply<kBackend>(queue, a, b, c, std::nullopt, std::nullopt, result, workspace, attributes);
+  Others others;
+  others.c = c;
+  multiply<kBackend>(queue, a, b, others, result, workspace, attributes);
 }
 
 // A product with a bias in place of c.
 void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Out result,
                 Out workspace, Attributes attributes) {
   require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
-  multiply<Backend::kOurs>(queue, a, b, std::nullopt, bias, std::nullopt, result, workspace,
-                           attributes);
+  Others others;
+  others.bias = bias;
+  multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
+}
+
+// The same with a c besides.
+void run_linear_add(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Addend bias,
+                    Out result, Out workspace, Attributes attributes) {
+  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  Others others;
+  others.c = c;
+  others.bias = bias;
+  multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
 }
 
 // A gated product: b is the gate's factor.
 void run_glu(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer up, Out result,
              Out workspace, Attributes attributes) {
   require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
-  multiply<Backend::kOurs>(queue, a, b, std::nullopt, std::nullopt, up, result, workspace,
-                           attributes);
+  Others others;
+  others.up = up;
+  multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
+}
+
+// A product of factors with scales.
+void run_scaled(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer a_scale,
+                ffi::AnyBuffer b_scale, Out result, Out workspace, Attributes attributes) {
+  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  Others others;
+  others.a_scale = a_scale;
+  others.b_scale = b_scale;
+  multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
 }
 
 // The first version had a target of its own for a sum with c.
@@ -190,15 +257,15 @@ Attributes of_this_version(const AttributesV1& v1) {
 
 template <Backend kBackend>
 void run_v1(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Out result, AttributesV1 attributes) {
-  multiply<kBackend>(queue, a, b, std::nullopt, std::nullopt, std::nullopt, result, std::nullopt,
-                     of_this_version(attributes));
+  multiply<kBackend>(queue, a, b, Others{}, result, std::nullopt, of_this_version(attributes));
 }
 
 template <Backend kBackend>
 void run_add_v1(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Out result,
                 AttributesV1 attributes) {
-  multiply<kBackend>(queue, a, b, c, std::nullopt, std::nullopt, result, std::nullopt,
-                     of_this_version(attributes));
+  Others others;
+  others.c = c;
+  multiply<kBackend>(queue, a, b, others, result, std::nullopt, of_this_version(attributes));
 }
 
 // cuBLAS allocates memory and streams of its own, so its targets stay out of CUDA graphs.
@@ -209,7 +276,10 @@ const RegisterOp kRegistration(Op{
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
     {make_target<&run<Backend::kOurs>>("jax_gpuops_gemm_v2"),
      make_target<&run<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v2"),
-     make_target<&run_linear>("jax_gpuops_linear_v1"), make_target<&run_glu>("jax_gpuops_glu_v1"),
+     make_target<&run_linear>("jax_gpuops_linear_v1"),
+     make_target<&run_linear_add>("jax_gpuops_linear_add_v1"),
+     make_target<&run_glu>("jax_gpuops_glu_v1"),
+     make_target<&run_scaled>("jax_gpuops_scaled_matmul_v1"),
      make_target<&run_v1<Backend::kOurs>>("jax_gpuops_gemm_v1"),
      make_target<&run_add_v1<Backend::kOurs>>("jax_gpuops_gemm_add_v1"),
      make_target<&run_v1<Backend::kCublas>, kNoTraits>("jax_gpuops_cublas_gemm_v1"),

@@ -60,18 +60,29 @@ inline constexpr std::string_view kPrecisions[] = {
 };
 constexpr auto& names_of(Precision) { return kPrecisions; }
 
-// What is done to op(a) op(b) + bias before it is rounded, where there is no c: the function of
-// jax.nn of that name, or with kGeluExact jax.nn.gelu(approximate=False).
+// What is done to op(a) op(b) + bias before c is added and it is rounded: the function of jax.nn of
+// that name, or with kGeluExact jax.nn.gelu(approximate=False).
 enum class EpilogueOp { kNone, kRelu, kGelu, kGeluExact, kSilu };
 
 inline constexpr std::string_view kEpilogueOps[] = {"none", "relu", "gelu", "gelu_exact", "silu"};
 constexpr auto& names_of(EpilogueOp) { return kEpilogueOps; }
 
-// result[i] = alpha op(a[i]) op(b[i]) + beta c[i], or epilogue(op(a[i]) op(b[i]) + bias[i]), for
-// each i in the batch, all row-major: op(a) is m x k and stored k x m if `transpose_a`; op(b) is k
-// x n and stored n x k if `transpose_b`; c and the result are m x n; a bias is n numbers, which are
-// added to each row. A shared factor or bias is one for the whole batch. A gated result is
-// multiplied by op(a[i]) up[i], where `up` is stored and shared as b is.
+// What of a factor has a scale of its own, a float: the factor as a whole, each row of op(a) or
+// column of op(b), or each block of it. Blocks are kScaleBlock of the depth by one row of op(a), or
+// by as many columns of op(b); the last ones may be smaller.
+enum class ScaleKind { kNone, kTensor, kVector, kBlocks };
+
+inline constexpr std::string_view kScaleKinds[] = {"none", "tensor", "vector", "blocks"};
+constexpr auto& names_of(ScaleKind) { return kScaleKinds; }
+
+inline constexpr int kScaleBlock = 128;
+
+// result[i] = alpha op(a[i]) op(b[i]) + beta c[i], or epilogue(op(a[i]) op(b[i]) + bias[i]) + beta
+// c[i], for each i in the batch, all row-major: op(a) is m x k and stored k x m if `transpose_a`;
+// op(b) is k x n and stored n x k if `transpose_b`; c and the result are m x n; a bias is n
+// numbers, which are added to each row. A shared factor or bias is one for the whole batch. A gated
+// result is multiplied by op(a[i]) up[i], where `up` is stored and shared as b is. Where factors
+// have scales, both have, which lie as the factors do, and are shared or not by the batch.
 struct Problem {
   DType dtype;         // of a and b
   DType result_dtype;  // of c, bias and the result: see takes_result() in plan.h
@@ -90,6 +101,10 @@ struct Problem {
   bool share_bias;  // false without one
   bool gated;
   EpilogueOp epilogue;
+  ScaleKind a_scale;
+  ScaleKind b_scale;
+  bool share_a_scale;  // false without one
+  bool share_b_scale;
   std::int64_t alignment;  // of all arrays, in bytes
   std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says
 
@@ -112,12 +127,23 @@ struct Problem {
     visit("share_bias", self.share_bias);
     visit("gated", self.gated);
     visit("epilogue", self.epilogue);
+    visit("a_scale", self.a_scale);
+    visit("b_scale", self.b_scale);
+    visit("share_a_scale", self.share_a_scale);
+    visit("share_b_scale", self.share_b_scale);
     visit("alignment", self.alignment);
     visit("workspace", self.workspace);
   }
 };
 
-// Whether more is done to sums than to round them.
+inline bool has_scales(const Problem& problem) { return problem.a_scale != ScaleKind::kNone; }
+
+// Whether sums of blocks are scaled, one by one.
+inline bool scales_blocks(const Problem& problem) {
+  return problem.a_scale == ScaleKind::kBlocks || problem.b_scale == ScaleKind::kBlocks;
+}
+
+// Whether a bias, an activation or a gate is applied to sums before they are rounded.
 inline bool has_epilogue(const Problem& problem) {
   return problem.has_bias || problem.gated || problem.epilogue != EpilogueOp::kNone;
 }
@@ -125,9 +151,11 @@ inline bool has_epilogue(const Problem& problem) {
 struct Buffers {
   const void* a;
   const void* b;
-  const void* c;     // null if the problem has none; beta is ignored then
-  const void* bias;  // null if the problem has none
-  const void* up;    // null if the problem is not gated
+  const void* c;        // null if the problem has none; beta is ignored then
+  const void* bias;     // null if the problem has none
+  const void* up;       // null if the problem is not gated
+  const void* a_scale;  // null if the problem has none
+  const void* b_scale;
   void* result;
   void* workspace;
   double alpha;
@@ -184,13 +212,15 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "multiply by wgmma.",
      "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
      "float16, bfloat16, float32 by TF32 where the precision allows it, float8_e4m3fn, float8_e5m2 "
-     "and int8; arrays aligned to 16 bytes; no c, alpha 1; a bias or an activation of floats of 16 "
-     "or 32 bits alone, those of 16 not transposed; compute capability 9.0",
+     "and int8; arrays aligned to 16 bytes; alpha 1; a bias or an activation of floats of 16 or 32 "
+     "bits alone, those of 16 not transposed; c of 16 bits alone, of factors that are not "
+     "transposed; scales of 8 bits alone, of blocks of float8 alone; compute capability 9.0",
      "align_rows_kernel transpose_rows_kernel transpose_bytes_kernel persistent_kernel"},
     {"split_k",
      "Tensor cores for few tiles: the blocks of a cluster divide the depth of a tile, and exchange "
      "their sums.",
-     "jax_gpuops", "as tensor_core, but no dtypes of 8 bits, and a depth of more than 128 bytes",
+     "jax_gpuops",
+     "as tensor_core, but no dtypes of 8 bits, no c, and a depth of more than 128 bytes",
      "align_rows_kernel transpose_rows_kernel split_k_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor streams through registers, each warp "
@@ -310,6 +340,11 @@ void launch_cublas(const Queue& queue, const Problem& problem, const Buffers& bu
 template <class T>
 void launch_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers);
+
+// The same where the factors have scales, of T: __nv_fp8_e4m3, __nv_fp8_e5m2 or std::int8_t.
+template <class T>
+void launch_scaled_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
+                               const Buffers& buffers);
 
 // The same of split_k, which takes no factors of 8 bits.
 template <class T>
@@ -465,6 +500,9 @@ inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
     {2, 64, 128,      1, 6, 1,                    0,       false, true,     60, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, true,     90, 90},
     {4, 64, 128,      1, 6, 1,                    0,       false, true,     60, 38},
+    // int8 from scaled sums
+    {1, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
+    {1, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
 };
 // clang-format on
 

@@ -72,10 +72,20 @@ void check(const Problem& problem) {
                                 " by " + text(kPrecisions[static_cast<int>(own)]) + ", not by " +
                                 text(kPrecisions[static_cast<int>(problem.precision)]));
   }
-  if (has_epilogue(problem) && (problem.has_c || problem.scaled)) {
-    throw std::invalid_argument("matmul kernels have no bias and no activation with c or alpha");
+  if (has_epilogue(problem) && problem.scaled) {
+    throw std::invalid_argument("matmul kernels have no bias and no activation with alpha");
   }
-  if (!takes_result(problem.dtype, problem.result_dtype)) {
+  if (has_scales(problem)) {
+    if (!is_8_bit(problem.dtype)) {
+      throw std::invalid_argument("matmul kernels have scales for factors of 8 bits, not for " +
+                                  text(info(problem.dtype).name));
+    }
+    if (problem.has_c || problem.scaled || has_epilogue(problem)) {
+      throw std::invalid_argument(
+          "matmul kernels have no scales with c, alpha, a bias, an activation or a gate");
+    }
+  }
+  if (!takes_result(problem)) {
     throw std::invalid_argument("matmul kernels have no result of dtype " +
                                 text(info(problem.result_dtype).name) + " for operands of " +
                                 text(info(problem.dtype).name));
@@ -286,7 +296,7 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
                                                 algorithm == name_of(Algorithm::kSplitK);
   const bool takes =
       (is_16_bit_float(problem.dtype) || is_8_bit(problem.dtype) || may_use_tf32(problem)) &&
-      !problem.has_c && !problem.scaled && problem.k > 0;
+      refusal_of_c(problem).empty() && !problem.scaled && problem.k > 0;
   return may_copy && takes ? copies_bytes(problem) : 0;
 }
 

@@ -31,20 +31,25 @@ inline bool is_8_bit_float(DType dtype) {
 // Factors that the tensor cores alone multiply.
 inline bool is_8_bit(DType dtype) { return is_8_bit_float(dtype) || dtype == DType::kInt8; }
 
-// Whether there are results of a dtype for factors of a dtype: of the same, or of their sums; 8-bit
-// factors have none of the same.
-inline bool takes_result(DType dtype, DType result) {
-  if (dtype == DType::kInt8) return result == DType::kInt32;
-  if (is_8_bit_float(dtype)) return is_16_bit_float(result) || result == DType::kFloat32;
+// Whether there are results of a dtype for the factors: of theirs, or of their sums. Those of 8
+// bits have none of the same, but for int8 with scales, which has no sums then.
+inline bool takes_result(const Problem& problem) {
+  const DType dtype = problem.dtype, result = problem.result_dtype;
+  const bool is_float = is_16_bit_float(result) || result == DType::kFloat32;
+  if (is_8_bit_float(dtype)) return is_float;
+  if (dtype == DType::kInt8) {
+    return has_scales(problem) ? is_float || result == DType::kInt8 : result == DType::kInt32;
+  }
   return result == dtype || (is_16_bit_float(dtype) && result == DType::kFloat32);
 }
 
 // Whether 8-bit floats are to be added in more than the 13 bits of fraction of the tensor cores. A
-// precision above the default asks for it, as with XLA.
+// precision above the default asks for it, as with XLA. Sums of blocks with scales always are.
 inline bool promotes_sums(const Problem& problem) {
-  return is_8_bit_float(problem.dtype) && problem.precision != Precision::kDefault &&
-         problem.precision != Precision::kAnyF8AnyF8F32FastAccum &&
-         problem.precision != Precision::kAnyF8AnyF8AnyFastAccum;
+  if (!is_8_bit_float(problem.dtype)) return false;
+  return scales_blocks(problem) || (problem.precision != Precision::kDefault &&
+                                    problem.precision != Precision::kAnyF8AnyF8F32FastAccum &&
+                                    problem.precision != Precision::kAnyF8AnyF8AnyFastAccum);
 }
 
 inline bool asks_for_tf32(const Problem& problem) {
@@ -100,8 +105,8 @@ inline std::int64_t blocks_of(std::int64_t tiles, int cluster_rows, const Device
   return cluster_rows * divide_up(tiles, std::max<std::int64_t>(turns, 1));
 }
 
-// Of c and alpha, which none of these kernels has.
-std::string refusal_of_epilogue(const Problem& problem);
+// Of the problem's c, by tensor_core.
+std::string refusal_of_c(const Problem& problem);
 
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device);
 double tensor_core_time(const Problem& problem, const Device& device);

@@ -53,8 +53,8 @@ std::string refusal_of_skinny(const Problem& problem, const Device& device) {
     return "takes float16 and bfloat16, not " + text(info(problem.dtype).name);
   }
   if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
-  const std::string why = refusal_of_epilogue(problem);
-  if (!why.empty()) return why;
+  if (problem.has_c) return "adds no c";
+  if (problem.scaled) return "has no alpha other than 1";
   if (std::min(problem.m, problem.n) > kSkinnyExtent) {
     return "takes at most " + std::to_string(kSkinnyExtent) + " rows or columns";
   }

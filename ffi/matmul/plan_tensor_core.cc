@@ -111,10 +111,17 @@ SplitKChoice best_splits(const Problem& problem, const Device& device) {
 
 }  // namespace
 
-// Why no kernel on tensor cores takes what is done to the product; empty if they do.
-std::string refusal_of_epilogue(const Problem& problem) {
-  if (problem.has_c) return "adds no c";
-  return problem.scaled ? "has no alpha other than 1" : "";
+// Why tensor_core does not add the problem's c; empty if it does, or there is none.
+std::string refusal_of_c(const Problem& problem) {
+  if (!problem.has_c) return "";
+  if (!is_16_bit_float(problem.dtype) || problem.result_dtype != problem.dtype) {
+    return "adds c to products of float16 and bfloat16 with results of these";
+  }
+  if (problem.gated) return "adds no c to a gated product";
+  if (problem.transpose_a || problem.transpose_b) {
+    return "adds c to products of factors that are not transposed";
+  }
+  return problem.k == 0 ? "adds c to products of a depth of at least 1" : "";
 }
 
 // Why tensor_core does not take the problem; empty if it does.
@@ -127,7 +134,8 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
            text(kPrecisions[static_cast<int>(problem.precision)]) + " excludes";
   }
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-  const std::string why = refusal_of_epilogue(problem);
+  if (problem.scaled) return "has no alpha other than 1";
+  const std::string why = refusal_of_c(problem);
   if (!why.empty()) return why;
   if (has_epilogue(problem)) {
     if (is_8_bit(problem.dtype)) return "has no bias and no activation for factors of 8 bits";
@@ -143,6 +151,12 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
     }
     if (problem.has_bias) return "has no bias with a gate";
     if (copies_bytes(problem) > 0) return "has a gate for factors whose rows are whole 16 bytes";
+  }
+  if (scales_blocks(problem)) {
+    if (problem.dtype == DType::kInt8) return "has scales of blocks for 8-bit floats, not for int8";
+    if (problem.b_scale == ScaleKind::kVector) {
+      return "has no scales of the columns of b beside those of blocks of a";
+    }
   }
   if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
   const std::int64_t most = kMostTensorExtent;
@@ -191,6 +205,7 @@ std::string refusal_of_split_k(const Problem& problem, const Device& device) {
   const std::string why = refusal_of_tensor_core(problem, device);
   if (!why.empty()) return why;
   if (is_8_bit(problem.dtype)) return "takes no " + text(info(problem.dtype).name);
+  if (problem.has_c) return "adds no c";
   if (depth_steps(problem) >= 2) return "";
   const auto bytes = bytes_of(problem.dtype);
   return "takes a depth of more than " + std::to_string(kTensorLineBytes / bytes);

@@ -109,4 +109,15 @@ __device__ __forceinline__ std::uint32_t round_to_pair(float low, float high) {
   return word;
 }
 
+// Two floats, rounded to nearest even and saturated, as int8 in one word, the first in the low
+// byte. Added to 1.5 * 2^23 a number is rounded to an integer, whose last bits are the sum's;
+// conversions are slower.
+__device__ __forceinline__ std::uint16_t round_to_bytes(float low, float high) {
+  const auto rounded = [](float x) {
+    const float sum = fminf(fmaxf(x, -128.0f), 127.0f) + 12582912.0f;
+    return __builtin_bit_cast(std::uint32_t, sum) & 0xff;
+  };
+  return static_cast<std::uint16_t>(rounded(high) << 8 | rounded(low));
+}
+
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,5 +1,6 @@
 // matmul on Hopper's tensor cores: factors of 16 bits, of floats, which are multiplied in TF32, or
-// of 8 bits; sums of floats, or of ints if the factors are integers; a result of 16 or 32 bits.
+// of 8 bits, perhaps with scales; sums of floats, or of ints if the factors are integers; a result
+// of 16 or 32 bits, or of scaled ints of 8 bits.
 //
 // As many clusters as fit stay for the whole launch, and take one tile of the result after the
 // other. In each block a producer copies slices of the factors, 128 bytes deep, into a ring of
@@ -33,7 +34,10 @@
 #include "core/shared.h"
 #include "core/vector.h"
 #include "matmul/epilogue.cuh"
+#include "matmul/hopper/addend.cuh"
+#include "matmul/hopper/scales.cuh"
 #include "matmul/hopper/stages.cuh"
+#include "matmul/hopper/tile_columns.cuh"
 #include "matmul/hopper/tile_order.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -41,7 +45,8 @@ namespace matmul {
 
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kPending_, bool kLateStores_,
-          bool kPromotes_ = false, bool kFinishes_ = false, bool kGated_ = false>
+          bool kPromotes_ = false, bool kFinishes_ = false, bool kGated_ = false,
+          Scaling kScaling_ = Scaling::kNone, bool kAdds_ = false>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
@@ -60,6 +65,8 @@ struct Persistent {
   static constexpr int kPending = kPending_;
   // Whether results are written while the next tile is multiplied, and not before.
   static constexpr bool kLateStores = kLateStores_;
+  // Whether c is added to what the epilogue leaves.
+  static constexpr bool kAdds = kAdds_;
   // Whether the products of each stage have sums of their own, which are added to the tile's: of
   // 8-bit floats the tensor cores add with 13 bits of fraction alone.
   static constexpr bool kPromotes = kPromotes_;
@@ -69,10 +76,17 @@ struct Persistent {
   // the same columns, those of the result's tile.
   static constexpr bool kGated = kGated_;
   static constexpr int kResultCols = kGated ? kCols / 2 : kCols;
+  // What of the sums is multiplied by scales of the factors.
+  static constexpr Scaling kScaling = kScaling_;
+  // What sums are changed by.
+  using Epilogue = std::conditional_t<kScaling != Scaling::kNone, Scales,
+                                      std::conditional_t<kAdds, FinishAndAdd, Finish>>;
 
   static constexpr int kWaves = kRows / kConsumers / kProductRows;
   static constexpr int kSums = kCols / 2;
   static constexpr int kResultSums = kResultCols / 2;
+  // Pairs of results that wait to be written, or of what is added to the next ones.
+  static constexpr int kWords = kLateStores || kAdds ? kResultSums / 2 : 1;
   // Of a stage's own, as many columns as the registers have room for.
   static constexpr int kStageCols = kCols < 128 ? kCols : 128;
   static constexpr int kBlocks = kClusterRows;
@@ -103,10 +117,18 @@ struct Persistent {
   static_assert(kClusterRows <= 2);
   static_assert(kRows <= 256 && kCols <= 256, "the copy engine's largest box");
   static_assert(!kGated || (kFinishes && kCols / 2 % 64 == 0), "whole panels of both factors");
+  static_assert(!kAdds || (kFinishes && !kGated && sizeof(Result) == 2),
+                "c waits for the sums in registers, in pairs");
   static_assert(kPending == 0 || kPending == 1);
   static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
                 "sums of 32 bits, or a stage's, and results that wait do not fit the registers");
   static_assert(!kPromotes || (sizeof(Factor) == 1 && kPending == 0 && kCols % kStageCols == 0));
+  static_assert(kScaling == Scaling::kNone || (sizeof(Factor) == 1 && !kFinishes));
+  static_assert(kScaling != Scaling::kBlocks ||
+                    (kPromotes && kStageCols == kScaleBlock && kCols % kScaleBlock == 0),
+                "a stage's own sums are those of one block in columns");
+  static_assert(sizeof(Result) > 1 || kScaling == Scaling::kOuter,
+                "results of 8 bits are rounded from scaled sums");
 };
 
 // In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
@@ -179,55 +201,19 @@ struct PlainResult {
   int cols;
 };
 
-// The bias of a tile's columns, in words of four bytes. A warp loads them together, before the
-// products: word 32 r + i is the r-th of lane i. Each thread asks the lane that has them for those
-// of its columns when it needs them, since the registers have no room for all of its own.
+// The bias of a tile's columns.
 template <class Config>
-struct TileBias {
-  using Result = typename Config::Result;
-  static constexpr int kPerWord = 4 / static_cast<int>(sizeof(Result));
-  static constexpr int kWords = Config::kResultCols / kPerWord / kWarpSize;
-  static_assert(kWords * kPerWord * kWarpSize == Config::kResultCols);
+using TileBias = TileColumns<typename Config::Result, Config::kResultCols>;
 
-  std::uint32_t words[kWords];
-
-  __device__ __forceinline__ void load(const Finish& finish, const TilePosition& at) {
-    const int first_col = at.col + static_cast<int>(threadIdx.x) % kWarpSize * kPerWord;
-    const int left = static_cast<int>(finish.cols) - first_col;
-    const Result* const from =
-        static_cast<const Result*>(finish.bias) + at.matrix * finish.bias_stride + first_col;
-#pragma unroll
-    for (int r = 0; r < kWords; ++r) {
-      Pack<Result, kPerWord> word{};
-#pragma unroll
-      for (int e = 0; e < kPerWord; ++e) {
-        const int col = r * kWarpSize * kPerWord + e;
-        if (col < left) word.element[e] = from[col];
-      }
-      words[r] = __builtin_bit_cast(std::uint32_t, word);
-    }
-  }
-
-  // Of column 8 * `eight` + 2 * (lane % 4) + j, for j = 0 and 1.
-  __device__ __forceinline__ void columns(int eight, float (&bias)[2]) const {
-    const int first = 8 * eight / kPerWord;
-    const int quad = static_cast<int>(threadIdx.x) % 4;
-    Pack<Result, 2> both;
-    if constexpr (kPerWord == 2) {
-      both = __builtin_bit_cast(decltype(both), __shfl_sync(0xffffffff, words[first / kWarpSize],
-                                                            first % kWarpSize + quad));
-    } else {
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        both.element[j] = __builtin_bit_cast(
-            float,
-            __shfl_sync(0xffffffff, words[first / kWarpSize], first % kWarpSize + 2 * quad + j));
-      }
-    }
-#pragma unroll
-    for (int j = 0; j < 2; ++j) bias[j] = widen(both.element[j]);
-  }
-};
+template <class Config>
+__device__ __forceinline__ TileBias<Config> load_bias(const Finish& finish,
+                                                      const TilePosition& at) {
+  TileBias<Config> bias;
+  bias.load(
+      static_cast<const typename Config::Result*>(finish.bias) + at.matrix * finish.bias_stride,
+      static_cast<int>(finish.cols), at.col);
+  return bias;
+}
 
 // Adds the bias to a consumer's sums of a tile, applies the activation, and the gate: a loop over
 // all of them for each function, since sums in registers have constant indices.
@@ -287,8 +273,8 @@ class ResultWriter {
         thread_(threadIdx.x % kWarpgroupThreads) {}
 
   // Panel `panel`, a constant once the caller's loop is unrolled: with `word` the sums' pairs,
-  // word(wave, i) those of sums 2 i and 2 i + 1, packed; or if results have 32 bits, the sums
-  // themselves.
+  // word(wave, i) those of sums 2 i and 2 i + 1, packed in as many bits as results have; or if
+  // these have 32 bits, the sums themselves.
   template <class Word>
   __device__ __forceinline__ void write(int panel, const TilePosition& at, const Word& word) {
     constexpr int kPerWave = Config::kResultCols / Config::kPanelCols;
@@ -311,6 +297,16 @@ class ResultWriter {
         const int i = first * 16 + piece * 2;
         store_matrices(line + ((piece + lane / 16) ^ (row % 8)) * 16, word(wave, i),
                        word(wave, i + 1), word(wave, i + 2), word(wave, i + 3));
+      }
+    } else if constexpr (sizeof(Result) == 1) {
+      const int row = warp_row + lane / 4;
+      unsigned char* const line = buffer + row * kLineBytes + lane % 4 * 2;
+#pragma unroll
+      for (int eight = 0; eight < Config::kPanelCols / 8; ++eight) {
+        unsigned char* const to = line + (eight / 2 ^ row % 8) * 16 + eight % 2 * 8;
+        const int i = first * 32 + eight * 2;
+        *reinterpret_cast<std::uint16_t*>(to) = word(wave, i);
+        *reinterpret_cast<std::uint16_t*>(to + kAtomBytes) = word(wave, i + 1);
       }
     } else {
       const int row = warp_row + lane / 4;
@@ -375,10 +371,11 @@ class ResultWriter {
 // ---- A consumer ----
 
 // Adds the products of a stage, part by part, in sums that each part begins anew: the tensor cores
-// are left to the other consumer while this one adds.
-template <class Config>
+// are left to the other consumer while this one adds. add(sum, part, wave, block, i) adds sum i of
+// block `block` of kStageCols columns.
+template <class Config, class Add>
 __device__ __forceinline__ void promote_stage(float (&sums)[Config::kWaves][Config::kSums],
-                                              std::uint64_t a, std::uint64_t b) {
+                                              std::uint64_t a, std::uint64_t b, const Add& add) {
   constexpr int kSums = Config::kStageCols / 2;
   float part[kSums];
 #pragma unroll
@@ -396,7 +393,7 @@ __device__ __forceinline__ void promote_stage(float (&sums)[Config::kWaves][Conf
       wait_for_products<0>();
       hold(part);
 #pragma unroll
-      for (int i = 0; i < kSums; ++i) sums[wave][first + i] += part[i];
+      for (int i = 0; i < kSums; ++i) add(sums[wave][first + i], part[i], wave, first / kSums, i);
     }
   }
 }
@@ -404,8 +401,8 @@ __device__ __forceinline__ void promote_stage(float (&sums)[Config::kWaves][Conf
 template <class Config>
 __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, const TensorMap& result,
                                         const PlainResult<typename Config::Result>& plain,
-                                        const Finish& finish, const TileOrder& order, int rank,
-                                        int consumer) {
+                                        const typename Config::Epilogue& epilogue,
+                                        const TileOrder& order, int rank, int consumer) {
   using Result = typename Config::Result;
 
   typename Config::Sum sums[Config::kWaves][Config::kSums];
@@ -430,12 +427,19 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     }
   };
 
+  [[maybe_unused]] TilePosition here{};
   const auto multiply = [&](int step) {
+    [[maybe_unused]] BlockScales<Config> scales;
+    if constexpr (Config::kScaling == Scaling::kBlocks) scales.load(epilogue, here, consumer, step);
     wait(&storage.full[ring.stage], ring.phase);
     const std::uint64_t a = a_first + ring.stage * (Config::kABytes / 16);
     const std::uint64_t b = b_first + ring.stage * (Config::kBBytes / 16);
-    if constexpr (Config::kPromotes) {
-      promote_stage<Config>(sums, a, b);
+    if constexpr (Config::kScaling == Scaling::kBlocks) {
+      promote_stage<Config>(sums, a, b, [&](float& sum, float part, int wave, int block, int i) {
+        scales.add(sum, part, wave, block, i);
+      });
+    } else if constexpr (Config::kPromotes) {
+      promote_stage<Config>(sums, a, b, [](float& sum, float part, int, int, int) { sum += part; });
     } else {
       multiply_stage<Config>(sums, a, b, step > 0);
     }
@@ -451,7 +455,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     ring.advance();
   };
 
-  std::uint32_t words[Config::kWaves][Config::kLateStores ? Config::kResultSums / 2 : 1];
+  std::uint32_t words[Config::kWaves][Config::kWords];
   TilePosition before{};
   bool waiting = false;
 
@@ -460,7 +464,16 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     // -- Multiply, and write what the tile before has left meanwhile --
     [[maybe_unused]] TileBias<Config> bias;
     if constexpr (Config::kFinishes) {
-      if (finish.bias != nullptr) bias.load(finish, locate<Config>(order, tile, rank));
+      if (epilogue.bias != nullptr) {
+        bias = load_bias<Config>(epilogue, locate<Config>(order, tile, rank));
+      }
+    }
+    [[maybe_unused]] OuterScales<Config> scales;
+    if constexpr (Config::kScaling == Scaling::kOuter) {
+      scales.load(epilogue, locate<Config>(order, tile, rank), consumer);
+    }
+    if constexpr (Config::kScaling == Scaling::kBlocks || Config::kAdds) {
+      here = locate<Config>(order, tile, rank);
     }
     int step = 0;
     if constexpr (Config::kPromotes) {
@@ -470,13 +483,16 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
         for (int i = 0; i < Config::kSums; ++i) sums[wave][i] = 0;
       }
     }
-    if constexpr (Config::kLateStores) {
+    if constexpr (Config::kLateStores || Config::kAdds) {
 #pragma unroll
       for (int panel = 0; panel < Config::kPanels; ++panel) {
         if (step < order.steps) multiply(step);
-        if (waiting) {
-          writer.write(panel, before, [&](int wave, int i) { return words[wave][i]; });
+        if constexpr (Config::kLateStores) {
+          if (waiting) {
+            writer.write(panel, before, [&](int wave, int i) { return words[wave][i]; });
+          }
         }
+        if constexpr (Config::kAdds) load_addend<Config>(epilogue, here, consumer, panel, words);
         if (step < order.steps) {
           retire(step);
           ++step;
@@ -497,13 +513,22 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 
     // -- Write, or round and leave it for later --
     const TilePosition at = locate<Config>(order, tile, rank);
-    if constexpr (Config::kFinishes) finish_sums<Config>(sums, finish, bias);
+    if constexpr (Config::kFinishes) finish_sums<Config>(sums, epilogue, bias);
+    if constexpr (Config::kAdds) add_addend<Config>(sums, words, epilogue.beta);
+    if constexpr (Config::kScaling == Scaling::kOuter) scales.apply(sums);
+    const auto sum = [&](int wave, int i) {
+      if constexpr (Config::kScaling == Scaling::kOuter) {
+        return __builtin_bit_cast(float, sums[wave][i]);
+      } else {
+        return sums[wave][i];
+      }
+    };
     if constexpr (Config::kLateStores) {
 #pragma unroll
       for (int wave = 0; wave < Config::kWaves; ++wave) {
 #pragma unroll
         for (int i = 0; i < Config::kResultSums / 2; ++i) {
-          words[wave][i] = round_to_pair<Result>(sums[wave][2 * i], sums[wave][2 * i + 1]);
+          words[wave][i] = round_to_pair<Result>(sum(wave, 2 * i), sum(wave, 2 * i + 1));
         }
       }
       before = at;
@@ -511,13 +536,15 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     } else {
 #pragma unroll
       for (int panel = 0; panel < Config::kPanels; ++panel) {
-        if constexpr (sizeof(Result) == 2) {
-          writer.write(panel, at, [&](int wave, int i) {
-            return round_to_pair<Result>(sums[wave][2 * i], sums[wave][2 * i + 1]);
-          });
-        } else {
-          writer.write(panel, at, [&](int wave, int i) { return sums[wave][i]; });
-        }
+        writer.write(panel, at, [&](int wave, int i) {
+          if constexpr (sizeof(Result) == 4) {
+            return sum(wave, i);
+          } else if constexpr (sizeof(Result) == 2) {
+            return round_to_pair<Result>(sum(wave, 2 * i), sum(wave, 2 * i + 1));
+          } else {
+            return round_to_bytes(sum(wave, 2 * i), sum(wave, 2 * i + 1));
+          }
+        });
       }
     }
   }
@@ -539,7 +566,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     persistent_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
                       const __grid_constant__ TensorMap result,
                       const __grid_constant__ PlainResult<typename Config::Result> plain,
-                      const TileOrder order, const __grid_constant__ Finish finish,
+                      const TileOrder order,
+                      const __grid_constant__ typename Config::Epilogue epilogue,
                       const __grid_constant__ UpFactor<Config::kGated> up) {
 #if JAX_GPUOPS_HAS_WGMMA
   unsigned char* const memory = shared_array<unsigned char>();
@@ -573,7 +601,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x == 0) produce(storage, a, b, up, order, rank);
   } else {
     if constexpr (Config::kConsumers > 1) take_registers<Config::kConsumerRegisters>();
-    consume(storage, result, plain, finish, order, rank, warpgroup - 1);
+    consume(storage, result, plain, epilogue, order, rank, warpgroup - 1);
   }
 #else
   __trap();

@@ -7,6 +7,7 @@
 #include "core/cuda.h"
 #include "core/ptx/mbarrier.cuh"
 #include "core/ptx/tensor_copy.cuh"
+#include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
 
@@ -26,6 +27,14 @@ struct TilePosition {
   int col;
   int matrix;
 };
+
+// The row of a tile that a thread of a consumer has the sums 4 i and 4 i + 1 of; 4 i + 2 and 4 i +
+// 3 are of the eighth row after it.
+template <class Config>
+__device__ __forceinline__ int row_of_sums(int consumer, int wave) {
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+  return (consumer * Config::kWaves + wave) * kProductRows + thread / 32 * 16 + thread % 32 / 4;
+}
 
 // What a launch must give for a Storage that begins at a multiple of kAtomBytes, as swizzled stages
 // do: shared memory begins at a multiple of less.

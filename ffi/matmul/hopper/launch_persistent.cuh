@@ -1,0 +1,85 @@
+// From a plan of tensor_core to a launch of one of its kernels, for the sources that have them.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/dispatch.h"
+#include "core/integer.h"
+#include "core/launch.h"
+#include "matmul/hopper/factors.cuh"
+#include "matmul/hopper/persistent.cuh"
+#include "matmul/matmul.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+template <class Kernel>
+void launch_persistent(const Queue& queue, const Config& config, const Problem& problem,
+                       const Buffers& buffers) {
+  using T = typename Kernel::Factor;
+  const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
+                          static_cast<unsigned>(config.threads),
+                          static_cast<std::size_t>(config.shared_bytes), config.cluster_rows};
+  const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
+  using Result = typename Kernel::Result;
+  TensorMap a{}, b{}, result{};
+  PlainResult<Result> plain{};
+  TileOrder order{};
+  UpFactor<Kernel::kGated> up{};
+  if (!queue.preparing) {
+    a = map_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
+    b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols / Kernel::kClusterRows);
+    if constexpr (Kernel::kGated) {
+      const ReadFactor factor{buffers.up, factors.b.stored, factors.b.pitch};
+      up.map = map_of_factor<T, Kernel::kDeepB>(factor, Kernel::kCols / 2);
+    }
+    if (config.writes_elements) {
+      plain = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
+               static_cast<int>(problem.n)};
+    } else {
+      result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch, problem.m,
+                              problem.n, problem.n, kProductRows);
+    }
+    order = order_of_tiles<Kernel>(problem, config, kStageDepth<T>);
+  }
+  typename Kernel::Epilogue epilogue{};
+  if constexpr (Kernel::kScaling == Scaling::kNone) {
+    static_cast<Finish&>(epilogue) = finish_of(problem, buffers);
+  } else {
+    epilogue = scales_of(problem, buffers);
+  }
+  if constexpr (Kernel::kAdds) {
+    epilogue.c = buffers.c;
+    epilogue.rows = static_cast<int>(problem.m);
+    epilogue.beta = static_cast<float>(buffers.beta);
+  }
+  launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order, epilogue, up);
+}
+
+template <class T, class Result, bool kDeepA, bool kDeepB, bool kFinishes, bool kGated,
+          Scaling kScaling, const auto& kTiles, bool kAdds = false>
+void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
+                 const Buffers& buffers) {
+  const auto matches = [&](const TensorCoreTile& tile) {
+    return tile.result_bytes == static_cast<int>(sizeof(Result)) && tile.rows == config.tile_rows &&
+           tile.cols == config.tile_cols && tile.promotes == config.promotes;
+  };
+  dispatch_instance<kTiles>(matches, [&](auto index) {
+    constexpr const TensorCoreTile& kTile = kTiles[decltype(index)::value];
+    constexpr bool kExists = kTile.result_bytes == static_cast<int>(sizeof(Result)) &&
+                             !(kTile.promotes && std::is_integral_v<T>) &&
+                             !(kScaling == Scaling::kBlocks && !kTile.promotes);
+    if constexpr (kExists) {
+      using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
+                                kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
+                                kTile.promotes, kFinishes, kGated, kScaling, kAdds>;
+      static_assert(Kernel::kThreads == kTile.threads());
+      static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
+      launch_persistent<Kernel>(queue, config, problem, buffers);
+    }
+  });
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

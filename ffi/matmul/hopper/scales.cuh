@@ -1,0 +1,144 @@
+// Scales of factors of 8 bits: what tensor_core multiplies its sums by, in float32.
+//
+//     of rows of a and columns of b      result = (sum * a[row]) * b[col], before it is rounded
+//     of blocks, 128 deep                sum += part * (a[row][block] * b[block][col / 128]), where
+//                                        part is the sum of the products of a stage, as deep
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda.h"
+#include "core/integer.h"
+#include "core/ptx/wgmma.cuh"
+#include "matmul/hopper/stages.cuh"
+#include "matmul/hopper/tile_columns.cuh"
+#include "matmul/matmul.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+// What a kernel scales.
+enum class Scaling {
+  kNone,
+  kOuter,   // sums that are complete, by the scales of their row and column
+  kBlocks,  // sums of each stage
+};
+
+// Those of a factor, as a launch has them. Steps are between neighbours, and 0 where these have one
+// scale in common.
+struct FactorScales {
+  const float* data;
+  std::int64_t matrix_step;
+  std::int64_t step;        // of rows of a; of columns of b, or of blocks of them
+  std::int64_t depth_step;  // of blocks of the depth
+  int last;                 // row, column, or block of columns
+
+  // No index is beyond the last one that there is, so that threads at the edge of a tile load, too.
+  __device__ __forceinline__ const float* of(int matrix, int index) const {
+    return data + matrix * matrix_step + min(index, last) * step;
+  }
+};
+
+struct Scales {
+  FactorScales a;
+  FactorScales b;
+};
+
+// Of `extent` rows or columns, or blocks of them, of a matrix whose depth has `depth` blocks.
+// `deep` if the blocks of a row or column are neighbours.
+inline FactorScales factor_scales(const void* data, ScaleKind kind, bool shared,
+                                  std::int64_t extent, std::int64_t depth, bool deep) {
+  FactorScales scales{static_cast<const float*>(data), 1, 0, 0, static_cast<int>(extent - 1)};
+  if (kind == ScaleKind::kVector) {
+    scales.matrix_step = extent;
+    scales.step = 1;
+  }
+  if (kind == ScaleKind::kBlocks) {
+    scales.matrix_step = extent * depth;
+    scales.step = deep ? depth : 1;
+    scales.depth_step = deep ? 1 : extent;
+  }
+  if (shared) scales.matrix_step = 0;
+  return scales;
+}
+
+inline Scales scales_of(const Problem& problem, const Buffers& buffers) {
+  const std::int64_t depth = divide_up(problem.k, kScaleBlock);
+  const std::int64_t cols =
+      problem.b_scale == ScaleKind::kBlocks ? divide_up(problem.n, kScaleBlock) : problem.n;
+  return {factor_scales(buffers.a_scale, problem.a_scale, problem.share_a_scale, problem.m, depth,
+                        !problem.transpose_a),
+          factor_scales(buffers.b_scale, problem.b_scale, problem.share_b_scale, cols, depth,
+                        problem.transpose_b)};
+}
+
+// Of the rows and columns of a tile. They are loaded before the products, so that nobody waits.
+template <class Config>
+struct OuterScales {
+  float rows[Config::kWaves][2];
+  TileColumns<float, Config::kResultCols> cols;
+
+  __device__ __forceinline__ void load(const Scales& scales, const TilePosition& at, int consumer) {
+#pragma unroll
+    for (int wave = 0; wave < Config::kWaves; ++wave) {
+      const int row = at.row + row_of_sums<Config>(consumer, wave);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) rows[wave][j] = *scales.a.of(at.matrix, row + 8 * j);
+    }
+    cols.load(scales.b.of(at.matrix, 0), scales.b.last + 1, at.col,
+              static_cast<int>(scales.b.step));
+  }
+
+  // In place: where a sum is an int, the bits of a float take its register.
+  template <class Sum>
+  __device__ __forceinline__ void apply(Sum (&sums)[Config::kWaves][Config::kSums]) const {
+#pragma unroll
+    for (int i = 0; i < Config::kSums / 4; ++i) {
+      float of_cols[2];
+      cols.columns(i, of_cols);
+#pragma unroll
+      for (int wave = 0; wave < Config::kWaves; ++wave) {
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          Sum& sum = sums[wave][4 * i + j];
+          sum =
+              __builtin_bit_cast(Sum, static_cast<float>(sum) * rows[wave][j / 2] * of_cols[j % 2]);
+        }
+      }
+    }
+  }
+};
+
+// Of the blocks that a stage's products are of. They are loaded while these are multiplied.
+template <class Config>
+struct BlockScales {
+  static constexpr int kBlocks = Config::kCols / kScaleBlock;
+
+  float rows[Config::kWaves][2];
+  float cols[kBlocks];
+
+  __device__ __forceinline__ void load(const Scales& scales, const TilePosition& at, int consumer,
+                                       int step) {
+#pragma unroll
+    for (int wave = 0; wave < Config::kWaves; ++wave) {
+      const int row = at.row + row_of_sums<Config>(consumer, wave);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        rows[wave][j] = scales.a.of(at.matrix, row + 8 * j)[step * scales.a.depth_step];
+      }
+    }
+#pragma unroll
+    for (int block = 0; block < kBlocks; ++block) {
+      cols[block] =
+          scales.b.of(at.matrix, at.col / kScaleBlock + block)[step * scales.b.depth_step];
+    }
+  }
+
+  // `part` is sum i of the 128 columns of a block.
+  __device__ __forceinline__ void add(float& sum, float part, int wave, int block, int i) const {
+    sum = fmaf(part, rows[wave][i / 2 % 2] * cols[block], sum);
+  }
+};
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,65 @@
+// A number for each column of a tile, such as a bias, in a consumer's registers.
+#pragma once
+
+#include <cstdint>
+
+#include "core/collectives.h"
+#include "core/cuda.h"
+#include "core/dtype.h"
+#include "core/vector.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+// In words of four bytes. A warp loads them together, before the products: word 32 r + i is the
+// r-th of lane i. Each thread asks the lane that has them for those of its columns when it needs
+// them, since the registers have no room for all of its own.
+template <class T, int kCols>
+struct TileColumns {
+  static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
+  static constexpr int kWords = kCols / kPerWord / kWarpSize;
+  static_assert(kWords * kPerWord * kWarpSize == kCols);
+
+  std::uint32_t words[kWords];
+
+  // Of the columns from `first` on, of `cols` whose numbers are `step` apart. There are zeros
+  // beyond the last one.
+  __device__ __forceinline__ void load(const T* numbers, int cols, int first, int step = 1) {
+    const int first_col = first + static_cast<int>(threadIdx.x) % kWarpSize * kPerWord;
+    const int left = cols - first_col;
+    const T* const from = numbers + first_col * step;
+#pragma unroll
+    for (int r = 0; r < kWords; ++r) {
+      Pack<T, kPerWord> word{};
+#pragma unroll
+      for (int e = 0; e < kPerWord; ++e) {
+        const int col = r * kWarpSize * kPerWord + e;
+        if (col < left) word.element[e] = from[col * step];
+      }
+      words[r] = __builtin_bit_cast(std::uint32_t, word);
+    }
+  }
+
+  // Of column 8 * `eight` + 2 * (lane % 4) + j, for j = 0 and 1.
+  __device__ __forceinline__ void columns(int eight, float (&numbers)[2]) const {
+    const int first = 8 * eight / kPerWord;
+    const int quad = static_cast<int>(threadIdx.x) % 4;
+    Pack<T, 2> both;
+    if constexpr (kPerWord == 2) {
+      both = __builtin_bit_cast(decltype(both), __shfl_sync(0xffffffff, words[first / kWarpSize],
+                                                            first % kWarpSize + quad));
+    } else {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        both.element[j] = __builtin_bit_cast(
+            float,
+            __shfl_sync(0xffffffff, words[first / kWarpSize], first % kWarpSize + 2 * quad + j));
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < 2; ++j) numbers[j] = widen(both.element[j]);
+  }
+};
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE
