@@ -7,10 +7,11 @@
 
 All tests in 14 processes ran out of 80 GB of GPU memory; one test takes 16 GB.
 
-racecheck takes two minutes to load kernels before the first test of a process, and
-compute-sanitizer itself ends by a segmentation fault in some runs. So processes take groups of
-tests; a group whose process ended without a summary is halved and taken again; and what is known is
-kept in OUT/TOOL.json, from which a next run goes on if the compiled kernels are the same.
+The tools look at our kernels alone: racecheck takes three minutes to prepare those of XLA and its
+libraries, and a few seconds for ours. compute-sanitizer itself ends by a segmentation fault in some
+runs. So processes take groups of tests; a group whose process ended without a summary is halved and
+taken again; and what is known is kept in OUT/TOOL.json, from which a next run goes on if the
+compiled kernels are the same.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ PYTEST = (sys.executable, "-m", "pytest")
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
 # With other allocators memcheck does not see the ends of buffers.
 SANITIZED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
+OPTIONS = ("--num-cuda-barriers", "4096", "--kernel-name", "kns=jax_gpuops_cuda")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 TESTED = re.compile(r"^\d+ (?:passed|failed|skipped|error).* in [\d.]+s", re.MULTILINE)
 TRIES = 3  # of one test alone
@@ -127,7 +129,7 @@ class Sanitizer:
         left = self.end - time.monotonic()
         if left <= 0:
             return []
-        sanitizer = ("compute-sanitizer", "--tool", self.tool, "--num-cuda-barriers", "4096")
+        sanitizer = ("compute-sanitizer", "--tool", self.tool, *OPTIONS)
         command = [*sanitizer, *PYTEST, "-q", "-p", "no:cacheprovider", *group.tests]
         code, text = run_alone(command, left)
         summary = SUMMARY.search(text)
