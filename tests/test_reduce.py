@@ -310,6 +310,35 @@ def test_repeats_are_bit_identical(algorithm, implementation):
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
 
 
+def test_rows_that_are_divided_are_one_launch(implementation):
+    """Whose blocks tell theirs from what the workspace held before, time and again."""
+    call = jax.jit(
+        lambda x: jax_gpuops.sum(x, 1, implementation=implementation, algorithm="multiple")
+    )
+    for seed in range(4):
+        x = helpers.normal((3, 100_003), "float32", seed)
+        with helpers.recorded(implementation) as executions:
+            y = jax.block_until_ready(call(x))
+        assert_right("sum", y, x, 1)
+        assert executions[-1]["config"]["parts"] > 1
+        assert len(executions[-1]["kernels"]) == 1
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["sum", "argmax"])
+def test_blocks_that_take_row_after_row(name, implementation):
+    """More rows than the GPU has groups of blocks, which a batch-invariant plan does not count."""
+    small = implementation == "interpret"  # a GPU of 4 multiprocessors
+    x = helpers.normal((9, 270_336) if small else (600, 1 << 20), "bfloat16")
+    with helpers.recorded(implementation) as executions:
+        y = ours(name, x, 1, implementation=implementation, batch_invariant=True)
+        jax.block_until_ready(y)
+    config = executions[-1]["config"]
+    assert config["parts"] > 1
+    assert config["groups"] < len(x)
+    assert_right(name, y, x, 1)
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize(
     ("name", "algorithm"), [pair for pair in TAKEN if pair[0] in ("sum", "argmax")]

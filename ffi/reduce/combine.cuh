@@ -1,6 +1,6 @@
-// The second launch of algorithms that divide rows: what the parts of a row left becomes its
-// result. It is a matter of a microsecond, so it starts while the first launch still runs, where
-// the GPU can do that.
+// The second launch of `column` and `interleaved`, where they divide rows: what the parts of a row
+// left becomes its result. It is a matter of a microsecond, so it starts while the first launch
+// still runs, where the GPU can do that.
 //
 // Partials lie as (outer, part, inner). A group of threads takes a result, its threads the parts;
 // in a warp the groups take neighbouring results, and a thread's neighbours are those of the same

@@ -1,5 +1,4 @@
-// Compiled for each architecture, some of which start the next kernel early. Instantiates the
-// kernels of rows that take a block or more, and launches them.
+// Instantiates the kernels of rows that take a block or more, and launches them.
 
 #include "reduce/ladder/06_multiple.cuh"
 

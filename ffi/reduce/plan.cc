@@ -16,7 +16,7 @@ namespace {
 constexpr std::int64_t kPackBytes = 16;
 constexpr int kWarpLanes = 32;
 
-// multiple: a row that a block reads in a few microseconds is not worth a second launch.
+// multiple: a row that a block reads in a few microseconds is not worth several.
 constexpr std::int64_t kMultipleBytes = 256 * 1024;
 // Where there are this many rows for each multiprocessor, a block for each keeps all busy.
 constexpr std::int64_t kMultipleRows = 2;
@@ -130,6 +130,11 @@ std::int64_t accumulator_bytes(const Problem& problem) {
 std::int64_t partial_bytes(const Problem& problem) {
   if (problem.function == Function::kMeanAndVar) return 4 * accumulator_bytes(problem);
   return is_arg(problem.function) ? 16 : accumulator_bytes(problem);
+}
+
+// The slots of a partial result: words of 8 bytes, with a tag each.
+std::int64_t slot_bytes(const Problem& problem) {
+  return 16 * divide_up(partial_bytes(problem), 8);
 }
 
 std::int64_t multiple_partials(const Problem& problem) {
@@ -309,7 +314,7 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   // One wave of blocks over all rows: they finish together, and few partials are left.
   const std::int64_t resident =
       std::int64_t{device.multiprocessors} * resident_multiple_blocks(problem, device);
-  const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
+  const std::int64_t room = workspace / slot_bytes(problem) / problem.rows();
   const std::int64_t wanted =
       std::min(resident / expected_rows(problem), multiple_partials(problem));
   if (problem.batch_invariant && wanted > std::max<std::int64_t>(1, room)) {
@@ -322,7 +327,8 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   }
   config->threads = kMultipleThreads;
   config->parts = parts;
-  configure_combine(problem, config);
+  config->groups = resident / parts;
+  config->workspace = problem.rows() * parts * slot_bytes(problem);
 }
 
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
@@ -466,34 +472,30 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 }
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
-  std::int64_t partials = 0;
+  const auto bytes = [](std::int64_t parts, std::int64_t each) {
+    return parts > 1 ? parts * each : 0;
+  };
+  const auto of_multiple = bytes(multiple_partials(problem), slot_bytes(problem));
+  const auto of_column = bytes(column_partials(problem), partial_bytes(problem));
+  const auto of_interleaved = bytes(interleaved_partials(problem), partial_bytes(problem));
   if (algorithm.empty() || algorithm == kBatchInvariant) {
-    partials = multiple_partials(problem);
-    if (problem.inner != 1) {
-      partials = std::max({partials, column_partials(problem), interleaved_partials(problem)});
-    }
-  } else {
-    const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
-    switch (named) {
-      case Algorithm::kMultiple:
-        partials = multiple_partials(problem);
-        break;
-      case Algorithm::kRow:
-      case Algorithm::kStaged:
-      case Algorithm::kCluster:
-        break;
-      case Algorithm::kColumn:
-        partials = column_partials(problem);
-        break;
-      case Algorithm::kInterleaved:
-        partials = interleaved_partials(problem);
-        break;
-      default:
-        partials = step_partials(problem, named);
-        break;
-    }
+    return problem.inner == 1 ? of_multiple : std::max({of_multiple, of_column, of_interleaved});
   }
-  return partials > 1 ? partials * partial_bytes(problem) : 0;
+  const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
+  switch (named) {
+    case Algorithm::kMultiple:
+      return of_multiple;
+    case Algorithm::kRow:
+    case Algorithm::kStaged:
+    case Algorithm::kCluster:
+      return 0;
+    case Algorithm::kColumn:
+      return of_column;
+    case Algorithm::kInterleaved:
+      return of_interleaved;
+    default:
+      return bytes(step_partials(problem, named), partial_bytes(problem));
+  }
 }
 
 }  // namespace reduce

@@ -64,8 +64,7 @@ void launch_steps(const Queue& queue, const Plan& plan, const Problem& problem,
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   switch (plan.algorithm) {
     case Algorithm::kMultiple:
-      launch_multiple(queue, plan, problem, buffers);
-      break;
+      return launch_multiple(queue, plan, problem, buffers);
     case Algorithm::kRow:
       if (plan.config.lanes == 0) return launch_multiple(queue, plan, problem, buffers);
       return launch_rows(queue, plan, problem, buffers);

@@ -107,7 +107,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"unroll", "first_add, with the last warp unrolled: shuffles instead of barriers.", kHarris,
      kContiguousValues, "unroll_kernel"},
     {"multiple", "Several blocks per row, many elements per thread, 16-byte loads.", kHarris,
-     kContiguous, "multiple_kernel combine_kernel"},
+     kContiguous, "multiple_kernel"},
     {"row", "A group of threads per row, of a few lanes up to a block, by its length.",
      "NVIDIA CUB, segmented reduction", kContiguous, "row_kernel multiple_kernel"},
     {"staged", "Tiles of whole rows in shared memory; each lane folds rows of its own.",
@@ -131,7 +131,7 @@ inline std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
 
-// How a kernel is launched, and a second time where the blocks of the first leave partial results.
+// How a kernel is launched, and for columns a second one where blocks leave partial results.
 struct Config {
   int threads = 0;                // of a block
   int lanes = 0;                  // row: threads of a row, 0 for a block; column: along `inner`
@@ -142,6 +142,7 @@ struct Config {
   std::int64_t blocks = 0;        // staged: of the grid
   std::int64_t shared_bytes = 0;  // staged, interleaved
   std::int64_t parts = 1;         // of a row, each a block's, which leaves a partial result
+  std::int64_t groups = 0;        // multiple: of `parts` blocks, at most; each takes row after row
   int last_threads = 0;           // of a block of the last launch, if there are parts
   int last_lanes = 0;             // of them, those on one row
   std::int64_t workspace = 0;     // bytes in use
@@ -157,6 +158,7 @@ struct Config {
     visit("blocks", self.blocks);
     visit("shared_bytes", self.shared_bytes);
     visit("parts", self.parts);
+    visit("groups", self.groups);
     visit("last_threads", self.last_threads);
     visit("last_lanes", self.last_lanes);
     visit("workspace", self.workspace);

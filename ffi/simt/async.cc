@@ -538,22 +538,22 @@ void Launch::async_store(const char* function, Site site, const void* value, voi
 }
 
 // Words at the same place arrive in order.
-void Launch::relaxed_store(std::uint64_t* to, std::uint64_t value, Site site) {
+void Launch::relaxed_store(void* to, const void* value, unsigned bytes, Site site) {
   if (cancelled_) throw Cancelled();
   finish_words(to, nullptr);
-  issue({Copy::Kind::kWord, "post", site, thread_, to, nullptr, bytes_at(&value, sizeof(value)),
-         nullptr, nullptr});
+  issue({Copy::Kind::kWord, "post", site, thread_, to, nullptr, bytes_at(value, bytes), nullptr,
+         nullptr});
   ++activity_;
 }
 
-std::uint64_t Launch::relaxed_load(const std::uint64_t* from) {
+void Launch::relaxed_load(void* value, const void* from, unsigned bytes) {
   if (cancelled_) throw Cancelled();
   finish_words(from, thread_);
-  return *from;
+  std::memcpy(value, from, bytes);
 }
 
 // Lets words arrive that are under way to a place, of one thread or of any.
-void Launch::finish_words(const std::uint64_t* at, const Thread* issuer) {
+void Launch::finish_words(const void* at, const Thread* issuer) {
   for (std::size_t i = 0; i < copies_.size();) {
     const Copy& copy = copies_[i];
     if (copy.to == at && (issuer == nullptr || copy.issuer == issuer)) {
@@ -570,10 +570,12 @@ void let_others_run(const char* function, Site site) {
   active_launch().let_others_run(function, site);
 }
 
-void relaxed_store(std::uint64_t* to, std::uint64_t value, Site site) {
-  active_launch().relaxed_store(to, value, site);
+void relaxed_store(void* to, const void* value, unsigned bytes, Site site) {
+  active_launch().relaxed_store(to, value, bytes, site);
 }
-std::uint64_t relaxed_load(const std::uint64_t* from) { return active_launch().relaxed_load(from); }
+void relaxed_load(void* value, const void* from, unsigned bytes) {
+  active_launch().relaxed_load(value, from, bytes);
+}
 void relaxed_add(std::uint32_t* counter, std::uint32_t value) {
   active_launch().add_activity();
   *counter += value;

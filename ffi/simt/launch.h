@@ -232,8 +232,8 @@ class Launch {
   void bulk_wait_read(const char* function, Site site, unsigned pending);
   void async_store(const char* function, Site site, const void* value, void* to, std::size_t bytes,
                    std::uint64_t* barrier, int rank);
-  void relaxed_store(std::uint64_t* to, std::uint64_t value, Site site);
-  std::uint64_t relaxed_load(const std::uint64_t* from);
+  void relaxed_store(void* to, const void* value, unsigned bytes, Site site);
+  void relaxed_load(void* value, const void* from, unsigned bytes);
   unsigned shared_address(const void* pointer, Site site) const;
   unsigned shared_address_in_block(const void* local, int rank, Site site) const;
   void mbarrier_arrive_at(const char* function, Site site, unsigned address);
@@ -301,7 +301,7 @@ class Launch {
   void count_bytes(const Copy& copy);
   void check_copies_of(const Block& block) const;
   void finish_copies();
-  void finish_words(const std::uint64_t* at, const Thread* issuer);
+  void finish_words(const void* at, const Thread* issuer);
   void drop_copies();
 
   // In async_copy.cc.

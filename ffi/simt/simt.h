@@ -133,9 +133,9 @@ unsigned live_lanes();
 // run or a copy taken place.
 void let_others_run(const char* function, Site site);
 
-// Accesses of global memory that order no others: a store may arrive late.
-void relaxed_store(std::uint64_t* to, std::uint64_t value, Site site);
-std::uint64_t relaxed_load(const std::uint64_t* from);
+// Accesses of global memory that order no others: a store may arrive late, but all at once.
+void relaxed_store(void* to, const void* value, unsigned bytes, Site site);
+void relaxed_load(void* value, const void* from, unsigned bytes);
 void relaxed_add(std::uint32_t* counter, std::uint32_t value);
 
 // Clusters. Lanes of a warp must all take part in a barrier, or none.

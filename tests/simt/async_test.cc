@@ -15,6 +15,7 @@
 #include "core/ptx/bulk_copy.cuh"
 #include "core/ptx/cluster.cuh"
 #include "core/ptx/mbarrier.cuh"
+#include "core/ptx/tagged_words.cuh"
 #include "core/ptx/words.cuh"
 #include "core/shared.h"
 
@@ -249,12 +250,36 @@ void test_relaxed_order() {
         count_one(&counter);
       } else {
         await_count(&counter, 1);
-        arrived.insert(simt::relaxed_load(&slot) != 0);
+        std::uint64_t seen;
+        simt::relaxed_load(&seen, &slot, sizeof(seen));
+        arrived.insert(seen != 0);
       }
     });
     CHECK(slot == (std::uint64_t{1} << 32 | 5));
   }
   CHECK(arrived.size() == 2);
+}
+
+// A word comes with its tag, and one with another tag, which lay there before, is not taken for it.
+void test_tagged_words() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    TaggedWord slots[2] = {{1, 7}, {2, 7}};
+    std::uint64_t sum = 0;
+    simt::launch(together(3, 1, 0), [&] {
+      if (blockIdx.x < 2) {
+        post(slots + blockIdx.x, {10 * (blockIdx.x + std::uint64_t{1}), 8});
+        return;
+      }
+      for (const TaggedWord& slot : slots) {
+        std::uint64_t word;
+        while (!look(&slot, 8, word)) {
+        }
+        sum += word;
+      }
+    });
+    CHECK(sum == 30);
+  }
 }
 
 // Each warp, and each block, is held back by some seed.
@@ -644,6 +669,7 @@ void test_async() {
   test_reads_before_copies();
   test_blocks_that_wait();
   test_relaxed_order();
+  test_tagged_words();
   test_held_back();
   test_wrong_phase();
   test_wrong_bytes();

@@ -15,7 +15,7 @@ __device__ inline void post([[maybe_unused]] std::uint64_t* to, [[maybe_unused]]
                             [[maybe_unused]] Site site = Site::here()) {
   [[maybe_unused]] const std::uint64_t both = std::uint64_t{number} << 32 | word;
 #ifdef JAX_GPUOPS_INTERPRET
-  simt::relaxed_store(to, both, site);
+  simt::relaxed_store(to, &both, sizeof(both), site);
 #elif JAX_GPUOPS_HOPPER_PTX
   asm volatile("st.relaxed.gpu.global.b64 [%0], %1;" ::"l"(to), "l"(both) : "memory");
 #endif
@@ -27,7 +27,8 @@ __device__ inline bool look([[maybe_unused]] const std::uint64_t* from,
                             [[maybe_unused]] std::uint32_t& word,
                             [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
-  const std::uint64_t both = simt::relaxed_load(from);
+  std::uint64_t both;
+  simt::relaxed_load(&both, from, sizeof(both));
   word = static_cast<std::uint32_t>(both);
   if (both >> 32 == number) return true;
   simt::let_others_run("look", site);

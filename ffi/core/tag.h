@@ -1,0 +1,22 @@
+// Tags, by which a launch tells what it wrote from what lay in memory before.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <random>
+
+namespace JAX_GPUOPS_NAMESPACE {
+
+// A number that no other launch of this process has, and that, but for a chance of one in 2^64, no
+// memory holds: what bears it was written by this launch. A CUDA graph launches with it again.
+inline std::uint64_t unique_tag() {
+  static std::atomic<std::uint64_t> next{[] {
+    std::random_device random;
+    return std::uint64_t{random()} << 32 | random();
+  }()};
+  // Odd, so that 2^64 tags pass before one comes again; neighbours differ in half of their bits.
+  constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15;
+  return next.fetch_add(kStep, std::memory_order_relaxed);
+}
+
+}  // namespace JAX_GPUOPS_NAMESPACE
