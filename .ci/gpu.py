@@ -2,7 +2,7 @@
 
     python .ci/gpu.py tests --processes 8
     python .ci/gpu.py memcheck --processes 8
-    python .ci/gpu.py racecheck --processes 6 --tests 24
+    python .ci/gpu.py racecheck --processes 12 --tests 12
     python .ci/gpu.py synccheck --processes 8
 
 All tests in 14 processes ran out of 80 GB of GPU memory; one test takes 16 GB.
@@ -45,6 +45,7 @@ SANITIZED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
 OPTIONS = ("--num-cuda-barriers", "4096", "--kernel-name", "kns=jax_gpuops_cuda")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 TESTED = re.compile(r"^\d+ (?:passed|failed|skipped|error).* in [\d.]+s", re.MULTILINE)
+NOTABLE = re.compile(r"^\[gw\d+\].* (?:FAILED|ERROR) |^=.* in [\d.]+s")
 TRIES = 3  # of one test alone
 
 
@@ -56,18 +57,40 @@ def main() -> int:
     parser.add_argument("what", choices=("tests", *TOOLS))
     parser.add_argument("--processes", type=int, default=6, help="at a time, on one GPU")
     parser.add_argument("--tests", type=int, default=8, help="of a process under compute-sanitizer")
-    parser.add_argument("--seconds", type=float, default=1e9, help="after which nothing more runs")
+    parser.add_argument("--seconds", type=float, default=1e9, help="after which all ends")
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "build" / "sanitizer")
     arguments, of_pytest = parser.parse_known_args()
     os.chdir(ROOT)
     os.environ.update(ENVIRONMENT)
     if arguments.what == "tests":
-        workers = ("-n", str(arguments.processes), "--dist", "worksteal")
-        return subprocess.call([*PYTEST, *workers, *of_pytest])
+        return run_tests(arguments, of_pytest)
     os.environ.update(SANITIZED)
     if shutil.which("compute-sanitizer") is None:
         parser.error("compute-sanitizer, of the CUDA toolkit, is not on PATH")
     return Sanitizer(arguments.what, arguments, of_pytest).run()
+
+
+def run_tests(arguments: argparse.Namespace, of_pytest: list[str]) -> int:
+    """Runs all tests and returns the exit status. Names what fails when it does, not at the end."""
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    log = arguments.out / "tests.log"
+    workers = ("-n", str(arguments.processes), "--dist", "worksteal", "-v")
+    command = [*PYTEST, *workers, *of_pytest]
+    with (
+        log.open("w") as written,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process,
+    ):
+        clock = threading.Timer(arguments.seconds, process.terminate)
+        clock.start()
+        for line in process.stdout:
+            written.write(line)
+            if NOTABLE.search(line):
+                print(line, end="", flush=True)
+        clock.cancel()
+    print(f"the exit status is {process.returncode}; see {log}")
+    return process.returncode
 
 
 @dataclasses.dataclass
