@@ -1510,3 +1510,26 @@ def test_gemm_with_an_addend_of_symbolic_shape():
     a, b, c = helpers.normal((3, 4), "float32"), helpers.normal((4, 5), "float32"), np.ones(5)
     y = exported.call(a, b, c.astype(np.float32))
     np.testing.assert_allclose(y, a @ b + 1, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "int8", "bfloat16", "float32"])
+def test_export_with_symbolic_shapes(dtype, implementation):
+    """Also of what only tensor cores take, which read copies of rows that are no 16 bytes."""
+    if why := helpers.refusal("matmul", "tensor_core", [(8, 8)] * 2, "bfloat16"):
+        pytest.skip(why)
+    m, k, n = jax.export.symbolic_shape("m, k, n")
+    result = "int32" if dtype == "int8" else "float32"
+    how = {"implementation": implementation, "preferred_element_type": result}
+    exported = jax.export.export(
+        jax.jit(lambda a, b: jax_gpuops.matmul(a, b, precision="highest", **how)),
+        platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(*(jax.ShapeDtypeStruct(shape, dtype) for shape in [(m, k), (k, n)]))
+    again = jax.export.deserialize(exported.serialize())
+    for sizes in ((16, 32, 48), (5, 33, 7), (130, 129, 131)):
+        draw = (
+            helpers.factor_of_8_bits if np.dtype(jnp.dtype(dtype)).itemsize == 1 else helpers.normal
+        )
+        a, b = draw((sizes[0], sizes[1]), dtype), draw((sizes[1], sizes[2]), dtype, seed=1)
+        expected = a.astype(np.float32) @ b.astype(np.float32)
+        np.testing.assert_allclose(again.call(a, b), expected, rtol=1e-2, atol=1e-2)

@@ -678,3 +678,21 @@ def test_shard_map(kind, on_tensor_cores):
     product = functools.partial(jax_gpuops.scaled_matmul, **on_tensor_cores)
     mapped = jax.shard_map(product, mesh=mesh, in_specs=(P("d"), P(), rows, P()), out_specs=P("d"))
     assert_scaled_product(jax.jit(mapped)(*xs), *xs, promoted=kind == "blocks")
+
+
+@pytest.mark.parametrize("kind", ["tensor", "vector"])
+def test_export_with_symbolic_shapes(kind, on_tensor_cores):
+    m, k, n = jax.export.symbolic_shape("m, k, n")
+    scales = [(1, 1), (1, 1)] if kind == "tensor" else [(m, 1), (1, n)]
+    implementation = on_tensor_cores["implementation"]
+    exported = jax.export.export(
+        jax.jit(functools.partial(jax_gpuops.scaled_matmul, implementation=implementation)),
+        platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(
+        *(jax.ShapeDtypeStruct(shape, "float8_e4m3fn") for shape in [(m, k), (k, n)]),
+        *(jax.ShapeDtypeStruct(shape, "float32") for shape in scales),
+    )
+    for sizes in ((16, 48, 32), (5, 7, 33)):
+        drawn = operands("float8_e4m3fn", "float32", kind, *sizes)
+        assert_scaled_product(exported.call(*drawn), *drawn)
