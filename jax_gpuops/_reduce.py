@@ -501,11 +501,16 @@ def problem_of(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str
 _STEPS = ("naive", "stride", "sequential", "first_add", "unroll")
 """The steps of the ladder whose workspace has no limit that all rows keep."""
 
-_UNKNOWN_COLUMNS = 2**40  # where exported shapes are symbolic: more than any GPU's memory holds
+_MOST_COLUMNS = 2**40  # more than any GPU's memory holds
+_SOME_COLUMNS = 2**18  # that are divided into whole parts
+_MOST_PARTIAL_BYTES = 64
 
 
-def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
-    """Of a row by itself: a shard of the program has fewer of them than there are here."""
+def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> Any:
+    """Of a row by itself: a shard of the program has fewer of them than there are here.
+
+    Returns a number, or for symbolic columns an expression that is as much or a little more.
+    """
     # A size that is symbolic may be any.
     problem = problem | {"outer": 1, "inner": 1 if problem["inner"] == 1 else 2}
     if not isinstance(problem["columns"], int):
@@ -514,7 +519,12 @@ def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
                 f"algorithm={launch.algorithm!r} needs workspace that depends on the length of the "
                 f"rows, which is symbolic here: {problem['columns']}"
             )
-        problem["columns"] = _UNKNOWN_COLUMNS
+        most, some = (
+            launch.workspace_bytes("reduce", problem | {"columns": columns})
+            for columns in (_MOST_COLUMNS, _SOME_COLUMNS)
+        )
+        in_parts = problem["columns"] * some // _SOME_COLUMNS + _MOST_PARTIAL_BYTES
+        return jax.core.min_dim(most, in_parts) if most else 0
     return launch.workspace_bytes("reduce", problem)
 
 

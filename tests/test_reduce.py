@@ -752,6 +752,28 @@ def test_export_with_symbolic_shapes(name, implementation):
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("name", ["sum", "argmax", "mean_and_var"])
+def test_symbolic_rows_have_workspace_for_their_length(name, batch_invariant, implementation):
+    how = {"implementation": implementation, "batch_invariant": batch_invariant}
+    (columns,) = jax.export.symbolic_shape("c", constraints=["mod(c, 4) == 0"])
+    exported = jax.export.export(
+        jax.jit(lambda x: getattr(jax_gpuops, name)(x, 1, **how)),
+        platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(jax.ShapeDtypeStruct((6, columns), jnp.float32))
+    for size in (8, 4096, 4100, 1_000_000):
+        x = helpers.normal((6, size), "float32")
+        compiled = jax.jit(exported.call).lower(x).compile()
+        assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * x.nbytes + 4096
+        for y, expected in zip(
+            jax.tree.leaves(compiled(x)),
+            jax.tree.leaves(getattr(jax_gpuops, name)(x, 1, implementation="xla")),
+            strict=True,
+        ):
+            np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("batch_invariant", [False, True])
 @pytest.mark.parametrize("name", ["mean", "var", "mean_and_var"])
 def test_more_elements_than_an_int32_counts(name, batch_invariant, implementation):
     x = jax.ShapeDtypeStruct((2, 1 << 31), "bfloat16")
