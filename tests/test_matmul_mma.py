@@ -268,6 +268,6 @@ def test_the_plan_takes_it_where_no_kernel_of_hopper_does(mma):
     a, b = helpers.factor((128, 64), "bfloat16"), helpers.factor((64, 128), "bfloat16", seed=1)
     c = helpers.normal((128, 128), "bfloat16", seed=2)
     with helpers.recorded(mma["implementation"]) as executions:
-        y = jax.block_until_ready(jax_gpuops.gemm(a, b, c, beta=1, **how))
-    assert_product(y, a, b, added=c)
+        y = jax.block_until_ready(jax_gpuops.gemm(a, b, c, alpha=2, beta=1, **how))
+    assert_product(y, 2 * a, b, added=c)
     assert executions[0]["algorithm"] == "mma_pipelined"

@@ -764,7 +764,7 @@ def test_symbolic_rows_have_workspace_for_their_length(name, batch_invariant, im
     for size in (8, 4096, 4100, 1_000_000):
         x = helpers.normal((6, size), "float32")
         compiled = jax.jit(exported.call).lower(x).compile()
-        assert compiled.memory_analysis().temp_size_in_bytes < 0.02 * x.nbytes + 4096
+        assert compiled.memory_analysis().temp_size_in_bytes < 0.05 * x.nbytes + 4096
         for y, expected in zip(
             jax.tree.leaves(compiled(x)),
             jax.tree.leaves(getattr(jax_gpuops, name)(x, 1, implementation="xla")),

@@ -59,7 +59,7 @@ def test_no_problem_is_in_two_grids():
 def test_every_kernel_that_is_not_left_out_has_points():
     kernels = {point.kernel for point in grid.points(GRIDS)}
     assert grid.PRIMITIVES.keys() - kernels == {
-        *("logsumexp_with_residuals", "prod", "argmin", "linear", "glu"),
+        *("logsumexp_with_residuals", "prod", "argmin", "linear", "linear_add", "glu"),
         "scaled_matmul",
         "mean",  # whose problems are those of sum
     }
