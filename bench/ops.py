@@ -374,11 +374,17 @@ ACTIVATIONS: dict[str | None, Callable[[jax.Array], jax.Array]] = {
 def _scaled_matmul(
     a, b, a_scale, b_scale, *, transpose_b=False, precision=None, preferred_element_type=None
 ):
-    """A product of quantised matrices as XLA computes it best."""
+    """A product of quantised matrices as XLA computes it best.
+
+    Scales of rows and columns are applied to the sums. Of floats with a scale for each matrix XLA
+    makes one call of cuBLAS, if they are applied to the factors, as those of blocks must be.
+    """
     if transpose_b:
         b, b_scale = (jnp.swapaxes(x, -1, -2) for x in (b, b_scale))
-    if a_scale.shape[-1] == b_scale.shape[-2] == 1 and b_scale.shape[-1] in (1, b.shape[-1]):
-        is_integer = jnp.issubdtype(a.dtype, jnp.integer)
+    is_integer = jnp.issubdtype(a.dtype, jnp.integer)
+    of_matrices = a_scale.shape[-2:] == b_scale.shape[-2:] == (1, 1)
+    of_vectors = a_scale.shape[-1] == b_scale.shape[-2] == 1 and b_scale.shape[-1] == b.shape[-1]
+    if of_vectors or (of_matrices and is_integer):
         sums = jnp.int32 if is_integer else a_scale.dtype
         y = jnp.matmul(a, b, precision=precision, preferred_element_type=sums)
         y = y.astype(a_scale.dtype) * a_scale * b_scale
