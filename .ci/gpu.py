@@ -77,12 +77,17 @@ def run_tests(arguments: argparse.Namespace, of_pytest: list[str]) -> int:
     workers = ("-n", str(arguments.processes), "--dist", "worksteal", "-v")
     command = [*PYTEST, *workers, *of_pytest]
     with (
-        log.open("w") as written,
+        log.open("w", buffering=1) as written,
         subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
         ) as process,
     ):
-        clock = threading.Timer(arguments.seconds, process.terminate)
+        clock = threading.Timer(arguments.seconds, os.killpg, (process.pid, signal.SIGKILL))
+        clock.daemon = True
         clock.start()
         for line in process.stdout:
             written.write(line)

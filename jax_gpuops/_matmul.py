@@ -755,8 +755,8 @@ def problem_of_product(
 def workspace(launch: _primitive.Launch, problem: dict[str, Any]) -> jax.ShapeDtypeStruct:
     """The last result of a problem's custom call.
 
-    Problems with symbolic sizes get none, but for factors of 8 bits: these have no kernel that does
-    without copies of both in lines of 128 bytes.
+    Problems with symbolic sizes get none, but for factors of 8 bits: their kernel may need copies
+    of both, in lines of 128 bytes, and no other takes them.
     """
     batch, m, n, k = (problem[key] for key in ("batch", "m", "n", "k"))
     if all(isinstance(each, int) for each in (batch, m, n, k)):

@@ -502,14 +502,13 @@ _STEPS = ("naive", "stride", "sequential", "first_add", "unroll")
 """The steps of the ladder whose workspace has no limit that all rows keep."""
 
 _MOST_COLUMNS = 2**40  # more than any GPU's memory holds
-_SOME_COLUMNS = 2**18  # that are divided into whole parts
-_MOST_PARTIAL_BYTES = 64
+_SOME_COLUMNS = 2**17  # a whole number of parts, of which no algorithm has too many
 
 
 def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> Any:
     """Of a row by itself: a shard of the program has fewer of them than there are here.
 
-    Returns a number, or for symbolic columns an expression that is as much or a little more.
+    Returns a number, or for symbolic columns an expression that is up to twice as much.
     """
     # A size that is symbolic may be any.
     problem = problem | {"outer": 1, "inner": 1 if problem["inner"] == 1 else 2}
@@ -523,7 +522,8 @@ def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> Any:
             launch.workspace_bytes("reduce", problem | {"columns": columns})
             for columns in (_MOST_COLUMNS, _SOME_COLUMNS)
         )
-        in_parts = problem["columns"] * some // _SOME_COLUMNS + _MOST_PARTIAL_BYTES
+        # Rows of more than one part have less than two for each that they fill.
+        in_parts = problem["columns"] * (2 * some) // _SOME_COLUMNS
         return jax.core.min_dim(most, in_parts) if most else 0
     return launch.workspace_bytes("reduce", problem)
 

@@ -751,26 +751,32 @@ def test_export_with_symbolic_shapes(name, implementation):
         np.testing.assert_allclose(again.call(x), upstream(name, x, -1), rtol=1e-4, atol=1e-3)
 
 
-@pytest.mark.parametrize("batch_invariant", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("name", ["sum", "argmax", "mean_and_var"])
-def test_symbolic_rows_have_workspace_for_their_length(name, batch_invariant, implementation):
-    how = {"implementation": implementation, "batch_invariant": batch_invariant}
-    (columns,) = jax.export.symbolic_shape("c", constraints=["mod(c, 4) == 0"])
-    exported = jax.export.export(
-        jax.jit(lambda x: getattr(jax_gpuops, name)(x, 1, **how)),
-        platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
-        disabled_checks=jax_gpuops.EXPORT_CHECKS,
-    )(jax.ShapeDtypeStruct((6, columns), jnp.float32))
-    for size in (8, 4096, 4100, 1_000_000):
-        x = helpers.normal((6, size), "float32")
-        compiled = jax.jit(exported.call).lower(x).compile()
-        assert compiled.memory_analysis().temp_size_in_bytes < 0.05 * x.nbytes + 4096
-        for y, expected in zip(
-            jax.tree.leaves(compiled(x)),
-            jax.tree.leaves(getattr(jax_gpuops, name)(x, 1, implementation="xla")),
-            strict=True,
-        ):
-            np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-3)
+def test_symbolic_rows_are_divided_like_others(name, axis, implementation):
+    """By workspace that follows their length: rows that are not divided have none."""
+
+    def call(x):
+        return getattr(jax_gpuops, name)(x, axis, implementation=implementation)
+
+    (columns,) = jax.export.symbolic_shape("c")
+    platforms = [{"interpret": "cpu"}.get(implementation, implementation)]
+    for rows, sizes in ((6, (5, 4097, 6400, 300_000)), (5000, (9,))):
+        shapes = [(size, rows) if axis == 0 else (rows, size) for size in (columns, *sizes)]
+        exported = jax.export.export(
+            jax.jit(call), platforms=platforms, disabled_checks=jax_gpuops.EXPORT_CHECKS
+        )(jax.ShapeDtypeStruct(shapes[0], jnp.float32))
+        for shape in shapes[1:]:
+            x = helpers.normal(shape, "float32")
+            compiled = jax.jit(exported.call).lower(x).compile()
+            memory = compiled.memory_analysis().temp_size_in_bytes
+            assert memory < 0.3 * x.nbytes + 4096
+            with helpers.recorded(implementation) as executions:
+                ys = jax.block_until_ready((compiled(x), call(x)))
+            parts = [each["config"]["parts"] for each in executions]
+            assert parts[0] == parts[1]
+            for y, expected in zip(*map(jax.tree.leaves, ys), strict=True):
+                np.testing.assert_array_equal(y, expected)
 
 
 @pytest.mark.parametrize("batch_invariant", [False, True])

@@ -7,8 +7,8 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// A number that no other launch of this process has, and that, but for a chance of one in 2^64, no
-// memory holds: what bears it was written by this launch. A CUDA graph launches with it again.
+// Returns a number that no other launch of this process has. A word that lay in memory before
+// equals it with a probability of 2^-64. Replays of a CUDA graph use it again.
 inline std::uint64_t unique_tag() {
   static std::atomic<std::uint64_t> next{[] {
     std::random_device random;

@@ -132,7 +132,7 @@ std::int64_t partial_bytes(const Problem& problem) {
   return is_arg(problem.function) ? 16 : accumulator_bytes(problem);
 }
 
-// The slots of a partial result: words of 8 bytes, with a tag each.
+// Of a partial result in a slot: words of 8 bytes, each with a tag of 8 bytes.
 std::int64_t slot_bytes(const Problem& problem) {
   return 16 * divide_up(partial_bytes(problem), 8);
 }

@@ -66,7 +66,7 @@ struct Buffers {
   const void* x;
   Mask mask;
   void* y;
-  void* workspace;           // for what blocks pass on to the next launch
+  void* workspace;           // for the partials of blocks
   double divisor = 1;        // sum of floats: what the result is divided by, for a mean
   void* variance = nullptr;  // mean_and_var, whose y is the mean
   double correction = 0;     // likewise: what is taken off the number of elements to divide by
@@ -115,7 +115,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "no mask of floats; rows that are contiguous in memory, of up to 1024 bytes; arrays at a "
      "multiple of 16 bytes",
      "staged_kernel"},
-    {"cluster", "As multiple, by a cluster of blocks, in one launch.", "this project",
+    {"cluster", "As multiple, by a cluster of blocks, through shared memory.", "this project",
      "rows that are contiguous in memory; compute capability 9.0", "cluster_kernel"},
     {"column", "Lanes along the contiguous axis inside the rows, threads down the columns.",
      "PyTorch, Reduce.cuh; XLA, column reduction", "none", "column_kernel combine_kernel"},
@@ -131,7 +131,7 @@ inline std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
 
-// How a kernel is launched, and for columns a second one where blocks leave partial results.
+// How a kernel is launched, and a second time where the blocks of the first leave partial results.
 struct Config {
   int threads = 0;                // of a block
   int lanes = 0;                  // row: threads of a row, 0 for a block; column: along `inner`
@@ -142,8 +142,8 @@ struct Config {
   std::int64_t blocks = 0;        // staged: of the grid
   std::int64_t shared_bytes = 0;  // staged, interleaved
   std::int64_t parts = 1;         // of a row, each a block's, which leaves a partial result
-  std::int64_t groups = 0;        // multiple: of `parts` blocks, at most; each takes row after row
-  int last_threads = 0;           // of a block of the last launch, if there are parts
+  std::int64_t groups = 0;        // multiple: the most groups of `parts` blocks in a grid
+  int last_threads = 0;           // of a block of the second launch, if there is one
   int last_lanes = 0;             // of them, those on one row
   std::int64_t workspace = 0;     // bytes in use
 

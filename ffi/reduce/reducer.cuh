@@ -4,7 +4,7 @@
 //     elements (T) --Fold--> a thread's Partial --Combine--> a block's Partial --store--> result
 //
 // Partials that blocks leave in the workspace are elements of a next launch, whose reducer is the
-// one for T = Partial.
+// one for T = Partial; `multiple` has none.
 #pragma once
 
 #include <cstdint>

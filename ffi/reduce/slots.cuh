@@ -1,7 +1,6 @@
 // What the blocks of a row leave each other in the workspace: partials, in slots of words that come
-// with the launch's tag. So the workspace need not be cleared before, and no block waits for its
-// stores. Who takes a partial clears its tags, since a CUDA graph launches its kernels with the
-// same tag again.
+// with the launch's tag. So the workspace need not be cleared before, and no fence is needed. The
+// thread that takes a partial clears its tags, because replays of a CUDA graph use the same tag.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +8,6 @@
 
 #include "core/cuda.h"
 #include "core/ptx/tagged_words.cuh"
-#include "core/tag.h"
-#include "reduce/instance.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
@@ -19,10 +16,6 @@ struct Slots {
   TaggedWord* memory;
   std::uint64_t tag;
 };
-
-inline Slots slots_of(const Call& call) {
-  return {static_cast<TaggedWord*>(call.buffers.workspace), unique_tag()};
-}
 
 template <class Partial>
 struct Words {

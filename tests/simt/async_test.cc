@@ -18,6 +18,7 @@
 #include "core/ptx/tagged_words.cuh"
 #include "core/ptx/words.cuh"
 #include "core/shared.h"
+#include "reduce/slots.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace {
@@ -279,6 +280,32 @@ void test_tagged_words() {
       }
     });
     CHECK(sum == 30);
+  }
+}
+
+// A CUDA graph launches a kernel with the same tag again: what was left for the launch before must
+// not be taken for what is left for this one.
+void test_slots_of_launches_with_one_tag() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    struct Partial {
+      std::uint64_t value[2];
+    };
+    TaggedWord memory[2 * 2] = {{1, 7}, {2, 7}, {3, 0}, {4, 9}};
+    const reduce::Slots slots{memory, 8};
+    for (std::uint64_t launch = 1; launch < 4; ++launch) {
+      std::uint64_t sum = 0;
+      simt::launch(together(3, 1, 0), [&] {
+        if (blockIdx.x > 0) {
+          return reduce::leave(slots, blockIdx.x - 1, Partial{{launch, 10 * launch}});
+        }
+        for (int slot = 0; slot < 2; ++slot) {
+          const auto partial = reduce::take<Partial>(slots, slot);
+          sum += partial.value[0] + partial.value[1];
+        }
+      });
+      CHECK(sum == 22 * launch);
+    }
   }
 }
 
@@ -670,6 +697,7 @@ void test_async() {
   test_blocks_that_wait();
   test_relaxed_order();
   test_tagged_words();
+  test_slots_of_launches_with_one_tag();
   test_held_back();
   test_wrong_phase();
   test_wrong_bytes();

@@ -1,5 +1,5 @@
 // Words by which blocks tell each other something through global memory that has not been cleared,
-// without ordering anything else.
+// without ordering anything else. All GPUs have these; those of words.cuh are for Hopper's kernels.
 #pragma once
 
 #include <cstdint>
@@ -14,6 +14,7 @@ struct alignas(16) TaggedWord {
   std::uint64_t tag;
 };
 
+// Writes both by one access of 16 bytes, so that nobody sees one without the other.
 __device__ inline void post(TaggedWord* to, TaggedWord both,
                             [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET

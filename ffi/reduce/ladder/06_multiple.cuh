@@ -14,6 +14,7 @@
 #include <algorithm>
 
 #include "core/shared.h"
+#include "core/tag.h"
 #include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
 #include "reduce/row_packs.cuh"
@@ -22,8 +23,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// blockIdx.x counts the blocks of a row, and blockIdx.y the groups of blocks that take row after
-// row.
+// A group of gridDim.x blocks takes every gridDim.y-th row.
 template <class Reducer, class Masks>
 __global__ void __launch_bounds__(kMultipleThreads)
     multiple_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
@@ -63,13 +63,15 @@ void launch_multiple(const Call& call) {
   const bool divides = config.parts > 1;
   const std::int64_t rows = call.problem.rows();
   const unsigned groups = grid_extent_beyond_x(divides ? std::min(rows, config.groups) : rows);
+  Slots slots{};
+  if (divides) slots = {static_cast<TaggedWord*>(call.buffers.workspace), unique_tag()};
   LaunchShape shape{{static_cast<unsigned>(config.parts), groups},
                     static_cast<unsigned>(config.threads),
                     sizeof(BlockStorage<First>)};
   shape.together = divides;
   launch_kernel<multiple_kernel<First, typename Instance::Masks>>(
       call.queue, shape, Instance::elements(call), call.result(), call.rows(),
-      Instance::masks(call), divides ? slots_of(call) : Slots{});
+      Instance::masks(call), slots);
 }
 
 }  // namespace reduce
