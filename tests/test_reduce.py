@@ -770,7 +770,8 @@ def test_symbolic_rows_are_divided_like_others(name, axis, implementation):
             x = helpers.normal(shape, "float32")
             compiled = jax.jit(exported.call).lower(x).compile()
             memory = compiled.memory_analysis().temp_size_in_bytes
-            assert memory < 0.3 * x.nbytes + 4096
+            copies = x.nbytes if axis == 0 else 0  # XLA for CPUs turns the array first
+            assert memory < copies + 0.2 * x.nbytes + 4096
             with helpers.recorded(implementation) as executions:
                 ys = jax.block_until_ready((compiled(x), call(x)))
             parts = [each["config"]["parts"] for each in executions]

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <deque>
 #include <exception>
+#include <mutex>
 #include <new>
 #include <numeric>
 #include <utility>
@@ -140,7 +141,35 @@ std::deque<Fiber>& pooled_fibers() {
   thread_local std::deque<Fiber> fibers;
   return fibers;
 }
-constexpr std::size_t kPooledFibers = 4096;  // that are kept
+
+// A launch's stacks. Linux gives a process 65530 mappings of memory, of which a stack takes two,
+// and host threads run launches at the same time, each for a device: so launches of many threads
+// run one at a time, and what all host threads keep is limited.
+class Stacks {
+ public:
+  explicit Stacks(std::size_t count) {
+    if (count > kFew) many_ = std::unique_lock(many_mutex);
+    auto& fibers = pooled_fibers();
+    for (; fibers.size() < count; ++all_fibers) fibers.emplace_back();
+  }
+  ~Stacks() {
+    auto& fibers = pooled_fibers();
+    for (; fibers.size() > kKept || (all_fibers > kKeptByAll && !fibers.empty()); --all_fibers) {
+      fibers.pop_back();
+    }
+  }
+  Stacks(const Stacks&) = delete;
+  Stacks& operator=(const Stacks&) = delete;
+
+ private:
+  static constexpr std::size_t kFew = 1024;
+  static constexpr std::size_t kKept = 4096;
+  static constexpr std::size_t kKeptByAll = 12288;
+  static inline std::mutex many_mutex;
+  static inline std::atomic<std::size_t> all_fibers{0};
+
+  std::unique_lock<std::mutex> many_;
+};
 
 // ---- The launch ----
 
@@ -178,7 +207,6 @@ Launch::Launch(const Configuration& configuration, const std::function<void()>& 
       shared_offset_(seed_ % 8 * 128),
       blocks_(configuration.cooperative ? blocks_of(configuration.grid) : configuration.cluster),
       clusters_(blocks_.size() / configuration.cluster) {
-  active = this;
   const dim3 extent = configuration.block;
   gridDim = configuration.grid;
   blockDim = extent;
@@ -194,7 +222,6 @@ Launch::Launch(const Configuration& configuration, const std::function<void()>& 
   }
   holds_back_ = slow_warp >= 0 || slow_block >= 0;
   auto& fibers = pooled_fibers();
-  while (fibers.size() < threads * blocks_.size()) fibers.emplace_back();
   std::size_t fiber = 0;
   for (std::size_t b = 0; b < blocks_.size(); ++b) {
     Block& block = blocks_[b];
@@ -220,13 +247,12 @@ Launch::Launch(const Configuration& configuration, const std::function<void()>& 
       thread.fiber = &fibers[fiber++];
     }
   }
+  active = this;
 }
 
 Launch::~Launch() {
   drop_copies();
   drop_async_copies();
-  auto& fibers = pooled_fibers();
-  while (fibers.size() > kPooledFibers) fibers.pop_back();
   active = nullptr;
 }
 
@@ -626,6 +652,10 @@ void launch(const Configuration& configuration, const std::function<void()>& bod
   __asan_set_error_report_callback(&report_place);
 #endif
   const SubnormalsKept subnormals_kept;
+  const dim3 block = configuration.block;
+  const std::uint64_t blocks =
+      configuration.cooperative ? blocks_of(configuration.grid) : configuration.cluster;
+  const Stacks stacks(std::size_t{block.x} * block.y * block.z * blocks);
   Launch(configuration, body).run();
 }
 

@@ -606,6 +606,22 @@ void test_host_threads() {
   b.join();
 }
 
+// More stacks than the operating system maps for a process, if all had theirs at a time.
+void test_large_launches_of_many_host_threads() {
+  std::vector<std::thread> threads;
+  std::atomic<int> visits{0};
+  for (int i = 0; i < 12; ++i) {
+    threads.emplace_back([&] {
+      simt::launch({16, 512, 0, 1, /*cooperative=*/true}, [&] {
+        __syncthreads();
+        ++visits;
+      });
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  CHECK(visits == 12 * 16 * 512);
+}
+
 void test_many_blocks() {
   for (const std::uint64_t seed : {0, 15}) {
     const Seed seeded(seed);
@@ -723,6 +739,7 @@ void run_all() {
   test_launch_after_error();
   test_subnormals();
   test_host_threads();
+  test_large_launches_of_many_host_threads();
   test_many_blocks();
   test_many_launches();
   test_arithmetic();
