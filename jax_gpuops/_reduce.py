@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -522,8 +523,10 @@ def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> Any:
             launch.workspace_bytes("reduce", problem | {"columns": columns})
             for columns in (_MOST_COLUMNS, _SOME_COLUMNS)
         )
-        # Rows of more than one part have less than two for each that they fill.
-        in_parts = problem["columns"] * (2 * some) // _SOME_COLUMNS
+        # Rows of more than one part have less than two for each that they fill. The fraction is
+        # reduced, as XLA computes sizes in int32.
+        each = fractions.Fraction(2 * some, _SOME_COLUMNS)
+        in_parts = problem["columns"] * each.numerator // each.denominator
         return jax.core.min_dim(most, in_parts) if most else 0
     return launch.workspace_bytes("reduce", problem)
 
