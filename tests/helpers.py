@@ -74,6 +74,15 @@ def exact(x: np.ndarray) -> np.ndarray:
     return x.astype(np.longdouble if x.dtype.itemsize >= 8 else np.float64)
 
 
+def dequantised(x: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """x * scale, in float64. Dims of a scale are 1, those of x, or one for each 128 of these."""
+    scale = exact(scale)
+    for axis in (-2, -1):
+        if scale.shape[axis] not in (1, x.shape[axis]):
+            scale = np.repeat(scale, 128, axis).take(range(x.shape[axis]), axis)
+    return exact(x) * scale
+
+
 def assert_same_bits(actual, expected) -> None:
     """Unlike equality, this tells zeros and NaN apart."""
 

@@ -1,6 +1,7 @@
 """linear against float64: every activation, dtype, algorithm, shape and derivative."""
 
 import functools
+import itertools
 
 import helpers
 import jax
@@ -501,31 +502,35 @@ def test_what_is_kept_for_the_gradient(activation, implementation):
     assert [each.dtype for each in kept] == ([] if activation is None else [jnp.bfloat16])
 
 
-BATCHES = [
-    (x, w, b) for x in (0, None) for w in (0, None) for b in (0, None) if (x, w, b) != (None,) * 3
-]
+BATCHES = [axes for axes in itertools.product((0, None), repeat=3) if axes != (None,) * 3]
 
 
-def stacked(axes, seed=0):
-    shapes = ((4, 6), (6, 5), (5,))
+def stacked(axes):
+    """x, w, b and a residual, as many as there are axes, which say of what there is a batch."""
+    shapes = ((4, 6), (6, 5), (5,), (4, 5))[: len(axes)]
     return [
-        jnp.asarray(helpers.normal(shape if axis is None else (3, *shape), "float32", seed + i))
-        for i, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
+        jnp.asarray(helpers.normal(shape if axis is None else (3, *shape), "float32", seed))
+        for seed, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
     ]
+
+
+def assert_vmap(function, expected, axes):
+    """Compares two layers and their gradients."""
+    xs = stacked(axes)
+    assert_close(jax.vmap(function, axes)(*xs), jax.vmap(expected, axes)(*xs))
+
+    def gradient(f):
+        every = tuple(range(len(axes)))
+        return jax.grad(lambda *xs: (jax.vmap(f, axes)(*xs) ** 2).sum(), every)(*xs)
+
+    assert_close(gradient(function), gradient(expected), 1e-4)
 
 
 @pytest.mark.parametrize("axes", BATCHES, ids=str)
 @pytest.mark.parametrize("activation", [None, "silu"], ids=str)
 def test_vmap(activation, axes, implementation):
-    xs = stacked(axes)
     function = functools.partial(ours, activation=activation, implementation=implementation)
-    expected = functools.partial(reference, activation=activation)
-    assert_close(jax.vmap(function, axes)(*xs), jax.vmap(expected, axes)(*xs))
-
-    def gradient(f):
-        return jax.grad(lambda *xs: (jax.vmap(f, axes)(*xs) ** 2).sum(), (0, 1, 2))(*xs)
-
-    assert_close(gradient(function), gradient(expected), 1e-4)
+    assert_vmap(function, functools.partial(reference, activation=activation), axes)
 
 
 @pytest.mark.parametrize("outer", BATCHES, ids=str)

@@ -17,8 +17,10 @@ from test_linear import (
     TILES,
     assert_close,
     assert_linear,
+    assert_vmap,
     every_activation,
     operands_of_tensor_cores,
+    stacked,
 )
 from test_linear import operands as operands_of_layer
 from test_linear import reference as reference_of_layer
@@ -482,26 +484,11 @@ def test_what_is_kept_for_the_gradient(has_bias, activation, implementation):
 BATCHES = [axes for axes in itertools.product((0, None), repeat=4) if axes != (None,) * 4]
 
 
-def stacked(axes, count=3):
-    shapes = ((4, 6), (6, 5), (5,), (4, 5))
-    return [
-        jnp.asarray(helpers.normal(shape if axis is None else (count, *shape), "float32", seed))
-        for seed, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
-    ]
-
-
 @pytest.mark.parametrize("axes", BATCHES, ids=str)
 @pytest.mark.parametrize("activation", [None, "silu"], ids=str)
 def test_vmap(activation, axes, implementation):
-    xs = stacked(axes)
     function = functools.partial(ours, activation=activation, implementation=implementation)
-    expected = functools.partial(reference, activation=activation)
-    assert_close(jax.vmap(function, axes)(*xs), jax.vmap(expected, axes)(*xs))
-
-    def gradient(f):
-        return jax.grad(lambda *xs: (jax.vmap(f, axes)(*xs) ** 2).sum(), (0, 1, 2, 3))(*xs)
-
-    assert_close(gradient(function), gradient(expected), 1e-4)
+    assert_vmap(function, functools.partial(reference, activation=activation), axes)
 
 
 @pytest.mark.parametrize("outer", BATCHES, ids=str)

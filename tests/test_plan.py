@@ -225,13 +225,7 @@ def scaled_products(draw) -> Case:
     )
     a_scale = a_scale * np.float32(1e-2 / (k**0.5) if dtype == "int8" else 1)
 
-    def wide(x, scale):
-        for axis in (-2, -1):
-            if scale.shape[axis] not in (1, x.shape[axis]):
-                scale = np.repeat(scale, 128, axis).take(range(x.shape[axis]), axis)
-        return helpers.exact(x) * helpers.exact(scale)
-
-    left, right = wide(a, a_scale), wide(b, b_scale)
+    left, right = helpers.dequantised(a, a_scale), helpers.dequantised(b, b_scale)
     exact, magnitude = left @ right, np.abs(left) @ np.abs(right)
 
     def call(a, b, a_scale, b_scale, **how):

@@ -307,17 +307,10 @@ def test_scaled_factors_of_8_bits(dtype, kind, implementation):
         )
         how = {"implementation": implementation, "preferred_element_type": result}
         y = ops.scaled_matmul(a, b, a_scale, b_scale, precision="highest", **how)
-        expected = dequantised(a, a_scale) @ dequantised(b, b_scale)
+        expected = helpers.dequantised(a, a_scale) @ helpers.dequantised(b, b_scale)
         if result == "int8":
             expected = np.clip(np.rint(expected), -128, 127)
         check((y, expected), "bfloat16")
-
-
-def dequantised(x, scale):
-    for axis, extent in enumerate(x.shape):
-        if scale.shape[axis] not in (1, extent):
-            scale = scale.repeat(128, axis).take(range(extent), axis)
-    return x.astype(np.float32) * scale
 
 
 @pytest.mark.parametrize("transpose", [False, True])

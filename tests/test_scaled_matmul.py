@@ -53,15 +53,6 @@ def scale_of_b(kind, batch, k, n, seed=3, size=1.0):
     return scale((*batch, *dims[kind]), seed, size)
 
 
-def dequantised(x, scale):
-    """x * scale in float64."""
-    scale = helpers.exact(scale)
-    for axis in (-2, -1):
-        if scale.shape[axis] not in (1, x.shape[axis]):
-            scale = np.repeat(scale, 128, axis).take(range(x.shape[axis]), axis)
-    return helpers.exact(x) * scale
-
-
 def assert_scaled_product(actual, a, b, a_scale, b_scale, *, promoted=False):
     """Checks a result that is rounded once from scaled sums, in the error that these may have.
 
@@ -70,7 +61,7 @@ def assert_scaled_product(actual, a, b, a_scale, b_scale, *, promoted=False):
     float32.
     """
     actual = np.asarray(actual)
-    a_wide, b_wide = dequantised(a, a_scale), dequantised(b, b_scale)
+    a_wide, b_wide = helpers.dequantised(a, a_scale), helpers.dequantised(b, b_scale)
     exact, magnitude = a_wide @ b_wide, np.abs(a_wide) @ np.abs(b_wide)
     assert actual.shape == exact.shape
     steps = -(-a.shape[-1] // 32)
@@ -200,7 +191,9 @@ def test_scales_of_blocks_are_applied_to_their_blocks_alone(kind, on_tensor_core
         for shape in (scale_of_a(kind, (), m, k).shape, scale_of_b(kind, (), k, n).shape)
     )
     y = jax_gpuops.scaled_matmul(a, b, a_scale, b_scale, **on_tensor_cores)
-    np.testing.assert_array_equal(y, dequantised(a, a_scale) @ dequantised(b, b_scale))
+    np.testing.assert_array_equal(
+        y, helpers.dequantised(a, a_scale) @ helpers.dequantised(b, b_scale)
+    )
 
 
 @pytest.mark.kernel
@@ -239,7 +232,7 @@ def test_special_scales_stay_in_their_row_and_column(kind, on_tensor_cores):
     a, b = (x.astype(helpers.np_dtype("float8_e4m3fn")) for x in (a, b))
     a_scale[-1, 0], b_scale[0, -1] = np.inf, np.nan
     y = jax_gpuops.scaled_matmul(a, b, a_scale, b_scale, **on_tensor_cores)
-    expected = dequantised(a, a_scale) @ dequantised(b, b_scale)
+    expected = helpers.dequantised(a, a_scale) @ helpers.dequantised(b, b_scale)
     for which in (np.isnan, np.isposinf, np.isfinite):
         np.testing.assert_array_equal(which(y), which(expected))
 

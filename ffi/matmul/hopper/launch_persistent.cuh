@@ -14,6 +14,12 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
+// The result of a product of no depth, which has no factors to copy.
+inline void clear_result(const Queue& queue, const Problem& problem, const Buffers& buffers) {
+  const std::int64_t elements = problem.batch * problem.m * problem.n;
+  clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
+}
+
 template <class Kernel>
 void launch_persistent(const Queue& queue, const Config& config, const Problem& problem,
                        const Buffers& buffers) {

@@ -33,10 +33,7 @@ void launch_scaling(const Queue& queue, const Config& config, const Problem& pro
 template <class T>
 void launch_scaled_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
                                const Buffers& buffers) {
-  if (problem.k == 0) {
-    const std::int64_t elements = problem.batch * problem.m * problem.n;
-    return clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
-  }
+  if (problem.k == 0) return clear_result(queue, problem, buffers);
   if constexpr (!std::is_integral_v<T>) {
     if (scales_blocks(problem)) {
       return launch_scaling<T, Scaling::kBlocks>(queue, config, problem, buffers);

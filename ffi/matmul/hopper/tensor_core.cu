@@ -47,10 +47,7 @@ void launch_layout(const Queue& queue, const Config& config, const Problem& prob
 template <class T>
 void launch_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers) {
-  if (problem.k == 0) {
-    const std::int64_t elements = problem.batch * problem.m * problem.n;
-    return clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
-  }
+  if (problem.k == 0) return clear_result(queue, problem, buffers);
   if constexpr (sizeof(T) == 2) {
     if (problem.gated) {
       return launch_layout<T, true, false, true, true>(queue, config, problem, buffers);
