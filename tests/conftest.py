@@ -30,6 +30,11 @@ def pytest_collection_finish(session):
     gc.enable()
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("large") and not HAS_GPU:
+        pytest.skip("GiB take the host executor an hour")
+
+
 @pytest.fixture(scope="session")
 def implementation():
     return "cuda" if HAS_GPU else "interpret"

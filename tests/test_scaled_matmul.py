@@ -430,6 +430,16 @@ def test_plain_jax(kind, dtype, result, transpose_b):
     helpers.assert_same_bits(named, y)
 
 
+@pytest.mark.parametrize("k", [2, 3, 5, 7, 9, 33])
+def test_plain_jax_of_int8_of_any_depth(k):
+    """XLA doubles such products on an H100 unless the depth it sees is a multiple of 4."""
+    a, b, *scales = operands("int8", "float32", "vector", 4, 5, k)
+    assert_scaled_product(jax_gpuops.scaled_matmul(a, b, *scales), a, b, *scales)
+    depth = -(-k // 4) * 4
+    text = jax.jit(jax_gpuops.scaled_matmul).lower(a, b, *scales).as_text()
+    assert f"(tensor<4x{depth}xi8>, tensor<{depth}x5xi8>)" in text
+
+
 def test_plain_jax_of_two_kinds_of_floats(implementation):
     a, _, *scales = operands("float8_e4m3fn", "float32", "vector", 9, 10, 11)
     _, b, *_ = operands("float8_e5m2", "float32", "vector", 9, 10, 11)

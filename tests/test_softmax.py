@@ -1469,10 +1469,9 @@ def test_sums_of_long_rows_stay_accurate(implementation):
 BEYOND_INT = 2**31 + 5
 
 
+@pytest.mark.large
 @pytest.mark.parametrize("algorithm", ["block_two_pass", "split"])
 def test_a_row_longer_than_32_bits_count(algorithm, implementation):
-    if implementation != "cuda":
-        pytest.skip("4 GiB take the executor an hour")
     x = jax.lax.rem(jax.lax.iota(jnp.uint32, BEYOND_INT), jnp.uint32(7)).astype(jnp.bfloat16)[None]
     options = {"algorithm": algorithm, "implementation": implementation}
     per_value = np.bincount(np.arange(BEYOND_INT % 7), minlength=7) + BEYOND_INT // 7
@@ -1484,19 +1483,17 @@ def test_a_row_longer_than_32_bits_count(algorithm, implementation):
     np.testing.assert_allclose(result, [lse], rtol=2**-8)
 
 
+@pytest.mark.large
 def test_a_causal_row_longer_than_32_bits_count(implementation):
     """Most of it lies more than 2^31 elements behind the last that takes part."""
-    if implementation != "cuda":
-        pytest.skip("8 GiB take the executor an hour")
     x = jnp.ones((2, BEYOND_INT - BEYOND_INT % 8 + 8), jnp.bfloat16)
     y = jax_gpuops.softmax(x, causal=True, implementation=implementation)
     np.testing.assert_array_equal(y[:, :2].astype(np.float32), [[1, 0], [0.5, 0.5]])
     assert jnp.sum(y != 0) == 3
 
 
+@pytest.mark.large
 def test_more_elements_than_33_bits_count(implementation):
-    if implementation != "cuda":
-        pytest.skip("16 GiB take the executor an hour")
     rows, columns = 2**18 + 1, 2**15
 
     @jax.jit
