@@ -5,7 +5,7 @@
     python .ci/gpu.py racecheck --processes 12 --tests 12
     python .ci/gpu.py synccheck --processes 8
 
-All tests in 14 processes ran out of 80 GB of GPU memory. Those marked `large` take up to 48 GiB, so
+All tests in 14 processes ran out of 80 GB of GPU memory. Those marked `large` take up to 36 GiB, so
 that they run first, in a process of their own.
 
 The tools look at our kernels alone: racecheck takes three minutes to prepare those of XLA and its

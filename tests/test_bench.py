@@ -637,6 +637,7 @@ def test_a_run_that_was_cut_short_goes_on(commit, solved_again, tmp_path, monkey
             raise KeyboardInterrupt
         return solve(self, problem, variants)
 
+    monkeypatch.setattr(run, "has_gpu", lambda: False)  # for problems of the host everywhere
     monkeypatch.setattr(run.Runner, "run", cut_short)
     with pytest.raises(KeyboardInterrupt):
         command_line.main([*arguments, "abc"])

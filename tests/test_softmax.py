@@ -1503,8 +1503,9 @@ def test_more_elements_than_33_bits_count(implementation):
 
     x = draw()
     y = jax_gpuops.softmax(x, implementation=implementation)
-    total = jax.jit(lambda y: jnp.sum(y, axis=1, dtype=jnp.float32))(y)
-    np.testing.assert_allclose(total, np.ones(rows), atol=2**-8)
+    for first in range(0, rows, 2**15):  # XLA's autotuning copies what it sums
+        total = jnp.sum(y[first : first + 2**15], axis=1, dtype=jnp.float32)
+        np.testing.assert_allclose(total, np.ones(total.size), atol=2**-8)
     for part in (slice(0, 8), slice(2**17, 2**17 + 8), slice(-8, None)):
         expected = jax.nn.softmax(x[part].astype(jnp.float32))
         np.testing.assert_allclose(y[part].astype(np.float32), expected, rtol=2**-8)
