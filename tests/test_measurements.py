@@ -24,7 +24,7 @@ RESULTS = pathlib.Path(__file__).parents[1] / "bench" / "results"
 TEXT = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
 DEVICES = json.loads(TEXT)["devices"]
 SWEEPS = {raw.environment["device"]: raw for raw in map(tune.Raw.load, RESULTS.glob("*/tune.json"))}
-BY_HAND = {"NVIDIA H200": [RESULTS / "h200" / name for name in ("main.json", "matmul.json")]}
+BY_HAND = {"NVIDIA H200": [RESULTS / "h200" / "main.json"]}
 """The results that tables rest on which no sweep has replaced yet."""
 
 
