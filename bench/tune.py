@@ -103,13 +103,16 @@ def _produced(point: Point, operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _alone(point: Point, implementation: str, *operands: jax.Array) -> Any:
-    if point.kernel in _IN_PLACE:
+    if point.kernel in _IN_PLACE and implementation != "xla":
         operands = _before(point, *operands)
     return _bind(point, implementation, *operands)
 
 
 def _before(point: Point, *operands: jax.Array) -> Any:
-    """What a kernel that works in place needs before it, which is not of its time."""
+    """What a kernel that works in place needs before it, which is not of its time.
+
+    XLA's lowering needs nothing before it, and would be one kernel with it.
+    """
     return jax.lax.optimization_barrier(tuple(_produced(point, operands)))
 
 
@@ -276,9 +279,9 @@ class Sweep:
             calls = [measure.Call(programs[name], operands) for name in names]
             ours, xla, *before = self._timed(calls)
         part_us, us, xla_us = measure.times_us([*(before or [measure.NOTHING]), ours, xla])
-        if not part_us < min(us, xla_us):
+        if not part_us < us:
             raise RuntimeError("it takes no longer than what comes before it")
-        times = {"us": us - part_us, "xla_us": xla_us - part_us}
+        times = {"us": us - part_us, "xla_us": xla_us}
         return {prefix + name: round(value, 3) for name, value in times.items()}
 
 

@@ -131,9 +131,9 @@ def test_small_points_are_of_every_kernel():
 @pytest.mark.any_version
 @pytest.mark.parametrize("point", SMALL.values(), ids=str)
 def test_a_result_is_checked(point):
-    """XLA's is right; with one wrong element, or a NaN, it is not."""
+    """The kernel's is right; with one wrong element, or a NaN, it is not."""
     operands = jax.jit(functools.partial(tune._draw, point))()
-    results = jax.jit(functools.partial(tune._alone, point, "xla"))(*operands)
+    results = jax.jit(functools.partial(tune._alone, point, NAMED))(*operands)
     (y, *others), tree = jax.tree.flatten(results)
     last = y.ravel()[-1]
     wrong = [y.ravel().at[-1].add((1 + abs(last) // 2).astype(y.dtype))]
@@ -193,9 +193,11 @@ def test_a_point_is_measured_alone_and_between_neighbours():
 
 def test_what_comes_before_a_kernel_in_place_is_not_of_its_time():
     point = SMALL["cross_entropy_cotangent"]
-    found = swept([point], Clock(alone=(15.0, 25.0), before=5.0))[point]
+    clock = Clock(alone=(15.0, 20.0), before=5.0)
+    found = swept([point], clock)[point]
     assert (found["us"], found["xla_us"]) == (10.0, 20.0)
     assert (found["between_us"], found["between_xla_us"]) == (30.0, 40.0)
+    assert ["constant(2)" in text for text in clock.calls[0]] == [True, False, True]
 
 
 def test_a_point_that_is_behind_alone_is_not_measured_between_neighbours():
