@@ -189,6 +189,7 @@ _jitted_linear = _primitive.jit(
     _linear,
     *("activation", "precision", "preferred_element_type", "batch_invariant"),
     *("implementation", "algorithm"),
+    inline=True,
 )
 
 

@@ -24,7 +24,7 @@ from jax.interpreters import mlir, xla
 from jax.interpreters.mlir import ir
 from jax.sharding import AxisType
 
-from jax_gpuops import _fusion, _library, _measurements, _report
+from jax_gpuops import _library, _measurements, _report
 from jax_gpuops._implementation import (
     Implementation,
     NoKernelError,
@@ -91,8 +91,7 @@ def primitive(kernel: Kernel) -> Primitive:
     mlir.register_lowering(custom_call_p, _lower_custom_call)
     for platform in (None, "cpu", "cuda"):
         rule = functools.partial(_lower, kernel, custom_call_p, platform)
-        # Not cached: what makes the operands counts.
-        mlir.register_lowering(p, rule, platform=platform, cacheable=False)
+        mlir.register_lowering(p, rule, platform=platform)
     KERNELS[p] = kernel
     return p
 
@@ -152,15 +151,14 @@ def _jitted(function: Callable[..., Any], static: tuple[str, ...]) -> Any:
 # From a call to a bind
 
 
-def jit(name: str, function: Callable[..., Any], *static: str) -> Any:
-    """`jax.jit` of a function under the name that profiles and compile logs show.
-
-    It leaves no call in the jaxpr of a caller, where what makes the operands could not be seen.
+def jit(name: str, function: Callable[..., Any], *static: str, inline: bool = False) -> Any:
+    """`jax.jit` of a function under the name that traces, profiles and compile logs show.
 
     Args:
       name: of the op.
       function: its implementation.
       *static: the names of its static arguments.
+      inline: True to leave no trace of the call in the jaxpr of the caller.
     """
 
     @functools.wraps(function)
@@ -168,8 +166,8 @@ def jit(name: str, function: Callable[..., Any], *static: str) -> Any:
         return function(*args, **kwargs)
 
     named.__name__ = named.__qualname__ = name
-    # As of jax 0.11 True means a later pass.
-    inline = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
+    if inline and hasattr(jax, "Inline"):  # where True, as of jax 0.11, means a later pass
+        return jax.jit(named, static_argnames=static, inline=jax.Inline.JAX_EARLY)
     return jax.jit(named, static_argnames=static, inline=inline)
 
 
@@ -329,7 +327,6 @@ class Site:
       avals: the types of the operands.
       params: the parameters but `implementation` and `algorithm`.
       partitioned: True if XLA will partition the program over several devices.
-      fusible: True if XLA may fuse what makes an operand with its own lowering of the call.
     """
 
     kernel: Kernel
@@ -337,7 +334,6 @@ class Site:
     avals: Sequence[Any]
     params: dict[str, Any]
     partitioned: bool
-    fusible: bool = False
 
     @property
     def problem(self) -> dict[str, Any]:
@@ -458,7 +454,7 @@ def _fastest(site: Site) -> Choice:
         return Choice("xla", "the program spans several devices, and the operands may be sharded")
     if (why := _library.gpu_problem()) is not None:
         return Choice("xla", why, is_fault=True)
-    return Choice(*_measurements.best({"op": site.kernel.op, **site.problem}, site.fusible))
+    return Choice(*_measurements.best({"op": site.kernel.op, **site.problem}))
 
 
 def plan_call(site: Site, implementation: Implementation, algorithm: str | None) -> _report.Plan:
@@ -498,9 +494,7 @@ def _kernel_instead(site: Site) -> str:
 def _lower(kernel, custom_call_p, platform, ctx, *operands, implementation, algorithm, **params):
     """Lowers to our custom call, with what `kernel.call` does around it, or to the reference."""
     platform = platform or _platforms(ctx)
-    module = ctx.module_context.module
-    fusible = implementation is None and any(_fusion.is_fusible(x, module) for x in operands)
-    site = Site(kernel, platform, ctx.avals_in, params, _spans_devices(ctx), fusible)
+    site = Site(kernel, platform, ctx.avals_in, params, _spans_devices(ctx))
     chosen, reason, is_fault = choose(site, implementation, algorithm)
     if is_fault:
         _library.warn_once(reason)

@@ -94,7 +94,9 @@ def _apply(a, *, permutation: Permutation, implementation, algorithm):
     return dispatch("transpose", [a], implementation, algorithm, kernel, xla)
 
 
-_jitted = _primitive.jit("transpose", _apply, "permutation", "implementation", "algorithm")
+_jitted = _primitive.jit(
+    "transpose", _apply, "permutation", "implementation", "algorithm", inline=True
+)
 
 
 def _element_bits(dtype) -> int:
