@@ -47,7 +47,7 @@ SANITIZED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
 OPTIONS = ("--num-cuda-barriers", "4096", "--kernel-name", "kns=jax_gpuops_cuda")
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 TESTED = re.compile(r"^\d+ (?:passed|failed|skipped|error).* in [\d.]+s", re.MULTILINE)
-NOTABLE = re.compile(r"^tests/\S+ (?:FAILED|ERROR)|^\[gw\d+\].* (?:FAILED|ERROR) |^=.* in [\d.]+s")
+NOTABLE = re.compile(r"^(?:\[gw\d+\]|tests/).* (?:FAILED|ERROR) |^=.* in [\d.]+s")
 TRIES = 3  # of one test alone
 NO_TESTS = 5  # the exit status of pytest if it selects none
 

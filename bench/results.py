@@ -9,6 +9,7 @@ import json
 import math
 import pathlib
 import platform
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -406,8 +407,13 @@ def environment(commit: str | None = None) -> dict[str, Any]:
         "commit": commit or head,
         "uncommitted_changes": None if head is None else changes is not None,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "command_line": ["python", "-m", "bench", *sys.argv[1:]],
+        "command_line": ["python", "-m", "bench", *map(_without_folder, sys.argv[1:])],
     }
+
+
+def _without_folder(argument: str) -> str:
+    """Leaves out the folders of an absolute path, which say nothing to a reader elsewhere."""
+    return re.sub("(^|=)/.*/", r"\1", argument)
 
 
 def _git(*arguments: str) -> str | None:

@@ -658,6 +658,13 @@ def part_of_a_run(path, *shapes, **environment):
     return str(path)
 
 
+def test_a_command_line_is_kept_without_the_folders_of_a_machine(monkeypatch):
+    arguments = ["--json", "/some/where/run.json", "--plot=/some/where", "--only", "a/b"]
+    monkeypatch.setattr("sys.argv", ["bench", *arguments])
+    kept = results.environment("abc")["command_line"]
+    assert kept == ["python", "-m", "bench", "--json", "run.json", "--plot=where", "--only", "a/b"]
+
+
 def test_parts_of_a_run_are_merged(tmp_path):
     first = part_of_a_run(tmp_path / "a", (3, 5), (3, 6), command_line=["a"])
     second = part_of_a_run(tmp_path / "b", (3, 7), command_line=["b"], date="later")
