@@ -101,9 +101,10 @@ class RowPacks {
 // Folds what falls to thread `thread` of `threads` of a row: whole packs thread, thread + threads
 // ..., and of the first two threads an edge each. A thread's packs are loaded kBatch at a time
 // before the first of them is folded; one that waited for each would leave memory idle. All threads
-// have as many full batches, so that those of a warp wait together, and then what is left. Columns
-// ascend, but for the edges, which are folded by themselves. There are at least two threads, if
-// rows are not whole packs.
+// have as many full batches, so that those of a warp wait together, and then what is left. Edges
+// are loaded with the latter: if they were loaded first, they would take eight registers throughout
+// the loop, and fewer threads would fit a multiprocessor. They are folded by themselves; otherwise
+// columns ascend. There are at least two threads, if rows are not whole packs.
 template <class Reducer, int kBatch, class Index, class RowMask>
 __device__ __forceinline__ typename Reducer::Partial fold_row(
     const RowPacks<typename Reducer::Element, Index>& row, const RowMask& mask,
@@ -121,12 +122,6 @@ __device__ __forceinline__ typename Reducer::Partial fold_row(
     read.widen(elements, value);
     fold.add_kept(value, kept_by<kPack>(mask, column, kept), column, 1);
   };
-
-  const bool has_edge = thread < 2 && row.has_edge(thread);
-  const Index edge = row.edge(thread);
-  const bool edge_is_pack = has_edge && row.lies_in_array(edge);
-  Elements edge_elements{};
-  if (edge_is_pack) edge_elements = row.read(edge);
 
   typename Reducer::Fold fold;
   Elements elements[kBatch] = {};  // g++ does not see that what is not loaded is not read
@@ -160,6 +155,11 @@ __device__ __forceinline__ typename Reducer::Partial fold_row(
     for (int i = 0; i < kBatch; ++i) elements[i] = row.read(at(i));
     fold_batch([](int) { return true; });
   }
+  const bool has_edge = thread < 2 && row.has_edge(thread);
+  const Index edge = row.edge(thread);
+  const bool edge_is_pack = has_edge && row.lies_in_array(edge);
+  Elements edge_elements{};
+  if (edge_is_pack) edge_elements = row.read(edge);
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     if (at(i) < end) elements[i] = row.read(at(i));
