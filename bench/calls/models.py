@@ -46,7 +46,8 @@ class Transformer:
 
 
 def _llama(
-    name, width, heads, key_heads, head_dim, hidden, length, vocabulary, activation="silu", experts=0
+    name, width, heads, key_heads, head_dim, hidden, length, vocabulary, activation="silu",
+    experts=0,
 ) -> Transformer:  # fmt: skip
     """A decoder with gated layers and without biases."""
     return Transformer(
@@ -55,7 +56,9 @@ def _llama(
     )  # fmt: skip
 
 
-def _gpt(name, width, heads, head_dim, hidden, length, vocabulary, activation="gelu"):
+def _gpt(
+    name, width, heads, head_dim, hidden, length, vocabulary, activation="gelu"
+) -> Transformer:
     """A decoder with biases."""
     return Transformer(
         name, width, heads, head_dim, hidden, length, "causal", vocabulary, activation
@@ -64,7 +67,7 @@ def _gpt(name, width, heads, head_dim, hidden, length, vocabulary, activation="g
 
 def _bert(
     name, width, heads, head_dim, hidden, length, vocabulary, activation="gelu_exact", **options
-):
+) -> Transformer:
     """An encoder of sentences, of which a batch has some of different lengths."""
     return Transformer(
         name, width, heads, head_dim, hidden, length, "padding", vocabulary, activation, **options
@@ -138,7 +141,7 @@ ENCODERS = (
     _bert("BERT4Rec", 64, 2, 32, 256, 200, 26744, "gelu"),
 )
 
-VISION = (
+PATCH_ENCODERS = (
     _vit("ViT-B/16", 768, 12, 64, 3072, (197, 577), 1000),
     _vit("ViT-L/16", 1024, 16, 64, 4096, (197, 577), 1000),
     _vit("ViT-L/16, ImageNet-21k", 1024, 16, 64, 4096, (197,), 21843),
@@ -155,6 +158,7 @@ VISION = (
     _vit("DiT-XL/2", 1152, 16, 72, 4608, (256, 1024), 0, "gelu"),
     _vit("DETR R50, encoder", 256, 8, 32, 2048, (850,), 92, "relu"),
 )
+"""Also of sound: their sequences are equally long."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,25 +231,28 @@ class Maps:
       sizes: channels, height and width of each stage, the last one before the pooling.
       classes: how many it tells apart; 0 if none.
       groups: of channels that are normalised together; 0 for batch norm.
+      inner: the channels inside a block, between its 1 x 1 convolutions, relative to those of the
+        stage; 0 if it has no such blocks.
     """
 
     name: str
     sizes: tuple[tuple[int, int, int], ...]
     classes: int = 0
     groups: int = 0
+    inner: float = 0
 
 
 _RESNET = ((64, 112, 112), (256, 56, 56), (512, 28, 28), (1024, 14, 14), (2048, 7, 7))
 
 MAPS = (
     Maps("ResNet-18", ((64, 56, 56), (128, 28, 28), (256, 14, 14), (512, 7, 7)), 1000),
-    Maps("ResNet-50", _RESNET, 1000),
+    Maps("ResNet-50", _RESNET, 1000, inner=1 / 4),
     Maps("VGG-16", ((64, 224, 224), (128, 112, 112), (256, 56, 56), (512, 28, 28)), 1000),
     Maps("MobileNetV2", ((32, 112, 112), (144, 56, 56), (192, 28, 28), (1280, 7, 7)), 1000),
     Maps("EfficientNet-B0", ((32, 112, 112), (144, 56, 56), (240, 28, 28), (1280, 7, 7)), 1000),
     Maps("EfficientNet-B7", ((64, 300, 300), (288, 150, 150), (2560, 19, 19)), 1000),
-    Maps("ConvNeXt-T", ((96, 56, 56), (192, 28, 28), (384, 14, 14), (768, 7, 7)), 1000),
-    Maps("ConvNeXt-L", ((192, 56, 56), (384, 28, 28), (768, 14, 14), (1536, 7, 7)), 1000),
+    Maps("ConvNeXt-T", ((96, 56, 56), (192, 28, 28), (384, 14, 14), (768, 7, 7)), 1000, inner=4),
+    Maps("ConvNeXt-L", ((192, 56, 56), (384, 28, 28), (768, 14, 14), (1536, 7, 7)), 1000, inner=4),
     Maps("DenseNet-121", ((64, 112, 112), (256, 56, 56), (512, 28, 28), (1024, 7, 7)), 1000),
     Maps("ResNet-20, CIFAR-10", ((16, 32, 32), (32, 16, 16), (64, 8, 8)), 10),
     Maps(
