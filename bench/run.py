@@ -58,16 +58,15 @@ def algorithms(problem: Problem) -> list[str]:
 class Runner:
     """Runs problems one after another, and keeps the ceilings that it has measured."""
 
-    def __init__(self, *, timed: bool, seconds: float = 0.2, rounds: int = 6):
+    def __init__(self, *, timed: bool, seconds: float = 0.2):
         """Prepares to run.
 
         Args:
           timed: True to measure speed, which takes a GPU.
           seconds: about how long each function is measured.
-          rounds: how many turns each function gets.
         """
         self._timed = timed
-        self._measure = functools.partial(measure.measure, seconds=seconds, rounds=rounds)
+        self._measure = functools.partial(measure.measure, seconds=seconds)
         self._ceilings: dict[Any, float] = {}
 
     def run(self, problem: Problem, variants: Sequence[Variant]) -> list[Result]:

@@ -482,8 +482,8 @@ def _interaction(r: random.Random) -> Problem:
 
 _SITES: dict[str, Sequence[Site]] = {
     "softmax": (
-        *(3 * (_self_attention,)),
-        *(3 * (_vocabulary,)),
+        *(5 * (_self_attention,)),
+        *(4 * (_vocabulary,)),
         _attention_of_a_new_token,
         _cross_attention,
         _window_attention,
