@@ -11,9 +11,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
+from rich.text import Text
 
 from bench import cases, documents, ops, overhead, page, peers, report, run, tune
 from bench.arguments import add_names
+from bench.calls import command as calls
+from bench.calls import report as calls_report
 from bench.problem import Problem, Shape, Variant
 from bench.programs import command as programs
 from bench.programs import report as programs_report
@@ -34,6 +37,8 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
   python -m bench ladder softmax transpose            the documents that the steps come from
   python -m bench programs                            whole programs: attention, LM heads, norms,
   python -m bench programs attention lm_head          ...; plain JAX, None and our kernels
+  python -m bench calls                               300 calls with the shapes of published
+                                                       models; plain JAX, None and our kernels
   python -m bench --json run.json --plot figures      keep the numbers; draw them
                                                        a run that was cut short goes on from
                                                        run.json.part
@@ -61,6 +66,7 @@ _DEFAULTS: dict[str, Any] = {
 """Of the options that may stand before and after a command."""
 
 _NOT_TAKEN = {
+    "calls": {"algorithm", "peers", "plot"},
     "tune": _DEFAULTS.keys() - {"only", "commit"},
     "overhead": _DEFAULTS.keys() - {"only", "commit", "json"},
     "merge": _DEFAULTS.keys() - {"json"},
@@ -112,16 +118,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         problems = _problems(options, gpu)
     except ValueError as error:
         parser.error(str(error))
-    command = options.command if options.command in ("main", "ladder", "programs") else "case"
+    command = options.command if options.command in _COMMANDS else "case"
     unfinished = Unfinished(Run(command, environment(options.commit)), options.json)
     done = unfinished.run
-    if command == "programs":
-        programs.solve(unfinished, problems, options, gpu)
-        verdict = programs_report.verdict(done, timed=gpu)
-    else:
-        _solve(unfinished, problems, options, gpu)
-        verdict = report.verdict(done, timed=gpu)
-    report.console().print(verdict)
+    solve, verdict = _COMMANDS.get(command, (_solve, report.verdict))
+    solve(unfinished, problems, options, gpu)
+    report.console().print(verdict(done, timed=gpu))
     unfinished.finish()
     if options.plot is not None:
         _plot(done, options.plot)
@@ -142,6 +144,8 @@ def _problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
         problems = cases.ladder(options.family or ops.FAMILIES, gpu=gpu, quick=options.quick)
     elif options.command == "programs":
         problems = programs.problems(options, gpu)
+    elif options.command == "calls":
+        problems = calls.problems(options, gpu)
     else:
         given = {k: getattr(options, k) for k in ops.OPS[options.command].options if k in options}
         problems = [ops.make(options.command, options.shape, options.dtype, **given)]
@@ -204,6 +208,15 @@ def _solve(
             progress.console.print()
 
 
+_COMMANDS: dict[str, tuple[Callable[..., None], Callable[..., Text]]] = {
+    "main": (_solve, report.verdict),
+    "ladder": (_solve, report.verdict),
+    "programs": (programs.solve, programs_report.verdict),
+    "calls": (calls.solve, calls_report.verdict),
+}
+"""How to run those that run more than one case, and what to say at the end."""
+
+
 def _plot(done: Run, folder: pathlib.Path) -> None:
     from bench import plot  # matplotlib takes a second to import, and only figures need it
 
@@ -238,6 +251,7 @@ def _parser() -> argparse.ArgumentParser:
     program = add("programs", programs.SUMMARY)
     _add_common_arguments(program)
     programs.add_arguments(program)
+    _add_common_arguments(add("calls", calls.SUMMARY))
     merge = add("merge", "make one JSON file of those of parts of a run, as made by --only")
     _add_common_arguments(merge)
     merge.add_argument("parts", nargs="+", type=pathlib.Path, metavar="FILE")

@@ -106,6 +106,7 @@ def _softmax_family() -> Iterator[Problem]:
     for op in ("softmax_vjp", "log_softmax_vjp"):
         backward = Floor(ceiling=0.93)
         yield from _rows(op, (1024, 8192, 32768, 131072), "bfloat16", floor=backward)
+    yield from _rows("cross_entropy", (8192, 131072), "bfloat16")
     yield from _rows("cross_entropy_grad", (1024,), "bfloat16")
     loss = Floor(ceiling=0.93, ratio=3.2)
     yield from _rows("cross_entropy_grad", (8192, 32768, 131072), "bfloat16", floor=loss)
@@ -275,6 +276,8 @@ def _host() -> Iterator[Problem]:
     yield ops.make("softmax_vjp", (3, 40, 33), "bfloat16", scale=0.3, where=True, causal=True)
     yield ops.make("log_softmax_vjp", (33, 130), "float32", scale=2.0)
     yield ops.make("log_softmax_vjp", (7, 65), "bfloat16")
+    yield ops.make("cross_entropy", (33, 130), "float32")
+    yield ops.make("cross_entropy", (7, 65), "bfloat16")
     yield ops.make("cross_entropy_grad", (33, 130), "float32")
     yield ops.make("cross_entropy_grad", (7, 65), "bfloat16")
     for op in ("sum", "mean", "prod", "max", "min", "argmax", "argmin"):

@@ -146,6 +146,16 @@ def log_softmax_vjp(problem: Problem, dx, reference, operands) -> Errors:
     return jnp.max(error / size), jnp.max(error / bound)
 
 
+def losses(problem: Problem, y, reference, operands) -> Errors:
+    """The largest error of a cross entropy relative to its terms: logsumexp and label's logit."""
+    del problem
+    x, labels = operands
+    label_logits = jnp.take_along_axis(x.astype(jnp.float64), labels[..., None], -1)[..., 0]
+    size = 1 + jnp.abs(reference + label_logits) + jnp.abs(label_logits)
+    error = jnp.max(jnp.abs(y.astype(jnp.float64) - reference) / size)
+    return error, error / (_sum_bound(x.shape[-1], x.dtype) + 1.5 * _epsilon(y.dtype))
+
+
 def cross_entropy_grad(problem: Problem, results, references, operands) -> Errors:
     """The larger of two errors: of the mean loss as of a logarithm, and of its gradient.
 

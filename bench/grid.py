@@ -244,8 +244,11 @@ def _rows(
 
 def _odd_rows(kernel: str, dtype: str, columns: Sequence[int], counts, **options: Any) -> Grid:
     """Rows of no multiple of 16 bytes: one for each smaller power of two that divides the bytes."""
-    stands_for = (0, 1, 3) if jnp.dtype(dtype).itemsize == 2 else (0, 1)
-    return _rows(kernel, dtype, columns, counts, stands_for=stands_for, **options)
+    return _rows(kernel, dtype, columns, counts, stands_for=_unaligned(dtype), **options)
+
+
+def _unaligned(dtype: str) -> Sequence[int]:
+    return (0, 1, 3) if jnp.dtype(dtype).itemsize == 2 else (0, 1)
 
 
 def _inner(kernel: str, dtype: str, columns, inners, counts, **options: Any) -> Grid:
@@ -264,34 +267,58 @@ def _inner(kernel: str, dtype: str, columns, inners, counts, **options: Any) -> 
     )
 
 
-def _attention(kernel: str, dtype: str, masks: Sequence[str], scale: float) -> Grid:
-    """Matrices of scores with masks, of which one class holds for each kind in `masks`."""
-    columns, counts = (128, 512, 2048, 8192), _counts(3)
+def _attention(
+    kernel: str,
+    dtype: str,
+    masks: Sequence[str],
+    scale: float,
+    *,
+    columns: Sequence[int] = (128, 512, 2048, 8192),
+    counts: Sequence[int] = _counts(3),
+    stands_for: Sequence[int] = (0,),
+) -> Grid:
+    """Matrices of scores with masks, of which one class holds for each kind in `masks`.
+
+    There are as many rows as go into whole matrices: of odd lengths up to an eighth less than a
+    vertex says. Where there is a mask, classes hold without the factor, too: 107 pairs of points on
+    an H200 were as far ahead with it as without, but for 1 %.
+    """
+    is_odd = columns[0] % 2 == 1
 
     def point(n: int, rows: int, mask: str) -> Point:
         queries = n if rows >= n else rows
         matrices = rows // queries
-        batch = 2 ** (matrices.bit_length() // 2)
+        batch = matrices if is_odd else 2 ** (matrices.bit_length() // 2)
         shape = (batch, matrices // batch, queries, n)
         return Point(kernel, shape, dtype, (3,), mask, scale)
 
     def exists(n: int, rows: int) -> bool:
-        is_square = rows % n == 0
-        return _is_measured(n * rows, dtype) and (is_square or "causal" not in masks[0])
+        is_taken = rows // n >= 7 if is_odd else rows % n == 0 or "causal" not in masks[0]
+        return _is_measured(n * rows, dtype) and is_taken
 
     vertices = {
-        (n, rows): tuple(point(n, rows, mask) for mask in masks)
+        (n, rows): tuple(
+            point(n + more, rows, mask) for more, mask in itertools.product(stands_for, masks)
+        )
         for n, rows in itertools.product(columns, counts)
         if exists(n, rows)
     }
     causal = {"queries": [1, MOST], "square": 1} if "causal" in masks[0] else {}
+    factor = {"scaled": [0, 1]} if masks != [""] else {}
+    odd = "odd rows" if is_odd else ""
     return Grid(
-        _name(vertices, " or ".join(masks), "" if scale == 1 else f"scale={scale}"),
-        _fixed(vertices, inner=1, **causal),
-        {"columns": columns, "outer": counts},
+        _name(vertices, " or ".join(masks), "" if scale == 1 else f"scale={scale}", odd),
+        _fixed(vertices, inner=1, **causal, **factor),
+        {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
         open="outer",
     )
+
+
+def _odd_attention(kernel: str, dtype: str, masks: Sequence[str], scale: float) -> Grid:
+    """The same for rows of no multiple of 16 bytes."""
+    sizes = {"columns": (65, 513, 2049), "counts": tuple(2**e for e in (11, 14, 17, 20))}
+    return _attention(kernel, dtype, masks, scale, **sizes, stands_for=_unaligned(dtype)[::2])
 
 
 # The softmax family
@@ -306,12 +333,13 @@ def _softmax() -> Iterator[Grid]:
         for dtype in floats:
             yield _rows(kernel, dtype, _powers(3, 19, 2), _counts(3))
     for dtype in floats:
-        for mask, scale in itertools.product((["causal"], ["padding", "full"]), (0.125, 1.0)):
-            yield _attention("softmax", dtype, mask, scale)
-        for mask in (["causal padding"], [""]):
+        for mask in (["causal"], ["padding", "full"], ["causal padding"], [""]):
             yield _attention("softmax", dtype, mask, 0.125)
         for mask in (["causal"], ["padding", "full"], [""]):
             yield _attention("softmax_tangent", dtype, mask, 0.125)
+        for kernel in ("softmax", "softmax_tangent"):
+            for mask in (["causal"], ["padding", "full"]):
+                yield _odd_attention(kernel, dtype, mask, 0.125)
     for kernel in ("log_softmax", "logsumexp", "log_softmax_cotangent"):
         for dtype in floats:
             yield _rows(kernel, dtype, _powers(3, 19, 2), _counts(3))

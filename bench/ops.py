@@ -78,6 +78,13 @@ def masks(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
     return jnp.tril(kept).astype(dtype)
 
 
+def paddings(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
+    """Draws how long each sequence of a batch is, half the longest or more, as a mask."""
+    longest = shape[-1]
+    lengths = jax.random.randint(key, (*shape[:-1], 1), -(-longest // 2), longest + 1)
+    return (jnp.arange(longest) < lengths).astype(dtype)
+
+
 @dataclasses.dataclass(frozen=True)
 class Operand:
     """An operand of an op, and how to draw it from a random key, its shape and its dtype."""
@@ -117,10 +124,19 @@ def array_of_factors(problem: Problem) -> list[Operand]:
 
 
 def array_and_mask(problem: Problem) -> list[Operand]:
-    """The op takes an array and, if the problem says so, a mask for the matrices in it."""
-    if not problem.options.get("where"):
+    """The op takes an array and, if the problem says so, a mask.
+
+    That is one for all matrices in the array or, as "padding", one for the rows of each batch.
+    """
+    where = problem.options.get("where")
+    if not where:
         return one_array(problem)
-    return [*one_array(problem), Operand(problem.shape[-2:], "bool", masks)]
+    if where == "padding":
+        batch, *others, length = problem.shape
+        mask = Operand((batch, *(1 for _ in others), length), "bool", paddings)
+    else:
+        mask = Operand(problem.shape[-2:], "bool", masks)
+    return [*one_array(problem), mask]
 
 
 def array_cotangent_and_mask(problem: Problem) -> list[Operand]:
@@ -213,7 +229,8 @@ def _weights(key: jax.Array, shape: Shape, dtype: np.dtype, *, depth: int) -> ja
 # two parts, as `prepare` and `apply` of `Op`, has its first part run before the clock starts.
 
 
-def _prepare_nothing(function, *operands):
+def prepare_nothing(function, *operands):
+    """Nothing comes before what is timed."""
     del function
     return operands
 
@@ -289,8 +306,9 @@ class Op:
       error: how a result is judged, from `bench.check`.
       limit: what bounds the speed: the copy or read bandwidth of the memory, or arithmetic.
       options: what a problem may set, with defaults: keyword arguments of the function, `where` for
-        a mask, `residual` for an array to add, and `scales` for what has one: "tensor", "vector" or
-        "blocks". None, where it is the default, leaves the function its own default.
+        a mask (True or "padding"), `residual` for an array to add, and `scales` for what has one:
+        "tensor", "vector" or "blocks". None, where it is the default, leaves the function its own
+        default.
       public: the function of jax_gpuops; None for the one of the op's own name.
       operands: what the op takes.
       fixed: further keyword arguments, from the problem.
@@ -310,7 +328,7 @@ class Op:
     public: str | None = None
     operands: Callable[[Problem], list[Operand]] = one_array
     fixed: Callable[[Problem], dict[str, Any]] = lambda problem: {}
-    prepare: Callable[..., tuple] = _prepare_nothing
+    prepare: Callable[..., tuple] = prepare_nothing
     apply: Callable[..., Any] = _apply
     producer: Callable[..., jax.Array] | None = None
     bytes: Callable[..., int] = _each_once
@@ -487,6 +505,15 @@ OPS: dict[str, Op] = {
         upstream=_with_scale_and_causal(jax.nn.log_softmax),
         error=check.log_softmax_vjp,
         options={"axis": -1, "scale": None},
+    ),
+    "cross_entropy": Op(
+        family="softmax",
+        public="softmax_cross_entropy_with_integer_labels",
+        upstream=_cross_entropy,
+        error=check.losses,
+        limit="read",
+        options={},
+        operands=array_and_labels,
     ),
     "cross_entropy_grad": Op(
         family="softmax",

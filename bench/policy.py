@@ -1,9 +1,11 @@
 """The table of `implementation=None`, made of what `python -m bench tune` has measured.
 
-A vertex of a grid is ours where each of its points is right, at least `ALONE` times as fast as XLA
-alone, and at least `BETWEEN` times between an elementwise producer and consumer that XLA may fuse
-with its own. A problem between vertices is ours where all neighbouring vertices are. One with more
-rows than were measured is ours where the largest measured number of rows is.
+A vertex of a grid is ours where each of its points is right and at least `ALONE` times as fast as
+XLA alone. Classes also say how fast they are between an elementwise producer and consumer, which
+XLA may fuse with its own lowering: where one makes the operand, `None` asks for at least `BETWEEN`.
+Of `WALLS` this is asked of every point. A problem between vertices is ours where all neighbouring
+vertices are. One with more rows than were measured is ours where the largest measured number of
+rows is.
 
 Between the values of a size lie its cells: each value by itself, and the sizes between two of them.
 The cells of a grid that are ours are merged into the classes that the package reads.
@@ -24,10 +26,15 @@ from jax_gpuops import _measurements
 ALONE = 1.05
 BETWEEN = 1.0
 
+WALLS = ("transpose", "gemm")
+"""Kernels whose neighbours XLA fuses wherever they are: products read and write transposed arrays,
+and have epilogues."""
+
 RULE = (
-    f"a point is ours where the kernel is right, at least {ALONE} x the speed of XLA alone and at "
-    f"least {BETWEEN} x between an elementwise producer and consumer; a problem is ours where all "
-    "its neighbours on the grid are, and beyond the largest number of rows where that is"
+    f"a point is ours where the kernel is right and at least {ALONE} x the speed of XLA alone; of "
+    f"{' and '.join(WALLS)}, and where XLA may fuse what makes the operand, also at least "
+    f"{BETWEEN} x between an elementwise producer and consumer; a problem is ours where all its "
+    "neighbours on the grid are, and beyond the largest number of rows where that is"
 )
 
 HEADER = ("device", "driver", "jax", "jaxlib", "uncommitted_changes", "date")
@@ -39,17 +46,20 @@ Speeds = tuple[float, float]
 Box = tuple[tuple[int, int], ...]
 
 
-def speeds(point: Mapping[str, Any] | None) -> Speeds | None:
+def speeds(kernel: str, point: Mapping[str, Any] | None) -> Speeds | None:
     """Returns the speeds of a raw point that is ours, or None for one that is not.
 
     Args:
+      kernel: of the point.
       point: as `tune` keeps it; None if it was not measured.
     """
     if point is None or point["status"] != RIGHT or "between_us" not in point:
         return None
     alone = point["xla_us"] / point["us"]
     between = point["between_xla_us"] / point["between_us"]
-    return (alone, between) if alone >= ALONE and between >= BETWEEN else None
+    if alone < ALONE or (kernel in WALLS and between < BETWEEN):
+        return None
+    return alone, between
 
 
 def classes(
@@ -77,7 +87,10 @@ def _floor(ratio: float) -> float:
 
 def cells(each: grid.Grid, points: Mapping[str, Mapping[str, Any]]) -> dict[Box, Speeds]:
     """Returns the cells of a grid that are ours, with the least speeds at their corners."""
-    ours = {v: _least(speeds(points.get(str(p))) for p in ps) for v, ps in each.vertices.items()}
+    ours = {
+        vertex: _least(speeds(point.kernel, points.get(str(point))) for point in corner)
+        for vertex, corner in each.vertices.items()
+    }
     axes = dict(each.axes)
     if each.open is not None:
         axes[each.open] = (*axes[each.open], grid.MOST)
@@ -129,7 +142,9 @@ def _intervals(sizes: Sequence[int]) -> list[tuple[tuple[int, int], Sequence[int
 
 
 def merged(cells: Mapping[Box, Speeds]) -> dict[Box, Speeds]:
-    """Joins boxes that touch along one axis and are alike along the others; nothing else changes.
+    """Joins boxes that touch along one axis and are alike along the others.
+
+    What is level between neighbours stays apart from what is not.
 
     Returns:
       Boxes of the same problems, each with the least speeds of what it is made of.
@@ -145,7 +160,11 @@ def merged(cells: Mapping[Box, Speeds]) -> dict[Box, Speeds]:
             last: Box | None = None
             for box in sorted(line, key=lambda box: box[axis]):
                 least = result[box]
-                if last is not None and last[axis][1] + 1 == box[axis][0]:
+                if (
+                    last is not None
+                    and last[axis][1] + 1 == box[axis][0]
+                    and (joined[last][1] >= BETWEEN) == (least[1] >= BETWEEN)
+                ):
                     least = min(joined[last][0], least[0]), min(joined[last][1], least[1])
                     del joined[last]
                     box = (*box[:axis], (last[axis][0], box[axis][1]), *box[axis + 1 :])

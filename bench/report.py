@@ -31,17 +31,18 @@ ceiling  the rate as a part of what this GPU did in this run: for softmax and tr
          dtype and precision
 x XLA    how many times as fast as XLA, which ran in turns with ours on the same arrays. For scale
          and causal it runs jax.nn.softmax(where(mask, scale * x, -inf)), for where the argument of
-         that name, for cross_entropy_grad the formula of optax
+         that name, for cross entropy the formula of optax
 floor    what ours must reach: a part of the ceiling, a number of times XLA's speed
 error    against float64: relative for softmax, prod; relative to the sum of |x| for sum, mean; to
-         max(1, |y|) for log_softmax, logsumexp; to the terms that are subtracted for *_vjp and
-         *_grad; in the Frobenius norm for products; the number of wrong elements for exact ops. A
-         result whose error is beyond its bound is WRONG and has no speed; for XLA, which computes
-         some 16-bit ops in 16 bits, that bound is 8 times ours
+         max(1, |y|) for log_softmax, logsumexp; to the terms that are subtracted for *_vjp, *_grad
+         and cross_entropy; in the Frobenius norm for products; the number of wrong elements for
+         exact ops. A result whose error is beyond its bound is WRONG and has no speed; for XLA,
+         which computes some 16-bit ops in 16 bits, that bound is 8 times ours
 *_vjp    the backward pass alone, from what the forward pass keeps and a cotangent
 *_grad   value and gradient of the mean loss; its logits are made by a kernel whose own time, from
          the same turns, is taken off
-where    a causal mask with random holes, for all matrices alike
+where    a causal mask with random holes, for all matrices alike; where=padding a mask of the ends
+         of sequences, one for each batch
 default  what runs unless the caller asks: ours where a measurement says it is level, else XLA
 k        how many kernels a call launches
 loop     as a note: on a large problem loop and kernels differ by over 5 %, for ours or XLA, or no

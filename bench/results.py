@@ -241,7 +241,7 @@ class Run:
     """All results of one command.
 
     Attributes:
-      command: "main", "case", "ladder" or "programs".
+      command: "main", "case", "ladder", "programs" or "calls".
       environment: versions, device, commit, date and command line.
       results: in the order they were found: `ProgramResult` for "programs", else `Result`.
     """
@@ -336,13 +336,21 @@ class Unfinished:
 
     def solve(self, problem: Problem, solve: Callable[[], Sequence[Any]]) -> list[Any]:
         """Returns the results of a problem: those that are there, or what `solve` finds."""
-        found = [each for each in self.run.results if each.problem == problem]
+        found = self.found(problem)
         if not found:
             found = list(solve())
-            self.run.results += found
-            if self._part is not None:
-                self.run.save(self._part)
+            self.add(found)
         return found
+
+    def found(self, problem: Problem) -> list[Any]:
+        """Returns the results of a problem that are there."""
+        return [each for each in self.run.results if each.problem == problem]
+
+    def add(self, results: Sequence[Any]) -> None:
+        """Adds all results of a problem, and keeps them."""
+        self.run.results += results
+        if self._part is not None:
+            self.run.save(self._part)
 
     def finish(self) -> None:
         """Writes the JSON of the whole run."""

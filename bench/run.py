@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
+import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -72,28 +75,52 @@ class Runner:
         Returns:
           A result for each variant, right or not.
         """
-        with _mode(problem.dtype):
-            results = [_start(problem, variant) for variant in variants]
-            taken = [each for each in results if each.status != REFUSED]
-            try:
-                if taken:
-                    self._solve(problem, taken)
-            except Exception as failure:  # what is left of a long run is worth having
-                for each in taken:
-                    if each.status == RIGHT:
-                        each.status, each.message = FAILED, first_line(failure)
-        return results
+        return self._finish(_prepare(problem, variants))
 
-    def _solve(self, problem: Problem, results: Sequence[Result]) -> None:
-        """Runs, checks and times what is not refused, and completes the results."""
-        operands = _operands(problem)
-        upstream = _call(problem, ops.OPS[problem.op].upstream, operands)
-        judge = _judge(problem, operands)
+    def run_all(
+        self, problems: Sequence[Problem], variants: Sequence[Variant], *, cores: int | None = None
+    ) -> Iterator[list[Result]]:
+        """Runs many problems, each as `run` does.
+
+        Compiling would take most of the time, and disturb what is measured. So the programs of a
+        batch of problems are compiled side by side before any of the batch is run.
+
+        Args:
+          problems: the problems.
+          variants: the ways to run each.
+          cores: how many problems are compiled at a time; None for one on each core.
+
+        Yields:
+          The results of each problem, in order.
+        """
+        cores = cores or os.cpu_count() or 1
+        size = 4 * cores
+        with concurrent.futures.ThreadPoolExecutor(cores) as pool:
+            for first in range(0, len(problems), size):
+                batch = problems[first : first + size]
+                for each in list(pool.map(lambda problem: _prepare(problem, variants), batch)):
+                    yield self._finish(each)
+
+    def _finish(self, prepared: _Prepared) -> list[Result]:
+        """Runs what is compiled."""
+        with _mode(prepared.problem.dtype):
+            try:
+                if prepared.programs is not None:
+                    self._solve(prepared.problem, prepared.programs)
+            except Exception as failure:  # what is left of a long run is worth having
+                _fail(prepared.results, failure)
+        return prepared.results
+
+    def _solve(self, problem: Problem, programs: _Programs) -> None:
+        """Runs, checks and times what is compiled, and completes the results."""
+        operands = programs.draw()
+        upstream = programs.upstream(operands)
+        judge = _judge(problem, operands, programs.errors)
         xla_error, _ = judge(upstream())
         right: list[tuple[Result, measure.Call]] = []
-        for result in results:
+        for result, call_with in programs.ways:
             try:
-                call = _call_of(result, operands)
+                call = call_with(operands)
                 error, excess = judge(peers.as_jax(call()))
             except Exception as failure:  # the others may work
                 # A peer need not be installed, nor take every problem.
@@ -111,7 +138,7 @@ class Runner:
                 times = excess / _allowed_excess(result)
                 result.message = f"the error is {times:.3g} times what it may be"
         if self._timed and right:
-            self._time(problem, *zip(*right, strict=True), upstream, operands)
+            self._time(programs.producer, *zip(*right, strict=True), upstream, operands)
 
     def rate(self, results: Sequence[Result]) -> None:
         """Fills in rates and ceilings, once all results of a family are there."""
@@ -123,10 +150,9 @@ class Runner:
             if each.timed:
                 each.ceiling = self._ceiling(each, results)
 
-    def _time(self, problem, results, calls, upstream, operands) -> None:
+    def _time(self, producer, results, calls, upstream, operands) -> None:
         """Times calls and XLA's in turns, without the part that is not the op's own."""
-        producer = ops.OPS[problem.op].producer
-        alone = [] if producer is None else [measure.Call(jax.jit(producer), operands)]
+        alone = [] if producer is None else [measure.Call(producer, operands)]
         xla, *timings = self._measure([upstream, *calls, *alone])
         part = timings.pop() if alone else measure.NOTHING
         for result, timing in zip(results, timings, strict=True):
@@ -192,12 +218,9 @@ def kernel_calls(problem: Problem, **arguments: Any) -> list[tuple[Primitive, li
       TypeError: as the op would.
       ValueError: as the op would.
     """
-    op = ops.OPS[problem.op]
-    function = functools.partial(ops.ours(problem.op), **ops.keywords(problem), **arguments)
-    operands = [jax.ShapeDtypeStruct(each.shape, each.dtype) for each in op.operands(problem)]
+    prepare, apply = _parts(problem, ops.ours(problem.op), **arguments)
     with _mode(problem.dtype):
-        prepared = jax.eval_shape(functools.partial(op.prepare, function), *operands)
-        jaxpr = jax.make_jaxpr(functools.partial(op.apply, function))(*prepared)
+        jaxpr = jax.make_jaxpr(apply)(*jax.eval_shape(prepare, *_types(problem)))
     return list(_plan._calls(jaxpr.jaxpr))
 
 
@@ -240,12 +263,124 @@ def _start(problem: Problem, variant: Variant) -> Result:
     return result
 
 
-def _call(problem: Problem, function: Callable, operands, **arguments: Any) -> measure.Call:
-    """Returns the timed part of a problem, solved by a function; what comes before is done."""
+CallWith = Callable[[Sequence[jax.Array]], measure.Call]
+"""Maps operands to the timed part of a problem; what comes before that part is done then."""
+
+
+@dataclasses.dataclass
+class _Programs:
+    """The compiled programs of a problem.
+
+    Attributes:
+      draw: draws the operands.
+      upstream: XLA's way.
+      ways: the others, each with its result.
+      errors: as `_errors` of the problem.
+      producer: the op's, if it has one.
+    """
+
+    draw: Callable[..., Any]
+    upstream: CallWith
+    ways: list[tuple[Result, CallWith]]
+    errors: Callable[..., Any]
+    producer: Callable[..., Any] | None
+
+
+@dataclasses.dataclass
+class _Prepared:
+    """A problem that is ready to run.
+
+    Attributes:
+      problem: the problem.
+      results: one for each way to run it, with what is known before anything runs.
+      programs: None if nothing can run.
+    """
+
+    problem: Problem
+    results: list[Result]
+    programs: _Programs | None = None
+
+
+def _prepare(problem: Problem, variants: Sequence[Variant]) -> _Prepared:
+    """Compiles all that it takes to run a problem, in any thread.
+
+    What fails is noted in its result.
+    """
+    with _mode(problem.dtype):
+        prepared = _Prepared(problem, [_start(problem, variant) for variant in variants])
+        taken = [each for each in prepared.results if each.status != REFUSED]
+        try:
+            if taken:
+                prepared.programs = _compile(problem, taken)
+        except Exception as failure:
+            _fail(prepared.results, failure)
+    return prepared
+
+
+def _compile(problem: Problem, results: Sequence[Result]) -> _Programs:
+    op, operands = ops.OPS[problem.op], _types(problem)
+    draw = _compiled(functools.partial(_operands, problem))
+    upstream, y = _compiled_call(problem, op.upstream)
+    with jax.enable_x64(True):
+        lowered = jax.jit(functools.partial(_errors, problem)).lower(y, *operands)
+        # To search for the fastest products would take longer than to compute them.
+        errors = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+    producer = None if op.producer is None else _compiled(op.producer, *operands)
+    ways = []
+    for result in results:
+        try:
+            ways.append((result, _call_of(result)))
+        except Exception as failure:  # the others may work
+            result.status, result.message = FAILED, first_line(failure)
+    return _Programs(draw, upstream, ways, errors, producer)
+
+
+def _fail(results: Sequence[Result], failure: Exception) -> None:
+    """Notes in the results that seemed right that they did not come to an end."""
+    for each in results:
+        if each.status == RIGHT:
+            each.status, each.message = FAILED, first_line(failure)
+
+
+def _compiled(function: Callable, *types: Any) -> jax.stages.Compiled:
+    """Compiles a function, given the types of its arguments."""
+    return jax.jit(function).lower(*types).compile()
+
+
+def _parts(problem: Problem, function: Callable, **arguments: Any) -> tuple[Callable, Callable]:
+    """Returns what comes before the timed part of a problem, and that part, by a function."""
     op = ops.OPS[problem.op]
     function = functools.partial(function, **ops.keywords(problem), **arguments)
-    prepared = op.prepare(function, *operands)
-    return measure.Call(jax.jit(functools.partial(op.apply, function)), prepared)
+    return functools.partial(op.prepare, function), functools.partial(op.apply, function)
+
+
+def _call(problem: Problem, function: Callable, operands, **arguments: Any) -> measure.Call:
+    """Returns the timed part of a problem, solved by a function; what comes before is done."""
+    prepare, apply = _parts(problem, function, **arguments)
+    return measure.Call(jax.jit(apply), prepare(*operands))
+
+
+def _compiled_call(
+    problem: Problem, function: Callable, *, must_have: str = "", **arguments: Any
+) -> tuple[CallWith, Any]:
+    """Compiles the timed part of a problem, solved by a function, and what comes before.
+
+    Returns:
+      How to call it, and the types of its results.
+
+    Raises:
+      RuntimeError: if its text does not have `must_have`.
+    """
+    prepare, apply = _parts(problem, function, **arguments)
+    given = _types(problem)
+    if ops.OPS[problem.op].prepare is not ops.prepare_nothing:
+        prepare = _compiled(prepare, *given)
+        given = prepare.out_info
+    lowered = jax.jit(apply).lower(*given)
+    if must_have not in lowered.as_text():
+        raise RuntimeError("the compiled program does not call our kernel")
+    compiled = lowered.compile()
+    return lambda operands: measure.Call(compiled, prepare(*operands)), compiled.out_info
 
 
 def kernel_and_xla(problem: Problem) -> tuple[measure.Call, measure.Call]:
@@ -257,26 +392,28 @@ def kernel_and_xla(problem: Problem) -> tuple[measure.Call, measure.Call]:
     return ours, xla
 
 
-def _call_of(result: Result, operands) -> measure.Call:
-    """Returns the timed part of the problem as a result says that it is to be solved.
+def _call_of(result: Result) -> CallWith:
+    """Compiles the timed part of the problem as a result says that it is to be solved.
 
     Raises:
       RuntimeError: if XLA would compute what should be a kernel of ours.
     """
     if result.peer is not None:
-        return peers.call(result.peer, result.problem, operands)
-    call = _call(
+        return functools.partial(peers.call, result.peer, result.problem)
+    is_kernel = result.ours or result.implementation not in (None, "xla")
+    call, _ = _compiled_call(
         result.problem,
         ops.ours(result.problem.op),
-        operands,
+        must_have="jax_gpuops_" if is_kernel else "",
         implementation=result.implementation,
         algorithm=result.named_algorithm,
     )
-    if result.ours or result.implementation not in (None, "xla"):
-        program = call.function.lower(*call.arguments).as_text()
-        if "jax_gpuops_" not in program:
-            raise RuntimeError("the compiled program does not call our kernel")
     return call
+
+
+def _types(problem: Problem) -> list[jax.ShapeDtypeStruct]:
+    """Returns the types of the operands."""
+    return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in ops.OPS[problem.op].operands(problem)]
 
 
 def _operands(problem: Problem) -> list[jax.Array]:
@@ -284,41 +421,59 @@ def _operands(problem: Problem) -> list[jax.Array]:
     return ops.draw(ops.OPS[problem.op].operands(problem), str(problem))
 
 
-def _judge(problem: Problem, operands) -> Callable[[Any], tuple[float, float]]:
-    """Returns a function that gives the error of a result and its excess over the bound.
+def _rounds(problem: Problem) -> bool:
+    """True if results have an error, against a reference in float64."""
+    is_exact = ops.OPS[problem.op].error is ops.check.exact
+    return jnp.issubdtype(problem.dtype, jnp.inexact) and not is_exact
 
-    The reference is XLA's result in float64, for the whole array. Ops that round nothing, and
-    integers, have their reference in their own dtype.
+
+def _reference(problem: Problem, *operands: jax.Array) -> Any:
+    """Returns XLA's result in float64, for the whole array.
+
+    Ops that round nothing, and integers, have their reference in their own dtype.
     """
-    op = ops.OPS[problem.op]
-    rounds = jnp.issubdtype(problem.dtype, jnp.inexact) and op.error is not ops.check.exact
-    error = op.error if rounds else ops.check.exact
+    op, rounds = ops.OPS[problem.op], _rounds(problem)
 
     def widen(x):
         return x.astype(jnp.float64) if rounds and jnp.issubdtype(x.dtype, jnp.inexact) else x
 
-    def compute_reference(*operands):
-        keywords = ops.keywords(problem)
-        if rounds:
-            for name in ("preferred_element_type", "dtype"):
-                keywords.pop(name, None)
-        function = functools.partial(op.upstream, **keywords)
-        return op.apply(function, *op.prepare(function, *map(widen, operands)))
+    keywords = ops.keywords(problem)
+    if rounds:
+        for name in ("preferred_element_type", "dtype"):
+            keywords.pop(name, None)
+    function = functools.partial(op.upstream, **keywords)
+    return op.apply(function, *op.prepare(function, *map(widen, operands)))
 
-    @jax.jit
-    def errors(y, *operands):
-        reference = compute_reference(*operands)
-        value, excess = error(problem, y, reference, operands)
-        # Not left to the maxima in `error`: XLA's on CPU lose NaN in long arrays.
-        lost = excess < 0
-        if rounds:
-            nan = jax.tree.map(lambda a, b: jnp.any(jnp.isnan(a) != jnp.isnan(b)), y, reference)
-            lost |= functools.reduce(jnp.logical_or, jax.tree.leaves(nan))
-        return value, jnp.where(lost, jnp.inf, excess)
+
+def _errors(problem: Problem, y: Any, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the error of a result, and its excess over the bound."""
+    rounds = _rounds(problem)
+    error = ops.OPS[problem.op].error if rounds else ops.check.exact
+    reference = _reference(problem, *operands)
+    value, excess = error(problem, y, reference, operands)
+    # Not left to the maxima in `error`: XLA's on CPU lose NaN in long arrays.
+    lost = excess < 0
+    if rounds:
+        nan = jax.tree.map(lambda a, b: jnp.any(jnp.isnan(a) != jnp.isnan(b)), y, reference)
+        lost |= functools.reduce(jnp.logical_or, jax.tree.leaves(nan))
+    return value, jnp.where(lost, jnp.inf, excess)
+
+
+def _judge(
+    problem: Problem, operands, errors: Callable[..., Any] | None = None
+) -> Callable[[Any], tuple[float, float]]:
+    """Returns a function that gives the error of a result and its excess over the bound.
+
+    Args:
+      problem: the problem.
+      operands: its operands.
+      errors: as `_errors` of the problem, compiled; None compiles it.
+    """
+    errors = errors or jax.jit(functools.partial(_errors, problem))
 
     def judge(y) -> tuple[float, float]:
         with jax.enable_x64(True):
-            expected = jax.eval_shape(compute_reference, *operands)
+            expected = jax.eval_shape(functools.partial(_reference, problem), *operands)
             if jax.tree.map(jnp.shape, y) != jax.tree.map(jnp.shape, expected):
                 return float("inf"), float("inf")
             value, excess = errors(y, *operands)
@@ -339,7 +494,7 @@ def _allowed_excess(result: Result) -> float:
 
 
 def _work(problem: Problem, operands, call: measure.Call) -> tuple[int, int | None]:
-    results = jax.tree.leaves(jax.eval_shape(call.function, *call.arguments))
+    results = jax.tree.leaves(call.function.out_info)
     op = ops.OPS[problem.op]
     moved = op.bytes(problem, operands, results)
     return moved, ops.floating_point_operations(problem) if op.limit == "matmul" else None

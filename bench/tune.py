@@ -104,16 +104,16 @@ def _produced(point: Point, operands: Sequence[jax.Array]) -> list[jax.Array]:
 
 def _alone(point: Point, implementation: str, *operands: jax.Array) -> Any:
     if point.kernel in _IN_PLACE and implementation != "xla":
-        operands = _before(point, *operands)
+        operands = (jax.lax.optimization_barrier(_before(point, *operands)), *operands[1:])
     return _bind(point, implementation, *operands)
 
 
-def _before(point: Point, *operands: jax.Array) -> Any:
-    """What a kernel that works in place needs before it, which is not of its time.
+def _before(point: Point, *operands: jax.Array) -> jax.Array:
+    """The array that a kernel works in place of. To make it is not of the kernel's time.
 
     XLA's lowering needs nothing before it, and would be one kernel with it.
     """
-    return jax.lax.optimization_barrier(tuple(_produced(point, operands)))
+    return _produced(point, operands)[0]
 
 
 def _between(point: Point, implementation: str, *operands: jax.Array) -> Any:
@@ -506,14 +506,15 @@ def _write_table(raw: Raw, out: pathlib.Path) -> None:
 
 def _summary(raw: Raw, out: pathlib.Path) -> str:
     states = [each["status"] for each in raw.points.values()]
+    ours = [policy.speeds(name.split()[0], each) for name, each in raw.points.items()]
     ahead = sum(_ratio(each) >= policy.ALONE for each in raw.points.values())
-    ours = sum(policy.speeds(each) is not None for each in raw.points.values())
+    level = sum(each is not None and each[1] >= policy.BETWEEN for each in ours)
     device = raw.environment["device"]
     return (
         f"{len(states)} points: {states.count(RIGHT)} right, {states.count(WRONG)} wrong, "
         f"{states.count(FAILED)} failed.\n"
         f"A kernel is at least {policy.ALONE} x as fast as XLA alone in {ahead} of them, and in "
-        f"{ours} of these at least {policy.BETWEEN} x between neighbours.\n"
+        f"{level} of these at least {policy.BETWEEN} x between neighbours.\n"
         f"{out} has {len(_measurements.read(out)[device])} classes for {device}. Use it with "
         f"jax_gpuops.load_measurements({str(out)!r}) or {_measurements.SETTING}={out}."
     )

@@ -125,7 +125,6 @@ _jitted_glu = _primitive.jit(
     "glu",
     _glu,
     *("activation", "precision", "preferred_element_type", "implementation", "algorithm"),
-    inline=True,
 )
 
 

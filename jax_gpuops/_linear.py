@@ -189,7 +189,6 @@ _jitted_linear = _primitive.jit(
     _linear,
     *("activation", "precision", "preferred_element_type", "batch_invariant"),
     *("implementation", "algorithm"),
-    inline=True,
 )
 
 

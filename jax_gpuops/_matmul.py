@@ -479,11 +479,9 @@ _OPTIONS = (
     *_STATIC,
 )
 _FACTORS = ("alpha", "beta", "transpose_a", "transpose_b")
-_jitted_dot_general = _primitive.jit(
-    "dot_general", _dot_general, "dimension_numbers", *_OPTIONS, inline=True
-)
-_jitted_matmul = _primitive.jit("matmul", _matmul, *_OPTIONS, inline=True)
-_jitted_gemm = _primitive.jit("gemm", _gemm, *_FACTORS, *_STATIC, inline=True)
+_jitted_dot_general = _primitive.jit("dot_general", _dot_general, "dimension_numbers", *_OPTIONS)
+_jitted_matmul = _primitive.jit("matmul", _matmul, *_OPTIONS)
+_jitted_gemm = _primitive.jit("gemm", _gemm, *_FACTORS, *_STATIC)
 
 
 @dataclasses.dataclass(frozen=True)

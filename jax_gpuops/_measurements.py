@@ -216,11 +216,13 @@ def gpu_kind() -> str | None:
         return None
 
 
-def best(problem: dict[str, Any]) -> tuple[str, str]:
+def best(problem: dict[str, Any], fusible: bool = False) -> tuple[str, str]:
     """Returns the implementation that `None` stands for on this machine's GPU, and why.
 
     Args:
       problem: what the op's plan takes, with its family under "op".
+      fusible: True if XLA may fuse what makes an operand with its own lowering. Then a kernel must
+        be as fast between such neighbours, too.
     """
     kind = gpu_kind()
     if kind is None:
@@ -229,9 +231,12 @@ def best(problem: dict[str, Any]) -> tuple[str, str]:
     if classes is None:
         return "xla", f"nothing was measured on {kind}; `python -m bench tune` measures it"
     described = _described(problem)
-    for entry in classes:
-        if _holds(entry, described):
+    holding = [entry for entry in classes if _holds(entry, described)]
+    for entry in holding:
+        if not fusible or entry.get("between", 0) >= 1:
             return "cuda", f"measured on {kind}: at least {entry['ratio']:.2f} x the speed of XLA"
+    if holding:
+        return "xla", "XLA may fuse what makes an operand with its own lowering"
     return "xla", f"no measurement on {kind} shows a kernel to be as fast as XLA for this problem"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
+import itertools
 import inspect
 import math
 import operator
@@ -15,7 +16,7 @@ import jax
 import numpy as np
 from jax.interpreters import partial_eval
 
-from jax_gpuops import _primitive, _report
+from jax_gpuops import _fusion, _primitive, _report
 from jax_gpuops._implementation import named
 from jax_gpuops._report import Call, Plan
 
@@ -63,8 +64,8 @@ def plan(
     structs = {k: x for k, x in arguments.items() if isinstance(x, jax.ShapeDtypeStruct)}
     static = {k: x for k, x in arguments.items() if k not in structs}
     jaxpr = _trace(functools.partial(ops[op], **static), operands, structs)
-    eqn, partitioned = next(_calls_of(jaxpr, False))
-    return _call(eqn, platform, partitioned).plan
+    eqn, partitioned, _ = next(_calls_of(jaxpr, False))
+    return _call(eqn, platform, partitioned, {}).plan
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -136,9 +137,9 @@ def explain(
     jaxpr = _trace(f, args, kwargs)
     spans_devices = max(_device_counts(jaxpr, (args, kwargs))) > 1
     counts: collections.Counter[Call] = collections.Counter()
-    for eqn, partitioned in _calls_of(jaxpr, spans_devices):
+    for eqn, partitioned, makers in _calls_of(jaxpr, spans_devices):
         try:
-            call = _call(eqn, platform, partitioned)
+            call = _call(eqn, platform, partitioned, makers)
         except (FileNotFoundError, ValueError) as error:
             failure = Plan("error", None, str(error), "none")
             call = _report.call_of(eqn.primitive.name, [v.aval for v in eqn.invars], failure)
@@ -205,7 +206,7 @@ def _trace(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -
 # Jaxprs
 
 
-def _call(eqn, platform: str | None, partitioned: bool) -> Call:
+def _call(eqn, platform: str | None, partitioned: bool, makers: _fusion.Makers) -> Call:
     """What is known of a call in a jaxpr. A mark of `_report` says it itself."""
     if eqn.primitive is _report.MARK_P:
         return eqn.params["call"]
@@ -213,35 +214,55 @@ def _call(eqn, platform: str | None, partitioned: bool) -> Call:
     if eqn.primitive in _primitive.WITHOUT_KERNEL:
         return _report.call_of(eqn.primitive.name, avals, _primitive.NO_KERNEL)
     kernel = _primitive.KERNELS[eqn.primitive]
-    plan = _plan_call(kernel, avals, platform, partitioned=partitioned, **eqn.params)
+
+    def is_kernel(maker) -> bool:
+        if maker.primitive not in _primitive.KERNELS:
+            return False
+        try:
+            return _call(maker, platform, partitioned, makers).plan.implementation != "xla"
+        except (FileNotFoundError, ValueError):  # it names a kernel that cannot run there
+            return True
+
+    large = itertools.compress(eqn.invars, _fusion.large(avals))
+    fusible = any(_fusion.is_fusible_in(var, makers, is_kernel) for var in large)
+    where = {"partitioned": partitioned, "fusible": fusible}
+    plan = _plan_call(kernel, avals, platform, **where, **eqn.params)
     return _report.call_of(kernel.name, avals, plan)
 
 
 def _plan_call(
-    kernel, avals, platform, *, implementation, algorithm, partitioned=False, **params
+    kernel,
+    avals,
+    platform,
+    *,
+    implementation,
+    algorithm,
+    partitioned=False,
+    fusible=False,
+    **params,
 ) -> Plan:
     if platform is None:
         name = named(implementation, algorithm)
         platform = _primitive.PLATFORM_OF.get(name or "", jax.default_backend())
     platform = "cuda" if platform == "gpu" else platform
-    site = _primitive.Site(kernel, platform, avals, params, partitioned)
+    site = _primitive.Site(kernel, platform, avals, params, partitioned, fusible)
     return _primitive.plan_call(site, implementation, algorithm)
 
 
-def _calls_of(jaxpr, partitioned: bool) -> Iterator[tuple[Any, bool]]:
-    """Yields the calls of our ops in a jaxpr, each with whether XLA partitions it."""
+def _calls_of(jaxpr, partitioned: bool) -> Iterator[tuple[Any, bool, _fusion.Makers]]:
+    """Yields the calls of our ops in a jaxpr, with what `_equations` knows of each."""
     ours = (*_primitive.KERNELS, *_primitive.WITHOUT_KERNEL)
-    for eqn, is_partitioned in _equations(jaxpr, partitioned):
+    for eqn, *place in _equations(jaxpr, partitioned):
         if eqn.primitive is _report.MARK_P or (
             # What is "xla" in the jaxpr already has been left to XLA by a call with a mark.
             eqn.primitive in ours and eqn.params["implementation"] != "xla"
         ):
-            yield eqn, is_partitioned
+            yield eqn, *place
 
 
 def _calls(jaxpr) -> Iterator[tuple[Any, list, dict]]:
     """Yields the calls of our kernels' primitives in a jaxpr and the jaxprs inside it."""
-    for eqn, _ in _equations(jaxpr, False):
+    for eqn, *_ in _equations(jaxpr, False):
         if eqn.primitive in _primitive.KERNELS:
             yield eqn.primitive, [v.aval for v in eqn.invars], eqn.params
 
@@ -255,10 +276,11 @@ def _equations(jaxpr, partitioned: bool, manual: frozenset = frozenset()) -> Ite
       manual: the mesh axes over which it is partitioned already.
 
     Yields:
-      Each equation, and whether XLA partitions it.
+      Each equation, whether XLA partitions it, and what defines the variables of its jaxpr.
     """
+    makers = _fusion.makers(jaxpr)
     for eqn in jaxpr.eqns:
-        yield eqn, partitioned
+        yield eqn, partitioned, makers
         inside = partitioned, manual
         if "newly_manual_axes" in eqn.params:  # those of shard_map
             mesh, axes = eqn.params["mesh"], manual | eqn.params["newly_manual_axes"]
@@ -278,7 +300,7 @@ def _flat(params: dict[str, Any]) -> Iterator[Any]:
 def _device_counts(jaxpr, arguments: Any) -> Iterator[int]:
     """Yields how many devices each argument, sharding and mesh of a program names."""
     yield max(1, jax.sharding.get_abstract_mesh().size)
-    params = [value for eqn, _ in _equations(jaxpr, False) for value in _flat(eqn.params)]
+    params = [value for eqn, *_ in _equations(jaxpr, False) for value in _flat(eqn.params)]
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)]
     for each in (*params, *shardings):
         if isinstance(each, jax.sharding.Sharding):

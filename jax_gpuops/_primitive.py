@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import itertools
 import math
 import string
 from collections.abc import Callable, Iterable, Sequence
@@ -24,7 +25,7 @@ from jax.interpreters import mlir, xla
 from jax.interpreters.mlir import ir
 from jax.sharding import AxisType
 
-from jax_gpuops import _library, _measurements, _report
+from jax_gpuops import _fusion, _library, _measurements, _report
 from jax_gpuops._implementation import (
     Implementation,
     NoKernelError,
@@ -85,13 +86,14 @@ WITHOUT_KERNEL: set[Primitive] = set()
 def primitive(kernel: Kernel) -> Primitive:
     """Makes the primitive of a kernel, with everything but its derivatives and batching."""
     p = _new(kernel.name, kernel.reference, kernel.multiple_results)
-    custom_call_p = Primitive(kernel.name)
-    custom_call_p.multiple_results = True
-    custom_call_p.def_abstract_eval(lambda *_, results, **__: list(map(jax.typeof, results)))
+    custom_call_p = _with_results(kernel.name, jax.typeof)
     mlir.register_lowering(custom_call_p, _lower_custom_call)
+    placed_p = _with_results(kernel.name)
     for platform in (None, "cpu", "cuda"):
         rule = functools.partial(_lower, kernel, custom_call_p, platform)
-        mlir.register_lowering(p, rule, platform=platform)
+        mlir.register_lowering(placed_p, rule, platform=platform)
+    # JAX lowers calls that are alike once, but what makes the operands may be different.
+    mlir.register_lowering(p, functools.partial(_place, placed_p), cacheable=False)
     KERNELS[p] = kernel
     return p
 
@@ -115,6 +117,14 @@ def primitive_without_kernel(name: str, reference: Callable[..., jax.Array]) -> 
 
     mlir.register_lowering(p, lower)
     WITHOUT_KERNEL.add(p)
+    return p
+
+
+def _with_results(name: str, type_of: Callable[[Any], Any] = lambda aval: aval) -> Primitive:
+    """Makes a primitive of a lowering, whose parameter `results` tells the types of its results."""
+    p = Primitive(name)
+    p.multiple_results = True
+    p.def_abstract_eval(lambda *_, results, **__: list(map(type_of, results)))
     return p
 
 
@@ -151,23 +161,26 @@ def _jitted(function: Callable[..., Any], static: tuple[str, ...]) -> Any:
 # From a call to a bind
 
 
-def jit(name: str, function: Callable[..., Any], *static: str, inline: bool = False) -> Any:
-    """`jax.jit` of a function under the name that traces, profiles and compile logs show.
+def jit(name: str, function: Callable[..., Any], *static: str) -> Any:
+    """`jax.jit` of a function under the name that profiles and compile logs show.
+
+    It leaves no call in the jaxpr of a caller, where what makes the operands could not be seen,
+    but a scope of that name.
 
     Args:
       name: of the op.
       function: its implementation.
       *static: the names of its static arguments.
-      inline: True to leave no trace of the call in the jaxpr of the caller.
     """
 
     @functools.wraps(function)
     def named(*args, **kwargs):
-        return function(*args, **kwargs)
+        with jax.named_scope(name):
+            return function(*args, **kwargs)
 
     named.__name__ = named.__qualname__ = name
-    if inline and hasattr(jax, "Inline"):  # where True, as of jax 0.11, means a later pass
-        return jax.jit(named, static_argnames=static, inline=jax.Inline.JAX_EARLY)
+    # As of jax 0.11 True means a later pass.
+    inline = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
     return jax.jit(named, static_argnames=static, inline=inline)
 
 
@@ -327,6 +340,7 @@ class Site:
       avals: the types of the operands.
       params: the parameters but `implementation` and `algorithm`.
       partitioned: True if XLA will partition the program over several devices.
+      fusible: True if XLA may fuse what makes an operand with its own lowering of the call.
     """
 
     kernel: Kernel
@@ -334,6 +348,7 @@ class Site:
     avals: Sequence[Any]
     params: dict[str, Any]
     partitioned: bool
+    fusible: bool = False
 
     @property
     def problem(self) -> dict[str, Any]:
@@ -454,7 +469,7 @@ def _fastest(site: Site) -> Choice:
         return Choice("xla", "the program spans several devices, and the operands may be sharded")
     if (why := _library.gpu_problem()) is not None:
         return Choice("xla", why, is_fault=True)
-    return Choice(*_measurements.best({"op": site.kernel.op, **site.problem}))
+    return Choice(*_measurements.best({"op": site.kernel.op, **site.problem}, site.fusible))
 
 
 def plan_call(site: Site, implementation: Implementation, algorithm: str | None) -> _report.Plan:
@@ -491,10 +506,31 @@ def _kernel_instead(site: Site) -> str:
     return "none"
 
 
-def _lower(kernel, custom_call_p, platform, ctx, *operands, implementation, algorithm, **params):
+def _place(placed_p, ctx, *operands, implementation, **params):
+    """Lowers a call as one of `placed_p`, which knows whether its operands are fusible."""
+    module = ctx.module_context.module
+    large = itertools.compress(operands, _fusion.large(ctx.avals_in))
+    fusible = implementation is None and any(_fusion.is_fusible(x, module) for x in large)
+    more = {"fusible": fusible, "results": tuple(ctx.avals_out)}
+    place = functools.partial(placed_p.bind, implementation=implementation, **more, **params)
+    return mlir.lower_fun(place, multiple_results=True)(ctx, *operands)
+
+
+def _lower(
+    kernel,
+    custom_call_p,
+    platform,
+    ctx,
+    *operands,
+    implementation,
+    algorithm,
+    fusible,
+    results,
+    **params,
+):
     """Lowers to our custom call, with what `kernel.call` does around it, or to the reference."""
     platform = platform or _platforms(ctx)
-    site = Site(kernel, platform, ctx.avals_in, params, _spans_devices(ctx))
+    site = Site(kernel, platform, ctx.avals_in, params, _spans_devices(ctx), fusible)
     chosen, reason, is_fault = choose(site, implementation, algorithm)
     if is_fault:
         _library.warn_once(reason)
@@ -502,7 +538,7 @@ def _lower(kernel, custom_call_p, platform, ctx, *operands, implementation, algo
         _log(ctx, kernel.name, plan_call(site, implementation, algorithm))
     function = kernel.reference
     if chosen != "xla":
-        launch = Launch(custom_call_p, chosen, algorithm, site.partitioned, tuple(ctx.avals_out))
+        launch = Launch(custom_call_p, chosen, algorithm, site.partitioned, results)
         function = functools.partial(kernel.call, launch)
         ctx = ctx.replace(avals_in=list(map(_without_sharding, ctx.avals_in)))
     rule = mlir.lower_fun(

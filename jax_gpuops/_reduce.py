@@ -551,6 +551,8 @@ def _fold(function: str, x, *where, axes: _rowwise.Axes, dtype):
         return upstream(x, axes, initial=_identity(function, x.dtype) if where else None)
     if x.dtype == dtype and function != "mean":
         return upstream(x, axes, promote_integers=False)
+    if x.dtype == dtype and jnp.issubdtype(dtype, jnp.inexact):
+        return upstream(x, axes)  # in float32 for 16-bit floats, and in `dtype` if that were given
     return upstream(x, axes, dtype=dtype)
 
 

@@ -250,7 +250,6 @@ _jitted_scaled_matmul = _primitive.jit(
     _scaled_matmul,
     *("transpose_b", "preferred_element_type", "precision", "batch_invariant"),
     *("implementation", "algorithm"),
-    inline=True,
 )
 
 

@@ -312,7 +312,8 @@ def included(x: jax.Array, mask: jax.Array | None) -> jax.Array:
     """`x` with -inf where masked, which counts in no maximum and no sum of exponentials.
 
     On a GPU, XLA computes the softmax of it in one kernel. The mask as `where` would select the
-    terms of the sum apart from those that are divided by it, in a second kernel.
+    terms of the sum apart from those that are divided by it, in a second kernel; and a selection of
+    the results takes up to 1.4 times as long as all that.
     """
     return select(mask, x, -jnp.inf)
 
@@ -449,8 +450,9 @@ def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool)
     z, upstream = scaled(x, scale), functools.partial(_UPSTREAM[function], axis=axes)
     if x.dtype.name in DTYPES:
         y = upstream(included(z, mask))
-        if function != "logsumexp":  # masked elements of rows that are NaN as a whole
-            y = select(mask, y, 0 if function == "softmax" else -jnp.inf)
+        if where and function != "logsumexp":  # rows of which no element counts are NaN
+            is_any = jnp.any(mask, axes, keepdims=True)
+            y = select(is_any, y, 0 if function == "softmax" else -jnp.inf)
     else:  # others may have no -inf
         y = upstream(z, where=mask)
     is_narrow = _primitive.accumulator(x.dtype) != x.dtype

@@ -94,9 +94,7 @@ def _apply(a, *, permutation: Permutation, implementation, algorithm):
     return dispatch("transpose", [a], implementation, algorithm, kernel, xla)
 
 
-_jitted = _primitive.jit(
-    "transpose", _apply, "permutation", "implementation", "algorithm", inline=True
-)
+_jitted = _primitive.jit("transpose", _apply, "permutation", "implementation", "algorithm")
 
 
 def _element_bits(dtype) -> int:

@@ -391,6 +391,16 @@ def test_dtype(name, dtype, implementation):
         np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
 
 
+@pytest.mark.parametrize("default", [None, "xla"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_mean_left_to_xla_adds_16_bit_floats_in_float32(dtype, default):
+    """As jnp.mean does unless it is given a dtype."""
+    x = (1 + jax.random.uniform(jax.random.key(0), (2, 56, 56, 3))).astype(dtype)
+    exact = np.mean(np.asarray(x, np.float64), (1, 2))
+    mean = np.asarray(jax_gpuops.mean(x, (1, 2), implementation=default), np.float64)
+    np.testing.assert_allclose(mean, exact, rtol=float(jnp.finfo(dtype).eps))
+
+
 def test_a_mean_of_integers_is_rounded_to_0(implementation):
     """From what is exact: 2^24 + 1 is no float32, and 41 times the one next to 1 / 41 is not 1."""
     x = np.full((4, 41), [[1], [3], [-1], [2**24 + 1]], np.int32)

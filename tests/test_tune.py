@@ -5,7 +5,9 @@ import dataclasses
 import functools
 import itertools
 import json
+import math
 import pathlib
+import re
 
 import hypothesis
 import hypothesis.strategies as st
@@ -34,9 +36,14 @@ def test_a_vertex_is_a_problem_of_its_size(each):
     for vertex, points in each.vertices.items():
         for i, point in enumerate(points):
             sizes = dict(zip(each.axes, vertex, strict=True))
-            if i > 0 and "odd rows" in each.name:  # a vertex stands for longer rows, too
-                assert 0 < point.shape[1] - sizes["columns"] <= 3
-                sizes["columns"] = point.shape[1]
+            if "odd rows" in each.name:  # a vertex stands for longer rows, too
+                columns = point.shape[-1]
+                assert 0 <= columns - sizes["columns"] <= 3
+                sizes["columns"] = columns
+                if point.mask:  # in whole matrices
+                    rows = math.prod(point.shape[:-1])
+                    assert 7 / 8 * sizes["outer"] <= rows <= sizes["outer"]
+                    sizes["outer"] = rows
             if i > 0 and "odd sizes" in each.name:  # or for products of which some rows are aligned
                 _, k, n = point.shape
                 assert (k - sizes["k"], n - sizes["n"]) in {(-1, 0), (0, -1), (3, 3)}
@@ -89,9 +96,9 @@ def test_products_are_of_every_layout_and_precision():
     assert aligned == {2, 8, 16}
 
 
-def test_all_of_it_fits_into_26_minutes_on_16_cores():
+def test_all_of_it_fits_into_27_minutes_on_16_cores():
     """By the estimates of `bench.tune`, if ours is ahead at every point."""
-    assert tune.estimate_s(len(grid.points(GRIDS)), cores=16) <= 26 * 60
+    assert tune.estimate_s(len(grid.points(GRIDS)), cores=16) <= 27 * 60
 
 
 def test_the_documentation_counts_the_points():
@@ -197,7 +204,11 @@ def test_what_comes_before_a_kernel_in_place_is_not_of_its_time():
     found = swept([point], clock)[point]
     assert (found["us"], found["xla_us"]) == (10.0, 20.0)
     assert (found["between_us"], found["between_xla_us"]) == (30.0, 40.0)
-    assert ["constant(2)" in text for text in clock.calls[0]] == [True, False, True]
+    ours, xla, before = clock.calls[0]
+    assert ["constant(2)" in text for text in (ours, xla, before)] == [True, False, True]
+    (entry,) = re.findall(r"^ENTRY .*", before, re.MULTILINE)
+    *_, result = entry.split("->")
+    assert "(" not in result, "copies of other operands are no part of what comes before"
 
 
 def test_a_point_that_is_behind_alone_is_not_measured_between_neighbours():
@@ -217,7 +228,7 @@ def test_a_wrong_result_has_no_speed_and_is_never_ours(monkeypatch):
     assert found["status"] == WRONG
     assert "us" not in found
     assert "times what it may be" in found["message"]
-    assert policy.speeds(found) is None
+    assert policy.speeds("sum", found) is None
 
 
 def test_a_failure_leaves_the_other_points():
@@ -227,7 +238,7 @@ def test_a_failure_leaves_the_other_points():
     assert found[bad]["status"] == FAILED
     assert found[bad]["message"]
     assert found[SMALL["transpose"]]["status"] == RIGHT
-    assert policy.speeds(found[bad]) is None
+    assert policy.speeds("log_softmax", found[bad]) is None
 
 
 def test_no_batch_begins_after_the_time_is_up(monkeypatch):
@@ -301,7 +312,12 @@ STATES = {
     "failed": {"status": FAILED, "message": "out of memory"},
     "missing": None,
 }
-OURS = ("ours", "level")
+OURS = ("ours", "level", "walled")
+
+
+def is_ours_at(point, state):
+    """The rule for one point: of transposes and products it asks for neighbours, too."""
+    return state in OURS and not (state == "walled" and point.kernel in ("transpose", "gemm"))
 
 
 @st.composite
@@ -354,7 +370,7 @@ def is_ours(each, ours, sizes):
 def test_a_problem_is_in_a_class_where_the_rule_says_so(sweep, data):
     """And in no more than one: cells are merged without loss, and without anything added."""
     each, states = sweep
-    ours = {v for v, points in each.vertices.items() if all(states[p] in OURS for p in points)}
+    ours = {v for v, ps in each.vertices.items() if all(is_ours_at(p, states[p]) for p in ps)}
     classes = table_of(each, states)
     aligned = each.fixed["aligned"]
     fixed = each.fixed | {"aligned": aligned[0] if isinstance(aligned, list) else aligned}
@@ -381,14 +397,13 @@ def test_a_measured_point_is_in_a_class_if_and_only_if_its_vertex_is_ours(sweep)
     assert classes == table_of(each, dict(reversed(states.items())))
     for points in each.vertices.values():
         inside = [e for e in classes if _measurements.contains(e, points[0].problem)]
-        assert bool(inside) == all(states[point] in OURS for point in points)
+        assert bool(inside) == all(is_ours_at(point, states[point]) for point in points)
         for entry in inside:
+            assert (entry["between"] >= 1) == all(states[point] != "walled" for point in points)
             for point in points:
                 raw = STATES[states[point]]
                 assert policy.ALONE <= entry["ratio"] <= raw["xla_us"] / raw["us"]
-                assert (
-                    policy.BETWEEN <= entry["between"] <= raw["between_xla_us"] / raw["between_us"]
-                )
+                assert entry["between"] <= raw["between_xla_us"] / raw["between_us"]
 
 
 def test_many_cells_become_few_classes():

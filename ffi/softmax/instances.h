@@ -40,7 +40,7 @@ inline constexpr WarpInstance kSmallWarpInstances[] = {
 };
 // Rows that do not begin and end with a pack, or have masks.
 inline constexpr WarpInstance kUnalignedWarpInstances[] = {
-    {8, 1, 1}, {8, 4, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
+    {8, 1, 1}, {8, 4, 1}, {32, 2, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
 
 // How many packs of each operand a lane of an instance holds.
 constexpr int packs_of_each(const WarpInstance& instance, int operands) {

@@ -1,0 +1,1 @@
+"""Single calls with the shapes of published models: `python -m bench calls`."""

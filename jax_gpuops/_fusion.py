@@ -1,0 +1,137 @@
+"""Whether an operand is made by an operation that XLA may compute in one kernel with its consumer.
+
+A kernel of ours is a custom call, across which XLA does not fuse. Where an elementwise operation
+makes the operand, it is stored and read again for the kernel, and not for XLA's own lowering. What
+makes an operand is known where a program is lowered, and in its jaxpr. What consumes the result is
+lowered later, and not known.
+
+What XLA fuses with nothing is listed. All else counts as fusible, but arguments of functions do
+not: what makes those is the caller's. Operands that are small beside others, such as a mask that is
+the same for many rows, do not count either: to store them takes no time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from jax.extend.core import Literal, Var
+from jax.interpreters.mlir import ir
+
+_SMALL = 1 / 8
+"""An operand that has less than this part of the largest operand's bytes is small."""
+
+
+def large(avals: Sequence[Any]) -> list[bool]:
+    """For each operand, given their types, whether it is large beside the others."""
+    if not all(isinstance(size, int) for aval in avals for size in aval.shape):
+        return [True] * len(avals)  # sizes of exported programs may be symbolic
+    sizes = [math.prod(aval.shape) * aval.dtype.itemsize for aval in avals]
+    return [size >= _SMALL * max(sizes) for size in sizes]
+
+
+# In a module that is being lowered
+
+_BARRIERS = frozenset(
+    {
+        *("all_gather", "all_reduce", "all_to_all", "case", "cholesky", "collective_broadcast"),
+        *("collective_permute", "constant", "convolution", "custom_call", "dot", "dot_general"),
+        *("fft", "if", "infeed", "optimization_barrier", "recv", "reduce_scatter", "rng"),
+        *("rng_bit_generator", "scatter", "sort", "top_k", "triangular_solve", "while"),
+    }
+)
+"""The operations of StableHLO and CHLO, without their prefixes, that XLA fuses with no consumer."""
+
+_MOVES = frozenset({"reshape", "sharding_constraint"})
+"""Operations that compute nothing, so that what makes their operand counts."""
+
+
+def is_fusible(value: ir.Value, module: ir.Module) -> bool:
+    """True if XLA may fuse what makes a value with what consumes it."""
+    source = _source(value, ir.SymbolTable(module.operation))
+    return isinstance(source, ir.Operation) and _name(source) not in _BARRIERS
+
+
+def _name(operation: ir.Operation) -> str:
+    return operation.name.partition(".")[2]
+
+
+def _source(value: ir.Value, symbols: ir.SymbolTable) -> ir.Operation | ir.BlockArgument:
+    """Returns the operation that makes a value, or the argument of its function that it is."""
+    while not isinstance(value.owner, ir.Block):
+        operation = value.owner.operation
+        if operation.name == "func.call":
+            callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
+            body = symbols[callee].regions[0].blocks[0]
+            returned = list(body.operations)[-1].operands[ir.OpResult(value).result_number]
+            source = _source(returned, symbols)
+            if isinstance(source, ir.Operation):
+                return source
+            value = operation.operands[source.arg_number]
+        elif _name(operation) in _MOVES:
+            value = operation.operands[0]
+        else:
+            return operation
+    return ir.BlockArgument(value)
+
+
+# In a jaxpr
+
+Makers = Mapping[Var, Any]
+"""The equations of a jaxpr, by the variables that they define."""
+
+_BARRIER_PRIMITIVES = frozenset(
+    {
+        *("all_gather", "all_to_all", "cholesky", "cond", "conv_general_dilated", "custom_call"),
+        *("dot_general", "fft", "ffi_call", "infeed", "optimization_barrier", "pallas_call"),
+        *("pbroadcast", "pmax", "pmin", "ppermute", "psum", "psum_invariant", "reduce_scatter"),
+        *("rng_bit_generator", "rng_uniform", "scan", "scatter", "scatter-add", "sort", "top_k"),
+        *("triangular_solve", "while"),
+    }
+)
+_MOVE_PRIMITIVES = frozenset({"reshape", "squeeze", "sharding_constraint", "gpuops_mark"})
+
+
+def makers(jaxpr: Any) -> Makers:
+    """Returns what defines the variables of a jaxpr."""
+    return {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
+
+
+def is_fusible_in(var: Any, defined: Makers, is_kernel: Callable[[Any], bool]) -> bool:
+    """As `is_fusible`, of a variable of a jaxpr.
+
+    Args:
+      var: the variable, or a literal.
+      defined: of its jaxpr.
+      is_kernel: whether a kernel of ours runs an equation.
+    """
+    source = _source_in(var, defined)
+    if isinstance(source, Literal | Var):
+        return False
+    return source.primitive.name not in _BARRIER_PRIMITIVES and not is_kernel(source)
+
+
+def _source_in(var: Any, defined: Makers) -> Any:
+    """Returns the equation that makes a variable, or what it is: an argument or a literal."""
+    while not isinstance(var, Literal) and var in defined:
+        eqn = defined[var]
+        at = eqn.outvars.index(var)
+        body = next((x for x in map(_jaxpr, eqn.params.values()) if x is not None), None)
+        if eqn.primitive.name in _BARRIER_PRIMITIVES:
+            return eqn
+        if body is not None and len(body.outvars) == len(eqn.outvars):
+            source = _source_in(body.outvars[at], makers(body))
+            if source not in body.invars:
+                return source
+            var = eqn.invars[body.invars.index(source)]
+        elif eqn.primitive.name in _MOVE_PRIMITIVES:
+            var = eqn.invars[at]
+        else:
+            return eqn
+    return var
+
+
+def _jaxpr(value: Any) -> Any:
+    """The jaxpr of a function that an equation calls, if a parameter is one."""
+    return getattr(value, "jaxpr", value) if hasattr(value, "eqns") else None
