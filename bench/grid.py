@@ -34,7 +34,7 @@ SMALLEST = 2**14
 LARGEST_BYTES = 2**30
 """The most bytes of an operand: it fills a GPU many times over, and leaves room for float64."""
 
-FILLING_BYTES = 2**27
+FILLING_BYTES = 2**26
 """An operand of so many bytes occupies all multiprocessors, and is more than an L2 cache holds."""
 
 MOST = 2**31 - 1

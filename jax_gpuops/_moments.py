@@ -208,6 +208,11 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
     result = jax.tree.leaves(jax.eval_shape(upstream, a, **operands))[-1]
 
     def kernel():
+        if implementation is None and algorithm is None and name != "mean_and_var":
+            raise NoKernelError(
+                "kernels were measured for mean_and_var, and XLA needs no mean for this",
+                second_best="a kernel",
+            )
         # Upstream computes in an integer dtype, if one is named, but returns floats, for NaN.
         named = keywords["dtype"]
         for dtype in (a.dtype, result.dtype if named is None else jnp.dtype(named)):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import collections
 import dataclasses
 import functools
-import itertools
 import inspect
+import itertools
 import math
 import operator
 from collections.abc import Callable, Iterator, Sequence

@@ -450,8 +450,8 @@ def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool)
     z, upstream = scaled(x, scale), functools.partial(_UPSTREAM[function], axis=axes)
     if x.dtype.name in DTYPES:
         y = upstream(included(z, mask))
-        if where and function != "logsumexp":  # rows of which no element counts are NaN
-            is_any = jnp.any(mask, axes, keepdims=True)
+        if where and function != "logsumexp":  # a row of which no element counts is NaN
+            is_any = jnp.any(jnp.asarray(mask), axes, keepdims=True)
             y = select(is_any, y, 0 if function == "softmax" else -jnp.inf)
     else:  # others may have no -inf
         y = upstream(z, where=mask)

@@ -96,6 +96,39 @@ def test_a_kernel_that_is_as_fast_between_neighbours_runs_there(between, is_kern
     assert ("@jax_gpuops_softmax" in lowered(function)) == is_kernel
 
 
+MASKS = {
+    "of all elements": (lambda x: x > 0, False),
+    "of the columns": (lambda x: jnp.arange(128) < jnp.sum(x[:, :1]), True),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_what_makes_a_small_operand_does_not_count(mask, monkeypatch, measured):
+    make, is_kernel = MASKS[mask]
+    monkeypatch.setattr(_measurements, "_UNLESS_NAMED", {})  # the class says nothing of masks
+    x = jax.ShapeDtypeStruct((128, 128), "bfloat16")
+
+    def function(x, w):
+        return jax_gpuops.softmax(x @ w, where=make(w))
+
+    (call,) = jax_gpuops.explain(function, x, x, platform="cuda").calls
+    assert call.plan.implementation == ("cuda" if is_kernel else "xla")
+    text = jax.jit(function).trace(x, x).lower(lowering_platforms=("cuda",)).as_text()
+    assert ("@jax_gpuops_softmax" in text) == is_kernel
+
+
+@pytest.mark.usefixtures("measured")
+def test_a_program_for_several_platforms():
+    """Each part of it knows what makes its operand."""
+
+    def function(x, w):
+        return jax_gpuops.softmax(x @ w), jax_gpuops.softmax(x + w)
+
+    traced = jax.jit(function).trace(X, W)
+    text = traced.lower(lowering_platforms=("cpu", "cuda")).as_text()
+    assert text.count("@jax_gpuops_softmax") == 1
+
+
 @pytest.mark.usefixtures("measured")
 def test_the_reason_is_told():
     (call,) = jax_gpuops.explain(

@@ -15,66 +15,30 @@ import numpy as np
 import pytest
 
 import jax_gpuops
-from bench import grid, policy, run, tune
-from bench.problem import Problem
-from bench.results import RIGHT, Run
+from bench import grid, policy, tune
 from jax_gpuops import _library, _measurements, _primitive
 
 RESULTS = pathlib.Path(__file__).parents[1] / "bench" / "results"
 TEXT = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
 DEVICES = json.loads(TEXT)["devices"]
 SWEEPS = {raw.environment["device"]: raw for raw in map(tune.Raw.load, RESULTS.glob("*/tune.json"))}
-BY_HAND = {"NVIDIA H200": [RESULTS / "h200" / "main.json"]}
-"""The results that tables rest on which no sweep has replaced yet."""
 
 
-def kernel_problems(problem: Problem) -> list[dict]:
-    """The problems that our kernels are given by what is timed, if they are asked for."""
-    described = []
-    implementation = "cuda" if run.has_gpu() else "interpret"
-    for primitive, avals, params in run.kernel_calls(problem, implementation=implementation):
-        params = {k: v for k, v in params.items() if k not in ("implementation", "algorithm")}
-        kernel = _primitive.KERNELS[primitive]
-        described.append({"op": kernel.op, **kernel.problem(*avals, **params)})
-    return described
-
-
-def measured(path: pathlib.Path) -> list[tuple[dict, float]]:
-    """The problems of a results file with the speed of our kernel relative to XLA."""
-    return [
-        (described, result.ratio)
-        for result in Run.load(path).results
-        if result.ours and result.named_algorithm is None and result.status == RIGHT
-        for described in kernel_problems(result.problem)
-    ]
-
-
-def test_a_table_is_of_a_sweep_or_says_that_it_is_not():
-    assert DEVICES.keys() == BY_HAND.keys() | SWEEPS.keys()
-    for kind, device in DEVICES.items():
-        assert device["made"].startswith("by python -m bench tune" if kind in SWEEPS else "by hand")
+def test_every_table_is_of_a_committed_sweep():
+    assert DEVICES.keys() == SWEEPS.keys()
+    for device in DEVICES.values():
+        assert device["made"] == "by python -m bench tune"
 
 
 @pytest.mark.any_version
 @pytest.mark.parametrize("kind", DEVICES)
 def test_a_table_of_a_sweep_is_what_the_sweep_gives(kind):
-    if kind in SWEEPS:
-        assert DEVICES[kind] == policy.device_table(vars(SWEEPS[kind]))
+    assert DEVICES[kind] == policy.device_table(vars(SWEEPS[kind]))
 
 
 @pytest.mark.any_version
 def test_the_file_is_as_it_would_be_written():
     assert policy.text(DEVICES) == TEXT
-
-
-@pytest.mark.any_version
-@pytest.mark.parametrize("kind", sorted(BY_HAND.keys() - SWEEPS.keys()))
-def test_every_class_made_by_hand_was_measured_to_be_level(kind):
-    pairs = [pair for path in BY_HAND[kind] for pair in measured(path)]
-    for entry in DEVICES[kind]["classes"]:
-        ratios = [ratio for problem, ratio in pairs if _measurements.contains(entry, problem)]
-        assert ratios, f"nothing that was measured lies in {entry}"
-        assert 1 <= entry["ratio"] <= min(ratios), entry
 
 
 ROWS = {"op": "softmax", "function": "softmax", "dtype": "bfloat16", "columns": 2048}
