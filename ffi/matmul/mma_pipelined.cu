@@ -1,4 +1,4 @@
-// Compiled for each of: __half __nv_bfloat16 float
+// Compiled for each of: __half+__nv_bfloat16+float
 #include "matmul/mma_pipelined.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {

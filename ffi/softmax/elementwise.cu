@@ -5,15 +5,16 @@ namespace softmax {
 namespace {
 
 template <class T>
-RegisterLaunchers launchers() {
+RegisterLaunchers elementwise_launchers() {
   return {kDTypeOf<T>,
           {
               {Algorithm::kElementwise, launch_elementwise<T>, nullptr},
           }};
 }
 
-const RegisterLaunchers kLaunchers[] = {launchers<__half>(), launchers<__nv_bfloat16>(),
-                                        launchers<float>(), launchers<double>()};
+const RegisterLaunchers kElementwiseLaunchers[] = {
+    elementwise_launchers<__half>(), elementwise_launchers<__nv_bfloat16>(),
+    elementwise_launchers<float>(), elementwise_launchers<double>()};
 
 }  // namespace
 }  // namespace softmax

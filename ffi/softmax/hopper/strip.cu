@@ -5,7 +5,7 @@ namespace softmax {
 namespace {
 
 template <class T>
-RegisterLaunchers launchers() {
+RegisterLaunchers strip_launchers() {
   return {
       kDTypeOf<T>,
       {
@@ -13,8 +13,9 @@ RegisterLaunchers launchers() {
       }};
 }
 
-const RegisterLaunchers kLaunchers[] = {launchers<__half>(), launchers<__nv_bfloat16>(),
-                                        launchers<float>(), launchers<double>()};
+const RegisterLaunchers kStripLaunchers[] = {strip_launchers<__half>(),
+                                             strip_launchers<__nv_bfloat16>(),
+                                             strip_launchers<float>(), strip_launchers<double>()};
 
 }  // namespace
 }  // namespace softmax
