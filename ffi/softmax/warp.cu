@@ -1,4 +1,4 @@
-// Compiled for each of: __half+__nv_bfloat16 float+double
+// Compiled for each of: __half __nv_bfloat16 float double
 #include "softmax/warp.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
