@@ -18,6 +18,8 @@ def measured(monkeypatch, tmp_path):
     """A function that says how fast softmax was measured to be between neighbours."""
     monkeypatch.setattr(_measurements, "gpu_kind", lambda: "NVIDIA Test GPU")
     monkeypatch.setattr(_library, "gpu_problem", lambda: None)
+    if _library.missing("cuda"):  # a module that knows workspaces, as lowering asks for them
+        monkeypatch.setitem(_library._MODULES, "cuda", _library.module("interpret"))
     monkeypatch.setattr(_library, "planned", lambda *_: {"algorithm": "some", "reason": "a test"})
     monkeypatch.setattr(_measurements, "_loaded", None)
 
