@@ -146,12 +146,17 @@ def log_softmax_vjp(problem: Problem, dx, reference, operands) -> Errors:
     return jnp.max(error / size), jnp.max(error / bound)
 
 
+def _size_of_terms(losses: jax.Array, logsumexps: jax.Array) -> jax.Array:
+    """The size of what a cross entropy is the difference of: logsumexp and the label's logit."""
+    return 1 + jnp.abs(logsumexps) + jnp.abs(logsumexps - losses)
+
+
 def losses(problem: Problem, y, reference, operands) -> Errors:
     """The largest error of a cross entropy relative to its terms: logsumexp and label's logit."""
     del problem
     x, labels = operands
     label_logits = jnp.take_along_axis(x.astype(jnp.float64), labels[..., None], -1)[..., 0]
-    size = 1 + jnp.abs(reference + label_logits) + jnp.abs(label_logits)
+    size = _size_of_terms(reference, reference + label_logits)
     error = jnp.max(jnp.abs(y.astype(jnp.float64) - reference) / size)
     return error, error / (_sum_bound(x.shape[-1], x.dtype) + 1.5 * _epsilon(y.dtype))
 
@@ -240,7 +245,7 @@ def cross_entropy(problem: Problem, results, references, operands) -> Errors:
     del operands
     loss, true_loss = results[0], references[0]
     lse, true_lse = (sum(each.astype(jnp.float64) for each in y[1:]) for y in (results, references))
-    size = 1 + jnp.abs(true_lse) + jnp.abs(true_lse - true_loss)
+    size = _size_of_terms(true_loss, true_lse)
     errors = (
         jnp.abs(y.astype(jnp.float64) - true) / size
         for y, true in ((loss, true_loss), (lse, true_lse))

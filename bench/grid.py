@@ -267,11 +267,14 @@ def _inner(kernel: str, dtype: str, columns, inners, counts, **options: Any) -> 
     )
 
 
+_SCALE = 0.125
+"""The factor of scores: that of heads of 64 elements."""
+
+
 def _attention(
     kernel: str,
     dtype: str,
     masks: Sequence[str],
-    scale: float,
     *,
     columns: Sequence[int] = (128, 512, 2048, 8192),
     counts: Sequence[int] = _counts(3),
@@ -290,7 +293,7 @@ def _attention(
         matrices = rows // queries
         batch = matrices if is_odd else 2 ** (matrices.bit_length() // 2)
         shape = (batch, matrices // batch, queries, n)
-        return Point(kernel, shape, dtype, (3,), mask, scale)
+        return Point(kernel, shape, dtype, (3,), mask, _SCALE)
 
     def exists(n: int, rows: int) -> bool:
         is_taken = rows // n >= 7 if is_odd else rows % n == 0 or "causal" not in masks[0]
@@ -307,7 +310,7 @@ def _attention(
     factor = {"scaled": [0, 1]} if masks != [""] else {}
     odd = "odd rows" if is_odd else ""
     return Grid(
-        _name(vertices, " or ".join(masks), "" if scale == 1 else f"scale={scale}", odd),
+        _name(vertices, " or ".join(masks), f"scale={_SCALE}", odd),
         _fixed(vertices, inner=1, **causal, **factor),
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
@@ -315,10 +318,10 @@ def _attention(
     )
 
 
-def _odd_attention(kernel: str, dtype: str, masks: Sequence[str], scale: float) -> Grid:
-    """The same for rows of no multiple of 16 bytes."""
+def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
+    """The same for rows of no multiple of 16 bytes: those of the least and the most aligned."""
     sizes = {"columns": (65, 513, 2049), "counts": tuple(2**e for e in (11, 14, 17, 20))}
-    return _attention(kernel, dtype, masks, scale, **sizes, stands_for=_unaligned(dtype)[::2])
+    return _attention(kernel, dtype, masks, **sizes, stands_for=_unaligned(dtype)[::2])
 
 
 # The softmax family
@@ -334,12 +337,12 @@ def _softmax() -> Iterator[Grid]:
             yield _rows(kernel, dtype, _powers(3, 19, 2), _counts(3))
     for dtype in floats:
         for mask in (["causal"], ["padding", "full"], ["causal padding"], [""]):
-            yield _attention("softmax", dtype, mask, 0.125)
+            yield _attention("softmax", dtype, mask)
         for mask in (["causal"], ["padding", "full"], [""]):
-            yield _attention("softmax_tangent", dtype, mask, 0.125)
+            yield _attention("softmax_tangent", dtype, mask)
         for kernel in ("softmax", "softmax_tangent"):
             for mask in (["causal"], ["padding", "full"]):
-                yield _odd_attention(kernel, dtype, mask, 0.125)
+                yield _odd_attention(kernel, dtype, mask)
     for kernel in ("log_softmax", "logsumexp", "log_softmax_cotangent"):
         for dtype in floats:
             yield _rows(kernel, dtype, _powers(3, 19, 2), _counts(3))

@@ -478,6 +478,14 @@ _softmax = functools.partial(
 _softmax_vjp = functools.partial(
     _softmax, operands=array_cotangent_and_mask, prepare=_run_forward, apply=_run_backward
 )
+_losses = functools.partial(
+    Op,
+    family="softmax",
+    public="softmax_cross_entropy_with_integer_labels",
+    upstream=_cross_entropy,
+    options={},
+    operands=array_and_labels,
+)
 _reduce = functools.partial(Op, family="reduce", limit="read", options={"axis": None})
 _matmul = functools.partial(Op, family="matmul", limit="matmul", error=check.matmul)
 
@@ -506,23 +514,10 @@ OPS: dict[str, Op] = {
         error=check.log_softmax_vjp,
         options={"axis": -1, "scale": None},
     ),
-    "cross_entropy": Op(
-        family="softmax",
-        public="softmax_cross_entropy_with_integer_labels",
-        upstream=_cross_entropy,
-        error=check.losses,
-        limit="read",
-        options={},
-        operands=array_and_labels,
-    ),
-    "cross_entropy_grad": Op(
-        family="softmax",
-        public="softmax_cross_entropy_with_integer_labels",
-        upstream=_cross_entropy,
+    "cross_entropy": _losses(error=check.losses, limit="read"),
+    "cross_entropy_grad": _losses(
         error=check.cross_entropy_grad,
         limit="copy",
-        options={},
-        operands=array_and_labels,
         apply=_value_and_grad,
         producer=_produce_logits,
         bytes=_two_reads_one_write,

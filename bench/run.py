@@ -329,13 +329,13 @@ def _prepare(problem: Problem, variants: Sequence[Variant]) -> _Prepared:
 
 def _compile(problem: Problem, results: Sequence[Result]) -> _Programs:
     op, operands = ops.OPS[problem.op], _types(problem)
-    draw = _compiled(functools.partial(_operands, problem))
+    draw = compiled(functools.partial(_operands, problem))
     upstream, y = _compiled_call(problem, op.upstream)
     with jax.enable_x64(True):
         lowered = jax.jit(functools.partial(_errors, problem)).lower(y, *operands)
         # To search for the fastest products would take longer than to compute them.
         errors = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
-    producer = None if op.producer is None else _compiled(op.producer, *operands)
+    producer = None if op.producer is None else compiled(op.producer, *operands)
     ways = []
     for result in results:
         try:
@@ -352,7 +352,7 @@ def _fail(results: Sequence[Result], failure: Exception) -> None:
             each.status, each.message = FAILED, first_line(failure)
 
 
-def _compiled(function: Callable, *types: Any) -> jax.stages.Compiled:
+def compiled(function: Callable, *types: Any) -> jax.stages.Compiled:
     """Compiles a function, given the types of its arguments."""
     return jax.jit(function).lower(*types).compile()
 
@@ -384,13 +384,13 @@ def _compiled_call(
     prepare, apply = _parts(problem, function, **arguments)
     given = _types(problem)
     if ops.OPS[problem.op].prepare is not ops.prepare_nothing:
-        prepare = _compiled(prepare, *given)
+        prepare = compiled(prepare, *given)
         given = prepare.out_info
     lowered = jax.jit(apply).lower(*given)
     if must_have not in lowered.as_text():
         raise RuntimeError("the compiled program does not call our kernel")
-    compiled = lowered.compile()
-    return lambda operands: measure.Call(compiled, prepare(*operands)), compiled.out_info
+    timed = lowered.compile()
+    return lambda operands: measure.Call(timed, prepare(*operands)), timed.out_info
 
 
 def kernel_and_xla(problem: Problem) -> tuple[measure.Call, measure.Call]:

@@ -236,13 +236,13 @@ class Sweep:
             draw = functools.partial(_draw, point)
             operands = jax.eval_shape(draw)
             programs = self._compile_both(_alone, point, operands)
-            programs["draw"] = _compiled(draw)
+            programs["draw"] = run.compiled(draw)
             if point.kernel in _IN_PLACE:
-                programs["before"] = _compiled(functools.partial(_before, point), *operands)
+                programs["before"] = run.compiled(functools.partial(_before, point), *operands)
         with jax.enable_x64(True):
             results = programs["xla"].out_info
             excess = functools.partial(_excess, point)
-            programs["excess"] = _compiled(excess, *map(_types, (results, *operands)))
+            programs["excess"] = run.compiled(excess, *map(_types, (results, *operands)))
         return programs
 
     def _compile_between(self, point: Point) -> Programs:
@@ -251,7 +251,7 @@ class Sweep:
 
     def _compile_both(self, function: Callable, point: Point, operands) -> Programs:
         return {
-            name: _compiled(functools.partial(function, point, implementation), *operands)
+            name: run.compiled(functools.partial(function, point, implementation), *operands)
             for name, implementation in (("ours", self._implementation), ("xla", "xla"))
         }
 
@@ -283,11 +283,6 @@ class Sweep:
             raise RuntimeError("it takes no longer than what comes before it")
         times = {"us": us - part_us, "xla_us": xla_us}
         return {prefix + name: round(value, 3) for name, value in times.items()}
-
-
-def _compiled(function: Callable, *operands: Any) -> jax.stages.Compiled:
-    """Compiles a function of operands, given their types."""
-    return jax.jit(function).lower(*operands).compile()
 
 
 def _types(operands: Any) -> Any:

@@ -47,9 +47,14 @@ _MOVES = frozenset({"reshape", "sharding_constraint"})
 """Operations that compute nothing, so that what makes their operand counts."""
 
 
-def is_fusible(value: ir.Value, module: ir.Module) -> bool:
-    """True if XLA may fuse what makes a value with what consumes it."""
-    source = _source(value, ir.SymbolTable(module.operation))
+def is_fusible(value: ir.Value, symbols: ir.SymbolTable) -> bool:
+    """True if XLA may fuse what makes a value with what consumes it.
+
+    Args:
+      value: an operand in a module that is being lowered.
+      symbols: the functions of the module.
+    """
+    source = _source(value, symbols)
     return isinstance(source, ir.Operation) and _name(source) not in _BARRIERS
 
 

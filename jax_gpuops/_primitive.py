@@ -86,7 +86,7 @@ WITHOUT_KERNEL: set[Primitive] = set()
 def primitive(kernel: Kernel) -> Primitive:
     """Makes the primitive of a kernel, with everything but its derivatives and batching."""
     p = _new(kernel.name, kernel.reference, kernel.multiple_results)
-    custom_call_p = _with_results(kernel.name, jax.typeof)
+    custom_call_p = _with_results(kernel.name)
     mlir.register_lowering(custom_call_p, _lower_custom_call)
     placed_p = _with_results(kernel.name)
     for platform in (None, "cpu", "cuda"):
@@ -120,11 +120,11 @@ def primitive_without_kernel(name: str, reference: Callable[..., jax.Array]) -> 
     return p
 
 
-def _with_results(name: str, type_of: Callable[[Any], Any] = lambda aval: aval) -> Primitive:
-    """Makes a primitive of a lowering, whose parameter `results` tells the types of its results."""
+def _with_results(name: str) -> Primitive:
+    """Makes a primitive of a lowering, whose parameter `results` has the types of its results."""
     p = Primitive(name)
     p.multiple_results = True
-    p.def_abstract_eval(lambda *_, results, **__: list(map(type_of, results)))
+    p.def_abstract_eval(lambda *_, results, **__: list(results))
     return p
 
 
@@ -508,9 +508,9 @@ def _kernel_instead(site: Site) -> str:
 
 def _place(placed_p, ctx, *operands, implementation, **params):
     """Lowers a call as one of `placed_p`, which knows whether its operands are fusible."""
-    module = ctx.module_context.module
+    symbols = ctx.module_context.symbol_table
     large = itertools.compress(operands, _fusion.large(ctx.avals_in))
-    fusible = implementation is None and any(_fusion.is_fusible(x, module) for x in large)
+    fusible = implementation is None and any(_fusion.is_fusible(x, symbols) for x in large)
     more = {"fusible": fusible, "results": tuple(ctx.avals_out)}
     place = functools.partial(placed_p.bind, implementation=implementation, **more, **params)
     return mlir.lower_fun(place, multiple_results=True)(ctx, *operands)
@@ -620,7 +620,7 @@ class Launch:
         return self.custom_call_p.bind(
             *operands,
             target=target,
-            results=tuple(results),
+            results=tuple(map(jax.typeof, results)),
             operand_layouts=operand_layouts,
             result_layouts=result_layouts,
             batch_dims=batch_dims,
