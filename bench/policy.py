@@ -76,9 +76,17 @@ def classes(
         for box, (alone, between) in merged(cells(each, points)).items():
             sizes = {name: list(bounds) for name, bounds in zip(each.axes, box, strict=True)}
             ratios = {"ratio": _floor(alone), "between": _floor(between)}
-            order = json.dumps(each.fixed), list(each.axes), box
-            found.append((order, {**each.fixed, **sizes, **ratios}))
+            for fixed in _also_float16(each.fixed):
+                order = json.dumps(fixed), list(each.axes), box
+                found.append((order, {**fixed, **sizes, **ratios}))
     return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+
+
+def _also_float16(fixed: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Returns what classes name, and the same for float16 where it is of bfloat16."""
+    if "bfloat16" not in fixed.values():
+        return [fixed]
+    return [fixed, {k: "float16" if v == "bfloat16" else v for k, v in fixed.items()}]
 
 
 def _floor(ratio: float) -> float:

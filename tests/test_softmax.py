@@ -623,6 +623,28 @@ def test_masks_of_rows_of_any_phase(name, algorithm, dtype, implementation):
         assert_accurate(name, y, x, **options)
 
 
+SHORT_LENGTHS = (7, 8, 9, 16, 17, 32, 33, 64, 65, 96, 128, 192, 193, 224, 256, 257, 384, 512, 513)
+"""On both sides of where warps take other kernels for rows with masks."""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_masks_of_short_rows_of_every_length(name, dtype, implementation):
+    xs = [special_rows((2, 3, columns), dtype) for columns in SHORT_LENGTHS]
+    cases = [
+        (x, options)
+        for i, x in enumerate(xs)
+        for j, options in enumerate(masks_of_any_phase(x.shape))
+        if (i + j) % 3 == 0
+    ]
+    how = {"implementation": implementation, "algorithm": "warp"}
+    with helpers.x64(dtype):
+        ys = of_cases(functools.partial(ours, name, **how), cases)
+    for (x, options), y in zip(cases, ys, strict=True):
+        assert_accurate(name, y, x, **options)
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -1183,6 +1205,17 @@ def test_options_of_tangents(name, algorithm, columns, dtype, implementation):
     x = helpers.normal((3, 5, columns), dtype, scale=3)
     cases = [(x, options) for options in options_of(algorithm, "softmax", x)]
     how = {"implementation": implementation, "algorithm": algorithm}
+    assert_tangents_accurate(name, cases, dtype, **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_under_masks_of_short_rows_of_every_length(name, dtype, implementation):
+    xs = [helpers.normal((2, 3, columns), dtype, scale=3) for columns in SHORT_LENGTHS[:-1]]
+    masks = [masks_of_any_phase(x.shape) for x in xs]
+    cases = [(x, each[i % len(each)]) for i, (x, each) in enumerate(zip(xs, masks, strict=True))]
+    how = {"implementation": implementation, "algorithm": "warp"}
     assert_tangents_accurate(name, cases, dtype, **how)
 
 

@@ -80,14 +80,14 @@ def test_masks_scales_and_kinds_of_axes_are_there():
     }
     assert {point.scale for point in softmax} == {1.0, 0.125}
     assert {len(point.shape) - 1 - point.axes[0] for point in softmax} == {0, 1}
-    assert {p.dtype for p in softmax} == {"bfloat16", "float32", "float16"}
+    assert {p.dtype for p in softmax} == {"bfloat16", "float32"}
 
 
 def test_products_are_of_every_layout_and_precision():
     products = [point for point in grid.points(GRIDS) if point.kernel == "gemm"]
     assert {(p.dtype, p.precision) for p in products} == {
         *(("float32", "highest"), ("float32", "default"), ("bfloat16", "default")),
-        *(("float16", "default"), ("float8_e4m3fn", "default"), ("float8_e4m3fn", "highest")),
+        *(("float8_e4m3fn", "default"), ("float8_e4m3fn", "highest")),
         ("int8", "default"),
     }
     layouts = {(p.problem["transpose_a"], p.problem["transpose_b"]) for p in products}
@@ -406,9 +406,10 @@ def test_a_measured_point_is_in_a_class_if_and_only_if_its_vertex_is_ours(sweep)
                 assert entry["between"] <= raw["between_xla_us"] / raw["between_us"]
 
 
-def test_many_cells_become_few_classes():
+def test_many_cells_become_few_classes_which_hold_for_float16_if_for_bfloat16():
     each = SAMPLE[0]
-    (entry,) = table_of(each, dict.fromkeys(grid.points([each]), "ours"))
+    entry, of_float16 = table_of(each, dict.fromkeys(grid.points([each]), "ours"))
+    assert of_float16 == entry | {"dtype": "float16"}
     assert entry == {
         **each.fixed,
         "columns": [1024, 8192],

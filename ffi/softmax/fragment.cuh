@@ -81,6 +81,10 @@ enum class Totals { kCombined, kOwn };
 // With which a thread keeps the powers of 16-bit elements where there are many rows.
 inline constexpr int kPacksOfPowers = 2;
 
+// What a thread holds of an element of 16 bits that it reads by itself has a register anyhow.
+template <class T, RowLayout kLayout>
+using Held = std::conditional_t<kLayout == RowLayout::kElements, Accumulator<T>, T>;
+
 // Powers are kept, if these are what the results are made of, in place of wide elements or beside
 // 16-bit ones. It takes three instructions more to take the power of a 16-bit element again, and
 // half the registers: what a thread with many packs does.
@@ -96,7 +100,7 @@ class ForwardFragment {
   static constexpr bool kHasRowResults = kVariant == Variant::kGeneral;
   static constexpr int kOperands = 1;
   static constexpr int kHeld = kPacks;
-  static constexpr int kPack = kWidestPack<T>;
+  static constexpr int kPack = kPackOf<T, kLayout>;
   using Slice = ThreadSlice<T, kLayout>;
 
   __device__ __forceinline__ static const T* operand(const KernelArgs<T>& args, int) {
@@ -112,7 +116,14 @@ class ForwardFragment {
   template <bool kOnce>
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice, const T* x) {
     const T fill = narrow<T>(ForwardFunctions::fill(args));
-    slice.template read<kOnce>(args, args.x, x, fill, x_);
+    if constexpr (std::is_same_v<Held<T, kLayout>, T>) {
+      slice.template read<kOnce>(args, args.x, x, fill, x_);
+    } else {
+      RegisterPack<T, kPack> read[kPacks];
+      slice.template read<kOnce>(args, args.x, x, fill, read);
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) x_[p].reg[0] = widen(read[p].reg[0]);
+    }
   }
 
   // The state of the group of kLanes lanes.
@@ -180,7 +191,7 @@ class ForwardFragment {
     return {function(args), args.scale, kVariant == Variant::kPlainSoftmax};
   }
 
-  static constexpr bool kWide = std::is_same_v<T, A>;
+  static constexpr bool kWide = std::is_same_v<Held<T, kLayout>, A>;
   static constexpr bool kKeepsPowers =
       kWide || kPacks == kPacksOfPowers || kLayout == RowLayout::kSmall;
   static constexpr bool kKeepsElements = false;  // and no powers
@@ -243,7 +254,7 @@ class ForwardFragment {
     }
   }
 
-  RegisterPack<T, kPack> x_[kPacks];
+  RegisterPack<Held<T, kLayout>, kPack> x_[kPacks];
   RegisterPack<A, kPack> powers_[kKeepsPowers && !kWide ? kPacks : 1];
   A anchor_;
 };
@@ -263,7 +274,7 @@ __device__ __forceinline__ void write_results(
   }
 }
 
-// kPacks counts those of both operands.
+// kPacks counts those of both operands, of kElements those of each.
 template <class T, int kPacks, RowLayout kLayout_>
 class TangentFragment {
  public:
@@ -273,8 +284,10 @@ class TangentFragment {
   static constexpr RowLayout kLayout = kLayout_;
   static constexpr bool kHasRowResults = false;
   static constexpr int kOperands = 2;
-  static constexpr int kHeld = kPacks > 1 ? kPacks / 2 : 1;
-  static constexpr int kPack = kWidestPack<T>;
+  static constexpr int kHeld = kLayout == RowLayout::kElements ? kPacks
+                               : kPacks > 1                    ? kPacks / 2
+                                                               : 1;
+  static constexpr int kPack = kPackOf<T, kLayout>;
   using Slice = ThreadSlice<T, kLayout>;
 
   __device__ __forceinline__ static const T* operand(const KernelArgs<T>& args, int number) {

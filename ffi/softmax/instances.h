@@ -41,6 +41,19 @@ inline constexpr WarpInstance kSmallWarpInstances[] = {
 // Rows that do not begin and end with a pack, or have masks.
 inline constexpr WarpInstance kUnalignedWarpInstances[] = {
     {8, 1, 1}, {8, 4, 1}, {32, 2, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
+// The same rows where they are short: `packs` of one element, of each operand. Few lanes, since
+// where a row and its mask lie is found once for all rows of a warp.
+inline constexpr WarpInstance kElementsWarpInstances[] = {
+    {4, 2, 1},   {8, 2, 1},   {8, 4, 1},   {8, 8, 1},   {8, 12, 1}, {8, 16, 1},
+    {16, 12, 1}, {16, 14, 1}, {16, 16, 1}, {32, 12, 1}, {32, 16, 1}};
+// Longer rows would need more registers for as many bytes under way. With two operands, of packs
+// that a mask lies beside element for element, packs take fewer instructions, too.
+inline constexpr std::int64_t kMostElements = 32 * 16;
+constexpr bool takes_elements(RowLayout layout, int operands, std::int64_t columns) {
+  const bool has_whole_packs = layout == RowLayout::kAligned || layout == RowLayout::kSmall ||
+                               (layout == RowLayout::kMasked && operands == 2);
+  return !has_whole_packs && columns <= kMostElements;
+}
 
 // How many packs of each operand a lane of an instance holds.
 constexpr int packs_of_each(const WarpInstance& instance, int operands) {

@@ -361,7 +361,15 @@ Config warp_config(const Problem& problem) {
     config.packs = each.packs;
     config.rows = each.rows;
   };
-  if (config.layout != RowLayout::kAligned) {
+  if (takes_elements(config.layout, operands(problem), problem.columns)) {
+    config.layout = RowLayout::kElements;
+    for (const WarpInstance& each : kElementsWarpInstances) {
+      if (config.lanes != 0 || each.lanes * each.packs < problem.columns) continue;
+      config.lanes = each.lanes;
+      config.packs = each.packs;
+      config.rows = each.rows;
+    }
+  } else if (config.layout != RowLayout::kAligned) {
     for (const WarpInstance& each : kUnalignedWarpInstances) take(each);
   } else {
     if (is_little_work(problem)) {

@@ -156,7 +156,7 @@ class RowMask {
       // Of the last dim there is no more than what is left.
       const bool last = d + 1 == args.mask.dims;
       const Number rest = last ? 0 : by_size(d).quotient(row);
-      flags_ += (row - rest * args.mask.size[d]) * args.mask.stride[d];
+      flags_ += (row - rest * static_cast<Number>(args.mask.size[d])) * args.mask.stride[d];
       row = rest;
     }
   }
@@ -167,15 +167,19 @@ class RowMask {
 };
 
 template <RowLayout kLayout>
-inline constexpr bool kIsAligned =
-    kLayout == RowLayout::kAligned || kLayout == RowLayout::kSmall || kLayout == RowLayout::kMasked;
+inline constexpr bool kIsAligned = kLayout == RowLayout::kAligned || kLayout == RowLayout::kSmall ||
+                                   kLayout == RowLayout::kMasked || kLayout == RowLayout::kElements;
 template <RowLayout kLayout>
 inline constexpr bool kIsUnaligned =
     kLayout == RowLayout::kUnaligned || kLayout == RowLayout::kMaskedUnaligned;
 template <RowLayout kLayout>
 inline constexpr bool kHasMask =
     kLayout == RowLayout::kMasked || kLayout == RowLayout::kMaskedUnaligned ||
-    kLayout == RowLayout::kStrided;
+    kLayout == RowLayout::kElements || kLayout == RowLayout::kStrided;
+
+// Elements of a pack: those of kElements have one, so that rows of any length are aligned.
+template <class T, RowLayout kLayout>
+inline constexpr int kPackOf = kLayout == RowLayout::kElements ? 1 : kWidestPack<T>;
 
 // The number of a row, or of an element or a pack. Short kernels spend their time on what comes
 // before the first load, of which 64-bit arithmetic is half.
@@ -185,7 +189,7 @@ using Number = std::conditional_t<kLayout == RowLayout::kSmall, std::int32_t, st
 // Row number `row`.
 template <class T, RowLayout kLayout>
 struct Row {
-  static constexpr int kPack = kWidestPack<T>;
+  static constexpr int kPack = kPackOf<T, kLayout>;
 
   // A row that does not exist has no packs.
   __device__ __forceinline__ Row(const KernelArgs<T>& args, Number<kLayout> row, bool exists = true)
@@ -219,7 +223,7 @@ __device__ inline int clamped_to_int(std::int64_t value) {
 template <class T, RowLayout kLayout>
 class ThreadSlice {
  public:
-  static constexpr int kPack = kWidestPack<T>;
+  static constexpr int kPack = kPackOf<T, kLayout>;
   using Elements = RegisterPack<T, kPack>;
 
   // Whether it pays to ask once whether all of a thread's packs lie in the row, before asking for
@@ -283,7 +287,7 @@ class ThreadSlice {
       pack[p] = filled<kPack>(fill);
       if (reads_whole(p)) pack[p] = read_pack<kPack>(whole + p * stride_);
     }
-    if constexpr (kLayout == RowLayout::kMasked) {
+    if constexpr (kMaskLiesAlike) {
       if (mask_ != nullptr) apply_mask<kSome>(fill, pack);
     } else if constexpr (kIsUnaligned<kLayout>) {
       // The last row's last pack may reach beyond the array.
@@ -324,7 +328,7 @@ class ThreadSlice {
   // Which elements of pack p take part: a bit for each.
   __device__ __forceinline__ unsigned kept(const KernelArgs<T>& args, int p) const {
     unsigned bits = within(p, readable());
-    if constexpr (kLayout == RowLayout::kMasked) {
+    if constexpr (kMaskLiesAlike) {
       if (mask_ != nullptr && bits != 0) {
         Pack<std::uint8_t, kPack> flags;
         const Flags read = read_pack<kPack>(mask_ + p * stride_);
@@ -368,6 +372,15 @@ class ThreadSlice {
       }
       return;
     }
+    if constexpr (kLayout == RowLayout::kElements) {
+      // To compute one in vain costs less than a branch for each.
+#pragma unroll
+      for (int p = 0; p < kPacks; ++p) {
+        const Elements pack = pack_of(p);
+        if (has(p)) write_pack(pack, args.y + at_ + position(p, 0));
+      }
+      return;
+    }
     int cut = 0;  // the pack that the row ends in
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -393,6 +406,9 @@ class ThreadSlice {
   }
 
  private:
+  // Whether the packs of the mask lie like those of the row.
+  static constexpr bool kMaskLiesAlike =
+      kLayout == RowLayout::kMasked || kLayout == RowLayout::kElements;
   using Flags = RegisterPack<std::uint8_t, kPack>;
   struct Halves {
     std::uint64_t half[2];

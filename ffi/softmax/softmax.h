@@ -232,10 +232,11 @@ enum class RowLayout {
   kMasked,           // they do, and so does the mask, or the columns that take part end somewhere
   kUnaligned,        // they have any length, and so any phase
   kMaskedUnaligned,  // and a mask of any phase, or columns that do not take part
+  kElements,         // likewise: neighbouring lanes read neighbouring elements, one at a time
   kStrided,          // nothing is known: each element is read by itself
 };
 inline constexpr std::string_view kRowLayoutNames[] = {
-    "aligned", "small", "masked", "unaligned", "masked_unaligned", "strided"};
+    "aligned", "small", "masked", "unaligned", "masked_unaligned", "elements", "strided"};
 constexpr auto& names_of(RowLayout) { return kRowLayoutNames; }
 
 // Which functions the code of a kernel is for.

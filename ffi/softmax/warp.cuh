@@ -36,23 +36,32 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
   const auto take = [&](RowNumber first) {
     Fragment fragment[kRows];
     bool any_large = false;
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+    const auto slice_of = [&](int r) {
       const RowNumber number = first + r * kGroups + group;
       const Row<T, Fragment::kLayout> row(args, number, number < count);
-      fragment[r].load(args, typename Fragment::Slice(args, row, lane, row.packs, kLanes));
-    }
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
+      return typename Fragment::Slice(args, row, lane, row.packs, kLanes);
+    };
+    const auto finish = [&](int r, const typename Fragment::Slice& slice) {
       const RowNumber number = first + r * kGroups + group;
-      const Row<T, Fragment::kLayout> row(args, number, number < count);
-      const typename Fragment::Slice slice(args, row, lane, row.packs, kLanes);
       const RowResult<typename Fragment::State> row_result(args, number,
                                                            lane == 0 && number < count);
       const auto total = fragment[r].template reduce<kLanes, Anchors::kNotLarge>(args);
       write_results<Totals::kOwn, Anchors::kNotLarge>(fragment[r], args, number, slice, total,
                                                       row_result);
       if constexpr (kMayBeLarge) any_large = any_large || exponents.is_large(total.anchor);
+    };
+    if constexpr (kHasMask<Fragment::kLayout>) {
+      // Where a mask lies takes more instructions to find than elements to compute with: found
+      // again for the results, as below, it would take a third of the time of short rows.
+      static_assert(kRows == 1);
+      const typename Fragment::Slice slice = slice_of(0);
+      fragment[0].load(args, slice);
+      finish(0, slice);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) fragment[r].load(args, slice_of(r));
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) finish(r, slice_of(r));
     }
     if constexpr (kMayBeLarge) {
       // All of the warp's rows: the others' results may differ in their last bit.
@@ -75,6 +84,16 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
   }
 }
 
+// Whether plans take an instance: none before it has room for as many packs, and what it has room
+// for is not read by elements.
+template <class T, RowLayout kLayout, const auto& kTable>
+constexpr bool is_planned(std::size_t index, int operands) {
+  if (kLayout == RowLayout::kElements) return true;
+  const int packs = kTable[index].lanes * packs_of_each(kTable[index], operands);
+  return is_planned(kTable, index, operands) &&
+         !takes_elements(kLayout, operands, packs * kPackOf<T, kLayout>);
+}
+
 template <class Functions, class T, RowLayout kLayout, Variant kVariant, const auto& kTable>
 void launch_warp_from(const Call& call) {
   const Config& config = call.config;
@@ -83,7 +102,7 @@ void launch_warp_from(const Call& call) {
   };
   dispatch_instance<kTable>(planned, [&](auto index) {
     constexpr WarpInstance kInstance = kTable[index];
-    if constexpr (is_planned(kTable, index, Functions::kOperands)) {
+    if constexpr (is_planned<T, kLayout, kTable>(index, Functions::kOperands)) {
       using Fragment = FragmentOf<Functions, T, kInstance.packs, kLayout, kVariant>;
       launch_kernel<warp_kernel<Fragment, kInstance.lanes, kInstance.rows>>(
           call.queue, launch_shape(call), kernel_args<T>(call));
@@ -96,18 +115,21 @@ void launch_warp_from(const Call& call) {
 template <class Functions, class T>
 void launch_warp(const Call& call) {
   constexpr Variant kGeneral = Variant::kGeneral;
-  dispatch_value<RowLayout::kAligned, RowLayout::kSmall, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
-    if constexpr (layout == RowLayout::kSmall) {
-      dispatch_variant<Functions, Variant::kSoftmax>(call, [&](auto variant) {
-        launch_warp_from<Functions, T, layout, variant, kSmallWarpInstances>(call);
+  dispatch_value<RowLayout::kAligned, RowLayout::kSmall, RowLayout::kElements, RowLayout::kMasked,
+                 RowLayout::kUnaligned, RowLayout::kMaskedUnaligned>(
+      call.config.layout, [&](auto layout) {
+        if constexpr (layout == RowLayout::kSmall) {
+          dispatch_variant<Functions, Variant::kSoftmax>(call, [&](auto variant) {
+            launch_warp_from<Functions, T, layout, variant, kSmallWarpInstances>(call);
+          });
+        } else if constexpr (layout == RowLayout::kAligned) {
+          launch_warp_from<Functions, T, layout, kGeneral, kWarpInstances>(call);
+        } else if constexpr (layout == RowLayout::kElements) {
+          launch_warp_from<Functions, T, layout, kGeneral, kElementsWarpInstances>(call);
+        } else {
+          launch_warp_from<Functions, T, layout, kGeneral, kUnalignedWarpInstances>(call);
+        }
       });
-    } else if constexpr (layout == RowLayout::kAligned) {
-      launch_warp_from<Functions, T, layout, kGeneral, kWarpInstances>(call);
-    } else {
-      launch_warp_from<Functions, T, layout, kGeneral, kUnalignedWarpInstances>(call);
-    }
-  });
 }
 
 }  // namespace softmax

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <type_traits>
 #include <vector>
 
 #include "core/integer.h"
@@ -38,10 +39,9 @@ Mask mask_of(Layout layout, std::int64_t columns) {
   return mask;
 }
 
-template <class T, int kPacks>
+template <class T, RowLayout kLayout, int kPacks>
 void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t first, int lanes) {
-  constexpr RowLayout kLayout = RowLayout::kMaskedUnaligned;
-  constexpr int kPack = kWidestPack<T>;
+  constexpr int kPack = kPackOf<T, kLayout>;
   const Row<T, kLayout> row(args, number);
   const RowMask<T> row_mask(args, number);
   const ThreadSlice<T, kLayout> slice(args, row, first, row.packs, lanes);
@@ -71,7 +71,7 @@ void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t fi
 }
 
 // phase: of the mask's address.
-template <class T, int kPacks>
+template <class T, RowLayout kLayout, int kPacks>
 void check_rows(std::int64_t columns, Layout layout, std::size_t phase, bool causal, int lanes) {
   KernelArgs<T> args{};
   args.rows = {kLeading * kRows, columns, 1};
@@ -93,10 +93,10 @@ void check_rows(std::int64_t columns, Layout layout, std::size_t phase, bool cau
   for (std::size_t i = 0; i < bytes; ++i) flags[i] = random() % 5 < 3;
   if (layout != Layout::kNone) args.mask.data = flags.get() + phase;
   for (std::int64_t number = 0; number < args.rows.count; ++number) {
-    const std::int64_t packs = Row<T, RowLayout::kMaskedUnaligned>(args, number).packs;
+    const std::int64_t packs = Row<T, kLayout>(args, number).packs;
     for (std::int64_t first = 0; first < packs; first += std::int64_t{lanes} * kPacks) {
       for (int lane = 0; lane < lanes; ++lane) {
-        check_slice<T, kPacks>(args, number, first + lane, lanes);
+        check_slice<T, kLayout, kPacks>(args, number, first + lane, lanes);
       }
     }
   }
@@ -110,8 +110,13 @@ void check_dtype() {
       for (std::size_t phase = 0; phase < 8; ++phase) {
         for (const bool causal : {false, true}) {
           for (const int lanes : {1, 2, 8}) {
-            check_rows<T, 1>(columns, layout, phase, causal, lanes);
-            check_rows<T, 5>(columns, layout, phase, causal, lanes);
+            const auto check = [&](auto packs) {
+              check_rows<T, RowLayout::kMaskedUnaligned, packs>(columns, layout, phase, causal,
+                                                                lanes);
+              check_rows<T, RowLayout::kElements, packs>(columns, layout, phase, causal, lanes);
+            };
+            check(std::integral_constant<int, 1>{});
+            check(std::integral_constant<int, 5>{});
           }
         }
       }
