@@ -275,7 +275,7 @@ class ThreadSlice {
     if (kOnce && fills<kPacks>(readable())) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) pack[p] = read_pack<kPack>(whole + p * stride_);
-      if constexpr (kLayout == RowLayout::kMasked) {
+      if constexpr (kMaskLiesAlike) {
         if (mask_ != nullptr) apply_mask<kAll>(fill, pack);
       } else if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
         if (mask_ != nullptr) apply_shifted_mask(fill, pack);
