@@ -81,7 +81,7 @@ enum class Totals { kCombined, kOwn };
 // With which a thread keeps the powers of 16-bit elements where there are many rows.
 inline constexpr int kPacksOfPowers = 2;
 
-// What a thread holds of an element of 16 bits that it reads by itself has a register anyhow.
+// What an element is held as: one that is read by itself takes a whole register, so as a wide one.
 template <class T, RowLayout kLayout>
 using Held = std::conditional_t<kLayout == RowLayout::kElements, Accumulator<T>, T>;
 

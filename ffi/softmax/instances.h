@@ -46,8 +46,8 @@ inline constexpr WarpInstance kUnalignedWarpInstances[] = {
 inline constexpr WarpInstance kElementsWarpInstances[] = {
     {4, 2, 1},   {8, 2, 1},   {8, 4, 1},   {8, 8, 1},   {8, 12, 1}, {8, 16, 1},
     {16, 12, 1}, {16, 14, 1}, {16, 16, 1}, {32, 12, 1}, {32, 16, 1}};
-// Longer rows would need more registers for as many bytes under way. With two operands, of packs
-// that a mask lies beside element for element, packs take fewer instructions, too.
+// Longer rows would need more registers for as many bytes under way. Of whole packs with a mask,
+// those linear in t are faster by packs, too (docs/tuning.md).
 inline constexpr std::int64_t kMostElements = 32 * 16;
 constexpr bool takes_elements(RowLayout layout, int operands, std::int64_t columns) {
   const bool has_whole_packs = layout == RowLayout::kAligned || layout == RowLayout::kSmall ||

@@ -351,35 +351,36 @@ Config ladder_config(Algorithm algorithm, const Problem& problem) {
 }
 
 Config warp_config(const Problem& problem) {
-  const std::int64_t packs = most_packs(problem);
   Config config;
   config.layout = layout_of(problem);
   config.threads = kWarpBlockThreads;
-  const auto take = [&](const WarpInstance& each) {
-    if (config.lanes != 0 || each.lanes * packs_held(problem, each.packs) < packs) return;
-    config.lanes = each.lanes;
-    config.packs = each.packs;
-    config.rows = each.rows;
-  };
   if (takes_elements(config.layout, operands(problem), problem.columns)) {
     config.layout = RowLayout::kElements;
-    for (const WarpInstance& each : kElementsWarpInstances) {
-      if (config.lanes != 0 || each.lanes * each.packs < problem.columns) continue;
+  }
+  const bool takes_packs = config.layout != RowLayout::kElements;
+  const std::int64_t length = takes_packs ? most_packs(problem) : problem.columns;
+  const auto take_from = [&](const auto& table) {
+    for (const WarpInstance& each : table) {
+      const int held = takes_packs ? packs_held(problem, each.packs) : each.packs;
+      if (config.lanes != 0 || each.lanes * held < length) continue;
       config.lanes = each.lanes;
       config.packs = each.packs;
       config.rows = each.rows;
     }
+  };
+  if (!takes_packs) {
+    take_from(kElementsWarpInstances);
   } else if (config.layout != RowLayout::kAligned) {
-    for (const WarpInstance& each : kUnalignedWarpInstances) take(each);
+    take_from(kUnalignedWarpInstances);
   } else {
     if (is_little_work(problem)) {
-      for (const WarpInstance& each : kSmallWarpInstances) take(each);
+      take_from(kSmallWarpInstances);
       if (config.lanes != 0) {
         config.layout = RowLayout::kSmall;
         if (problem.function == Function::kSoftmax) config.variant = Variant::kSoftmax;
       }
     }
-    for (const WarpInstance& each : kWarpInstances) take(each);
+    take_from(kWarpInstances);
   }
   const std::int64_t rows = kWarpBlockThreads / config.lanes * config.rows;
   config.blocks = at_most_blocks(divide_up(problem.rows(), rows));

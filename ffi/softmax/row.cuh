@@ -6,6 +6,8 @@
 //     packs             |--- pack 0 ----|--- pack 1 ----|--- pack 2 ----|
 //                        .   .  x0  x1   x2  x3  x4  x5   x6  x7  x8  x9
 //
+// Short rows that do not consist of whole packs, or have a mask, have packs of one element.
+//
 // Elements that do not take part, because they belong to the neighbours or a mask says so, are
 // replaced by one that changes no maximum and no sum as soon as they are read.
 #pragma once

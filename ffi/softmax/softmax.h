@@ -260,7 +260,7 @@ struct Config {
   int cluster = 1;          // blocks on one row, or one strip, that form a cluster
   int lanes = 0;            // threads on one row, or side by side for column
   int packs = 0;            // that a thread holds (of both operands, where there are two), or
-                            // elements of it for staged and column
+                            // elements of it for staged, column and the layout of elements
   int pack = 0;             // elements side by side that a thread of column has
   std::int64_t rows = 0;    // that a group of lanes, or for staged a block, has in flight
   std::int64_t steps = 0;   // along the axis, of a thread of column or a warp of strip; of

@@ -51,8 +51,8 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       if constexpr (kMayBeLarge) any_large = any_large || exponents.is_large(total.anchor);
     };
     if constexpr (kHasMask<Fragment::kLayout>) {
-      // Where a mask lies takes more instructions to find than elements to compute with: found
-      // again for the results, as below, it would take a third of the time of short rows.
+      // To find where a row's mask lies takes more instructions than to compute a few elements, so
+      // that is not done again for the results.
       static_assert(kRows == 1);
       const typename Fragment::Slice slice = slice_of(0);
       fragment[0].load(args, slice);
