@@ -220,7 +220,7 @@ def _rows(
 ) -> Grid:
     """Rows that lie one after another, `outer` of them.
 
-    Of aligned rows one class holds with a factor and without (docs/policy.md).
+    Of aligned rows of `_WITH_FACTOR` one class holds with a factor and without.
 
     Args:
       kernel: as a point has it.
@@ -237,10 +237,11 @@ def _rows(
         for n, rows in itertools.product(columns, counts)
         if _is_measured(n * rows, dtype)
     }
-    with_scale = "scale" in next(iter(vertices.values()))[0].params and len(stands_for) == 1
+    is_odd = len(stands_for) > 1
+    factor = {"scaled": [0, 1]} if kernel in _WITH_FACTOR and not is_odd else {}
     return Grid(
-        _name(vertices, "odd rows" if len(stands_for) > 1 else ""),
-        _fixed(vertices, inner=1, **({"scaled": [0, 1]} if with_scale else {})),
+        _name(vertices, "odd rows" if is_odd else ""),
+        _fixed(vertices, inner=1, **factor),
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
         open="outer",
@@ -271,6 +272,9 @@ def _inner(kernel: str, dtype: str, columns, inners, counts, **options: Any) -> 
         open="outer",
     )
 
+
+_WITH_FACTOR = ("softmax", "softmax_tangent")
+"""Kernels of which aligned rows were as far ahead with a factor as without (docs/policy.md)."""
 
 _SCALE = 0.125
 """The factor of scores: that of heads of 64 elements."""
@@ -312,11 +316,10 @@ def _attention(
         if exists(n, rows)
     }
     causal = {"queries": [1, MOST], "square": 1} if "causal" in masks[0] else {}
-    factor = {"scaled": [0, 1]}
     odd = "odd rows" if is_odd else ""
     return Grid(
         _name(vertices, " or ".join(masks), f"scale={_SCALE}", odd),
-        _fixed(vertices, inner=1, **causal, **factor),
+        _fixed(vertices, inner=1, scaled=[0, 1], **causal),
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
         open="outer",
