@@ -29,6 +29,7 @@ import jax.numpy as jnp
 
 from bench.problem import Shape
 from jax_gpuops import _measurements, _primitive
+from jax_gpuops._rowwise import Rows
 
 SMALLEST = 2**14
 """The least elements of an operand."""
@@ -122,7 +123,9 @@ class Point:
                 "beta": 0.0,
             }
         if self.result:
-            more = {"correction": 0.0} if self.kernel == "mean_and_var" else {}
+            more: dict[str, Any] = {}
+            if self.kernel == "mean_and_var":
+                more = {"correction": 0.0, "in_runs": not Rows(self.shape, self.axes).adjacent}
             return {"axes": self.axes, "dtype": jnp.dtype(self.result), **more}
         if self.kernel.startswith("cross_entropy"):
             return {"axes": self.axes}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 import numbers
 from collections.abc import Callable
 from typing import Any
@@ -247,6 +249,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
             axes=rows_axes,
             dtype=computed,
             correction=float(correction),
+            in_runs=_is_in_runs(x, masks, rows_axes, algorithm),
             implementation=implementation,
             algorithm=algorithm,
         )
@@ -264,6 +267,16 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
     if a.size == 0 or a.ndim == 0 or axis == ():
         return left_to_xla(name, described, "there is nothing to reduce", xla)
     return dispatch(name, described, implementation, algorithm, kernel, xla)
+
+
+def _is_in_runs(x, masks, axes: _rowwise.Axes, algorithm: str | None) -> bool:
+    """True for axes that lie apart, if a kernel is to reduce a run of them without a copy."""
+    return (
+        not _rowwise.Rows(x.shape, axes).adjacent
+        and not masks
+        and algorithm is None
+        and all(isinstance(size, int) for size in x.shape)
+    )
 
 
 def _mean_and_var(a, axis=None, dtype=None, *, correction=0, keepdims=False, where=None):
@@ -298,9 +311,13 @@ _JITTED = {
 
 
 # The primitive: an array and perhaps a mask to the mean and the variance of each row, of `dtype`.
+# With `in_runs` a kernel reduces the longest run of adjacent axes, and XLA the few moments left.
 
 
-def _reference(x, *where, axes: _rowwise.Axes, dtype, correction: float) -> list[jax.Array]:
+def _reference(
+    x, *where, axes: _rowwise.Axes, dtype, correction: float, in_runs: bool
+) -> list[jax.Array]:
+    del in_runs
     results = _mean_and_var(
         x.astype(_primitive.accumulator(dtype)),
         axes,
@@ -310,15 +327,29 @@ def _reference(x, *where, axes: _rowwise.Axes, dtype, correction: float) -> list
     return [y.astype(dtype) for y in results]
 
 
-def _problem(x, *where, axes: _rowwise.Axes, dtype, correction: float) -> dict[str, Any]:
+def _problem(
+    x, *where, axes: _rowwise.Axes, dtype, correction: float, in_runs: bool
+) -> dict[str, Any]:
     del correction
-    return _reduce.problem_of("mean_and_var", x, *where, axes=axes, dtype=dtype)
+    runs = _rowwise.Rows(x.shape, axes).runs
+    if in_runs:
+        axes, dtype = runs[0], np.dtype(_primitive.accumulator(dtype))
+    problem = _reduce.problem_of("mean_and_var", x, *where, axes=axes, dtype=dtype)
+    return problem | {"runs": len(runs) if in_runs else 1}
 
 
 def _custom_call(
-    launch: _primitive.Launch, x, *where, axes: _rowwise.Axes, dtype, correction: float
+    launch: _primitive.Launch,
+    x,
+    *where,
+    axes: _rowwise.Axes,
+    dtype,
+    correction: float,
+    in_runs: bool,
 ) -> list[jax.Array]:
-    problem = _problem(x, *where, axes=axes, dtype=dtype, correction=correction)
+    problem = _problem(x, *where, axes=axes, dtype=dtype, correction=correction, in_runs=in_runs)
+    if in_runs:
+        return _call_for_runs(launch, x, problem, axes=axes, dtype=dtype, correction=correction)
     return _rowwise.call(
         launch,
         "jax_gpuops_mean_and_var_v1",
@@ -327,6 +358,54 @@ def _custom_call(
         workspace_bytes=_reduce.workspace_bytes(launch, problem),
         correction=np.float64(correction),
     )
+
+
+def _call_for_runs(
+    launch: _primitive.Launch, x, problem, *, axes: _rowwise.Axes, dtype, correction: float
+) -> list[jax.Array]:
+    run = _rowwise.Rows(x.shape, axes).runs[0]
+    left = [d for d in range(x.ndim) if d not in run]
+    moments = jax.ShapeDtypeStruct([x.shape[d] for d in left], np.dtype(problem["result"]))
+    mean, variance, low = _rowwise.call(
+        dataclasses.replace(launch, results=(moments,) * 3),
+        "jax_gpuops_moments_v1",
+        [x.astype(problem["dtype"])],
+        axes=run,
+        workspace_bytes=_reduce.workspace_bytes(launch, problem),
+    )
+    rest = tuple(i for i, d in enumerate(left) if d in axes)
+    count = math.prod(x.shape[d] for d in run)
+    merged = _merged(mean, variance, low, rest, count, correction)
+    return [y.astype(dtype) for y in merged]
+
+
+def _merged(mean, variance, low, axes: _rowwise.Axes, count: int, correction: float):
+    """The mean and the variance of the elements of several rows together, from those of each.
+
+    Args:
+      mean: of each row.
+      variance: of each row, its squares divided by `count`.
+      low: what rounding left off the mean.
+      axes: along which the rows lie that belong together.
+      count: the number of elements of a row.
+      correction: as in `mean_and_var`.
+    """
+    origin = mean
+    for axis in axes:
+        origin = jax.lax.index_in_dim(origin, 0, axis)
+    distance = (mean - origin) + low
+    step = jnp.mean(distance, axes, keepdims=True)
+    rows = math.prod(mean.shape[axis] for axis in axes)
+    squares = count * jnp.sum(variance + jnp.square(distance - step), axes)
+    divisor = rows * count - correction
+    step, origin = jnp.squeeze(step, axes), jnp.squeeze(origin, axes)
+    # Of elements that are infinite, or so far apart that squares overflow.
+    mean_if_far = jnp.sum(mean / rows, axes)
+    far = jnp.where(jnp.isfinite(mean_if_far), jnp.inf, jnp.nan)
+    is_near = jnp.isfinite(step)
+    total = jnp.where(is_near, origin + step, mean_if_far)
+    divided = squares / divisor if divisor > 0 else jnp.full_like(squares, jnp.nan)
+    return total, jnp.where(is_near, divided, far.astype(squares.dtype))
 
 
 def _make() -> Primitive:
@@ -339,7 +418,8 @@ def _make() -> Primitive:
         partitionable=True,
         multiple_results=True,
     )
-    jax.ffi.register_ffi_target_as_batch_partitionable("jax_gpuops_mean_and_var_v1")
+    for target in ("jax_gpuops_mean_and_var_v1", "jax_gpuops_moments_v1"):
+        jax.ffi.register_ffi_target_as_batch_partitionable(target)
     p = _primitive.primitive(kernel)
     _rowwise.define_batching(p)
     ad.primitive_jvps[p] = functools.partial(_jvp, p)
@@ -350,9 +430,13 @@ def _make() -> Primitive:
 # multiplied by the sum of the differences from the mean, which is 0.
 
 
-def _jvp(p: Primitive, primals, tangents, *, axes: _rowwise.Axes, dtype, correction, **how):
+def _jvp(
+    p: Primitive, primals, tangents, *, axes: _rowwise.Axes, dtype, correction, in_runs, **how
+):
     (x, *where), (t, *_) = primals, tangents
-    bind = functools.partial(p.bind, x, *where, axes=axes, correction=correction, **how)
+    bind = functools.partial(
+        p.bind, x, *where, axes=axes, correction=correction, in_runs=in_runs, **how
+    )
     if type(t) is ad.Zero:
         results = bind(dtype=dtype)
         return results, [ad.Zero(jax.typeof(y).to_tangent_aval()) for y in results]

@@ -143,6 +143,20 @@ def mask(*shape):
             "the result has a dtype",
         ),
         (
+            "moments",
+            [struct(4), struct(4), struct(5), BYTES],
+            [(4, 8)],
+            ROWS,
+            "the results must have the same dtype and size",
+        ),
+        (
+            "moments",
+            [*(struct(4, dtype="bfloat16") for _ in range(3)), BYTES],
+            [(4, 8)],
+            ROWS,
+            "moments are of float32 or float64",
+        ),
+        (
             "sum",
             [struct(1), struct(1, 0, dtype="uint8")],
             [(1, 5000)],

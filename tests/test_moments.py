@@ -2,6 +2,7 @@
 
 import functools
 import inspect
+import re
 
 import helpers
 import jax
@@ -546,6 +547,90 @@ def test_another_axis_costs_no_copy(implementation):
     if implementation == "cuda":  # XLA:CPU copies all the same
         assert " copy(" not in text
         assert " transpose(" not in text
+
+
+APART = {
+    "longer rows": ((3, 4, 5, 6), (0, 2, 3)),
+    "more rows": ((70, 4, 3), (0, 2)),
+    "groups": ((2, 4, 4, 3, 5), (1, 2, 4)),
+    "three runs": ((3, 2, 4, 2, 5), (0, 2, 4)),
+    "one element": ((1, 5, 1), (0, 2)),
+}
+"""Shapes and axes that lie apart, by what a kernel reduces of them."""
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("offset", [0, 1e6])
+def test_axes_that_lie_apart(dtype, offset, implementation):
+    """The means of the runs differ by less than their rounding, and it is not seen."""
+    offset = offset if helpers.np_dtype(dtype).itemsize > 2 else min(offset, 100)
+    with helpers.x64(dtype):
+        for shape, axes in APART.values():
+            x = (offset + helpers.normal(shape, "float64")).astype(helpers.np_dtype(dtype))
+            result = mean_and_var(x, axes, implementation=implementation)
+            assert_right(result, x, axes)
+
+
+def test_unlike_runs(implementation):
+    """Of means that are far from each other, and of squares that all lie in one run."""
+    x = helpers.normal((4, 3, 50), "float32")
+    x[:, 0] += 1e4 * np.arange(4)[:, None]
+    x[1:, 1] = 0
+    x[:, 2] = 7
+    assert_right(mean_and_var(x, (0, 2), implementation=implementation), x, (0, 2))
+
+
+def test_infinities_and_nan_in_one_run(implementation):
+    x = helpers.normal((3, 5, 40), "float32")
+    x[0, 0, 3] = np.nan
+    x[1, 1, 3] = np.inf
+    x[0, 2, 3] = -np.inf
+    x[:2, 3, 3] = np.inf, -np.inf
+    x[:, 4] = np.array([3e38, -3e38, 3e38])[:, None]
+    mean, variance = mean_and_var(x, (0, 2), implementation=implementation)
+    true = helpers.exact(x).mean((0, 2))
+    np.testing.assert_allclose(mean, true, rtol=1e-6)
+    np.testing.assert_array_equal(variance, [np.nan] * 4 + [np.inf])
+
+
+@pytest.mark.parametrize("axis", [(0, 2, 3), (1, 3)])
+def test_axes_that_lie_apart_cost_no_copy(axis, implementation):
+    """A kernel reduces the longest run of them, of which the moments are left."""
+
+    def function(x):
+        return mean_and_var(x, axis, implementation=implementation)
+
+    program = jax.jit(function).lower(jnp.zeros((3, 4, 5, 6))).compile()
+    (call,) = helpers.custom_calls_of(program)
+    assert call.startswith("jax_gpuops_moments_v1")
+    assert not re.search(r"f32\[\d+,\d+,\d+,\d+\]\S* (transpose|copy)\(", program.as_text())
+
+
+@pytest.mark.parametrize("how", [{"algorithm": "row"}, {"where": np.arange(6) != 2}], ids=str)
+def test_axes_that_lie_apart_as_named_rows_and_with_a_mask(how, implementation):
+    x = helpers.normal((3, 4, 5, 6), "float32")
+    result = mean_and_var(x, (0, 2, 3), implementation=implementation, **how)
+    assert_right(result, x, (0, 2, 3), how.get("where", True))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("correction", [0, 1, 60])
+def test_derivatives_along_axes_that_lie_apart(name, correction, implementation):
+    """Also of batches, and for divisors that are not positive."""
+    x = 3 + helpers.normal((2, 3, 4, 5), "float32")
+
+    def total(function, how):
+        def of_each(x):
+            y = function(name, x, (0, 2), correction=correction, **how)
+            return jnp.sum(y * jnp.arange(1.0, 4.0))
+
+        return jax.vmap(jax.value_and_grad(of_each), in_axes=3)(x)
+
+    y, gradient = total(ours, {"implementation": implementation})
+    expected, expected_gradient = total(upstream, {})
+    np.testing.assert_allclose(y, expected, rtol=1e-5)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)

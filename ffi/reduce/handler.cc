@@ -103,6 +103,27 @@ void run_mean_and_var(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffe
       {attributes.algorithm, attributes.inner_dims}, buffers);
 }
 
+// The mean in two numbers, for what merges the moments of several rows: of an array like 1e6 + x,
+// with x near 1, the rounding of one number would be seen in the variance.
+void run_moments(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> mean,
+                 ffi::Result<ffi::AnyBuffer> variance, ffi::Result<ffi::AnyBuffer> low,
+                 ffi::Result<ffi::AnyBuffer> workspace, Attributes attributes) {
+  for (const auto& each : {variance, low}) {
+    require(each->element_type() == mean->element_type() &&
+                each->element_count() == mean->element_count(),
+            "the results must have the same dtype and size");
+  }
+  const DType result = dtype_of(*mean);
+  require(result == DType::kFloat32 || result == DType::kFloat64,
+          "moments are of float32 or float64");
+  const Result second(variance);
+  const Result third(low);
+  Buffers buffers{};
+  buffers.variance = second.data();
+  buffers.low = third.data();
+  run(Function::kMeanAndVar, queue, x, std::nullopt, mean, workspace, attributes, buffers);
+}
+
 const RegisterOp kRegistration(Op{
     "reduce",
     {std::begin(kAlgorithms), std::end(kAlgorithms)},
@@ -113,7 +134,8 @@ const RegisterOp kRegistration(Op{
      make_target<&run_one<Function::kMin>>("jax_gpuops_min_v1"),
      make_target<&run_one<Function::kArgMax>>("jax_gpuops_argmax_v1"),
      make_target<&run_one<Function::kArgMin>>("jax_gpuops_argmin_v1"),
-     make_target<&run_mean_and_var>("jax_gpuops_mean_and_var_v1")},
+     make_target<&run_mean_and_var>("jax_gpuops_mean_and_var_v1"),
+     make_target<&run_moments>("jax_gpuops_moments_v1")},
     &plan_of_fields<Problem>,
     &workspace_of_fields<Problem>,
 });

@@ -69,6 +69,7 @@ struct Buffers {
   void* workspace;           // for the partials of blocks
   double divisor = 1;        // sum of floats: what the result is divided by, for a mean
   void* variance = nullptr;  // mean_and_var, whose y is the mean
+  void* low = nullptr;       // likewise, if not null: what rounding left off the mean
   double correction = 0;     // likewise: what is taken off the number of elements to divide by
 };
 

@@ -74,6 +74,7 @@ struct Target {
   IntegerOrder order;
   double divisor = 1;        // sum of floats: what the result is divided by, for a mean
   void* variance = nullptr;  // mean_and_var: the second result
+  void* low = nullptr;       // likewise: the third, if there is one
   double correction = 0;     // likewise: what is taken off the number of elements to divide by
 };
 
@@ -362,10 +363,14 @@ struct MomentsReducer {
     }
     const A nan = std::numeric_limits<A>::quiet_NaN();
     const A divisor = value.count - static_cast<A>(target.correction);
-    Target variance = target;
-    variance.data = target.variance;
+    const auto store_in = [&](void* data, A result) {
+      Target other = target;
+      other.data = data;
+      store_result(other, index, result);
+    };
     store_result(target, index, value.count > 0 ? value.mean : nan);
-    store_result(variance, index, divisor > 0 ? value.squares / divisor : nan);
+    store_in(target.variance, divisor > 0 ? value.squares / divisor : nan);
+    if (target.low != nullptr) store_in(target.low, value.low);
   }
 };
 

@@ -354,7 +354,8 @@ Config warp_config(const Problem& problem) {
   Config config;
   config.layout = layout_of(problem);
   config.threads = kWarpBlockThreads;
-  if (takes_elements(config.layout, operands(problem), problem.columns)) {
+  if (takes_elements(config.layout, operands(problem), info(problem.dtype).bytes,
+                     problem.columns)) {
     config.layout = RowLayout::kElements;
   }
   const bool takes_packs = config.layout != RowLayout::kElements;

@@ -84,14 +84,16 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
   }
 }
 
-// Whether plans take an instance: none before it has room for as many packs, and what it has room
-// for is not read by elements.
+// Whether plans take an instance: none before it has room for as many packs, and the longest rows
+// that it has room for are not read by elements.
 template <class T, RowLayout kLayout, const auto& kTable>
 constexpr bool is_planned(std::size_t index, int operands) {
   if (kLayout == RowLayout::kElements) return true;
+  constexpr int kPack = kPackOf<T, kLayout>;
   const int packs = kTable[index].lanes * packs_of_each(kTable[index], operands);
+  const int columns = packs * kPack - (kIsUnaligned<kLayout> ? kPack - 1 : 0);
   return is_planned(kTable, index, operands) &&
-         !takes_elements(kLayout, operands, packs * kPackOf<T, kLayout>);
+         !takes_elements(kLayout, operands, sizeof(T), columns);
 }
 
 template <class Functions, class T, RowLayout kLayout, Variant kVariant, const auto& kTable>
