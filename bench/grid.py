@@ -10,10 +10,10 @@ are.
 
 Nothing of float16 is measured: classes of bfloat16 hold for it (docs/policy.md).
 
-Left out, so that `None` leaves it to XLA: arrays of less than 2^14 elements, masks and scales of
-other functions than softmax, causal softmax of more or fewer queries than keys, reductions with
-`where`, axes that lie apart, `prod` and `argmin`, and products of less than 1024 rows, columns or
-terms, of batches, with an addend, and in layers.
+Left out, so that `None` leaves it to XLA: most arrays of less than 2^14 elements, masks and scales
+of other functions than softmax, causal softmax of more or fewer queries than keys, reductions with
+`where`, `prod`, `min` and `argmin`, axes that lie apart of all but `mean_and_var`, batches of
+products but of float32 at the highest precision, and products with an addend.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from jax_gpuops import _measurements, _primitive
 from jax_gpuops._rowwise import Rows
 
 SMALLEST = 2**14
-"""The least elements of an operand."""
+"""The least elements of an operand, but where a grid says otherwise."""
 
 LARGEST_BYTES = 2**30
 """The most bytes of an operand: it fills a GPU many times over, and leaves room for float64."""
@@ -55,7 +55,8 @@ class Point:
 
     Attributes:
       kernel: the primitive's name, without "gpuops_".
-      shape: of the array that the kernel is named after; of a product, M x K x N.
+      shape: of the array that the kernel is named after; of a product, M x K x N, or those of a
+        batch of products.
       dtype: of that array, or of the factors.
       axes: along which the rows lie; of a transpose, the permutation; of a product, the factors'
         dims that are contracted.
@@ -64,6 +65,7 @@ class Point:
       scale: the factor of the operand.
       result: the dtype of the result of a reduction or a product.
       precision: of a product, as JAX names it.
+      activation: of a layer, which has a bias, too, or a gate; empty for none.
     """
 
     kernel: str
@@ -74,13 +76,15 @@ class Point:
     scale: float = 1.0
     result: str = ""
     precision: str = ""
+    activation: str = ""
 
     def __str__(self) -> str:
         """Returns the point on one line, as raw results name it."""
         axes = "axes=" + ",".join(map(str, self.axes))
         scale = "" if self.scale == 1 else f"scale={self.scale}"
         parts = [self.kernel, "x".join(map(str, self.shape)), self.dtype, axes, self.mask, scale]
-        return " ".join(filter(None, [*parts, self.precision, self.result and f"to {self.result}"]))
+        parts += [self.precision, self.activation, self.result and f"to {self.result}"]
+        return " ".join(filter(None, parts))
 
     @property
     def masks(self) -> list[Shape]:
@@ -96,17 +100,19 @@ class Point:
 
     @property
     def is_product(self) -> bool:
-        """True for a product of two factors."""
-        return self.kernel == "gemm"
+        """True for a product of two factors, also in a layer."""
+        return self.kernel in ("gemm", "linear", "glu")
 
     @property
     def arrays(self) -> list[tuple[Shape, str]]:
         """The shapes and dtypes of what the problem is made of: an array and masks, or factors."""
         if not self.is_product:
             return [(self.shape, self.dtype), *((mask, "bool") for mask in self.masks)]
-        m, k, n = self.shape
-        a, b = ((k, m) if self.axes[0] == 0 else (m, k)), ((n, k) if self.axes[1] == 1 else (k, n))
-        return [(a, self.dtype), (b, self.dtype)]
+        *batch, m, k, n = self.shape
+        is_a_transposed, is_b_transposed = (d - len(batch) == i for i, d in enumerate(self.axes))
+        a, b = ((k, m) if is_a_transposed else (m, k)), ((n, k) if is_b_transposed else (k, n))
+        more = {"linear": [((n,), self.dtype)], "glu": [(b, self.dtype)]}.get(self.kernel, [])
+        return [((*batch, *a), self.dtype), ((*batch, *b), self.dtype), *more]
 
     @property
     def params(self) -> dict[str, Any]:
@@ -114,18 +120,20 @@ class Point:
         if self.kernel == "transpose":
             return {"permutation": self.axes}
         if self.is_product:
-            a_axis, b_axis = self.axes
-            return {
-                "dimension_numbers": (((a_axis,), (b_axis,)), ((), ())),
+            how = {
                 "precision": (jax.lax.Precision(self.precision),) * 2,
                 "preferred_element_type": jnp.dtype(self.result),
-                "alpha": 1.0,
-                "beta": 0.0,
             }
+            if self.kernel != "gemm":
+                return {"activation": self.activation or None, **how}
+            a_axis, b_axis = self.axes
+            batch = tuple(range(len(self.shape) - 3))
+            numbers = (((a_axis,), (b_axis,)), (batch, batch))
+            return {"dimension_numbers": numbers, "alpha": 1.0, "beta": 0.0, **how}
         if self.result:
             more: dict[str, Any] = {}
             if self.kernel == "mean_and_var":
-                more = {"correction": 0.0, "in_runs": not Rows(self.shape, self.axes).adjacent}
+                more = {"correction": 0.0, "in_runs": not Rows(self.shape, self.axes).is_in_place}
             return {"axes": self.axes, "dtype": jnp.dtype(self.result), **more}
         if self.kernel.startswith("cross_entropy"):
             return {"axes": self.axes}
@@ -191,15 +199,17 @@ def _counts(step: int) -> tuple[int, ...]:
     return _powers(0, 26, step)
 
 
-def _is_measured(elements: int, dtype: str) -> bool:
-    return SMALLEST <= elements <= LARGEST_BYTES // jnp.dtype(dtype).itemsize
+def _is_measured(elements: int, dtype: str, smallest: int | None = None) -> bool:
+    largest = LARGEST_BYTES // jnp.dtype(dtype).itemsize
+    return (SMALLEST if smallest is None else smallest) <= elements <= largest
 
 
 def _fixed(vertices: dict[tuple[int, ...], tuple[Point, ...]], **more: Any) -> dict[str, Any]:
     """What all problems of a grid have in common, as classes name it."""
     problems = [point.problem for vertex in vertices.values() for point in vertex]
-    sizes = {"outer", "columns", "inner", "queries", "masked", "scaled", "copied", "m", "n", "k"}
-    flags = {key: 1 for key in ("masked", "scaled") if problems[0].get(key)}
+    flags = {key: 1 for key in ("masked", "scaled", "copied", "mean") if problems[0].get(key)}
+    sizes = {"outer", "columns", "inner", "queries", "batch", "m", "n", "k"}
+    sizes |= {"masked", "scaled", "copied", "mean"}
     aligned = [_measurements.traits(problem)["aligned"] for problem in problems]
     low, high = min(aligned), max(aligned)
     common = {k: v for k, v in problems[0].items() if k not in sizes} | flags
@@ -219,6 +229,7 @@ def _rows(
     counts: Sequence[int],
     *,
     stands_for: Sequence[int] = (0,),
+    smallest: int | None = None,
     **options: Any,
 ) -> Grid:
     """Rows that lie one after another, `outer` of them.
@@ -231,6 +242,7 @@ def _rows(
       columns: the row lengths.
       counts: the numbers of rows.
       stands_for: how many elements are added to a row length to make those that it stands for.
+      smallest: the least elements of an operand; None for `SMALLEST`.
       **options: of the points.
     """
     vertices = {
@@ -238,12 +250,13 @@ def _rows(
             Point(kernel, (rows, n + more), dtype, (1,), **options) for more in stands_for
         )
         for n, rows in itertools.product(columns, counts)
-        if _is_measured(n * rows, dtype)
+        if _is_measured(n * rows, dtype, smallest)
     }
-    is_odd = len(stands_for) > 1
+    is_odd = columns[0] % 2 == 1
     factor = {"scaled": [0, 1]} if kernel in _WITH_FACTOR and not is_odd else {}
+    scale = f"scale={options['scale']}" if "scale" in options else ""
     return Grid(
-        _name(vertices, "odd rows" if is_odd else ""),
+        _name(vertices, scale, "odd rows" if is_odd else ""),
         _fixed(vertices, inner=1, **factor),
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
@@ -254,6 +267,42 @@ def _rows(
 def _odd_rows(kernel: str, dtype: str, columns: Sequence[int], counts, **options: Any) -> Grid:
     """Rows of no multiple of 16 bytes: one for each smaller power of two that divides the bytes."""
     return _rows(kernel, dtype, columns, counts, stands_for=_unaligned(dtype), **options)
+
+
+_NORMS = (512, 2048, 16384), (1, 8, 64)
+"""Channels of images, and how many images."""
+
+
+def _images(kernel: str, dtype: str, columns, counts, **options: Any) -> Grid:
+    """Rows of channels in 8 images: a kernel reduces each image's, and these are merged."""
+    vertices = {
+        (n, rows): (Point(kernel, (8, rows // 8, n), dtype, (0, 2), **options),)
+        for n, rows in itertools.product(columns, counts)
+        if _is_measured(n * rows, dtype)
+    }
+    return Grid(
+        _name(vertices, "axes apart"),
+        _fixed(vertices, inner=1),
+        {"columns": tuple(columns), "outer": tuple(counts)},
+        vertices,
+        open="outer",
+    )
+
+
+def _groups(kernel: str, dtype: str, columns, inners, counts, **options: Any) -> Grid:
+    """Rows of groups of 16 channels that come last: a kernel reduces a channel's, likewise."""
+    vertices = {
+        (n, inner, outer): (Point(kernel, (outer, n, inner // 16, 16), dtype, (1, 3), **options),)
+        for n, inner, outer in itertools.product(columns, inners, counts)
+        if _is_measured(n * inner * outer, dtype)
+    }
+    return Grid(
+        _name(vertices, "axes apart, channels last"),
+        _fixed(vertices),
+        {"columns": tuple(columns), "inner": tuple(inners), "outer": tuple(counts)},
+        vertices,
+        open="outer",
+    )
 
 
 def _unaligned(dtype: str) -> Sequence[int]:
@@ -331,7 +380,9 @@ def _attention(
 
 def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
     """The same for rows of no multiple of 16 bytes: those of the least and the most aligned."""
-    sizes = {"columns": (65, 513, 2049), "counts": tuple(2**e for e in (11, 14, 17, 20))}
+    is_text = kernel == "softmax" and dtype == "float32"  # of 77 tokens, as encoders of images have
+    columns = (65, 77, 513, 2049) if is_text else (65, 513, 2049)
+    sizes = {"columns": columns, "counts": tuple(2**e for e in (11, 14, 17, 20))}
     return _attention(kernel, dtype, masks, **sizes, stands_for=_unaligned(dtype)[::2])
 
 
@@ -340,37 +391,64 @@ def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
 
 def _softmax() -> Iterator[Grid]:
     floats = ("bfloat16", "float32")
-    every_length = (*_powers(3, 18, 1), *_powers(20, 24, 2))
     for dtype in floats:
-        yield _rows("softmax", dtype, every_length, _counts(2))
-    for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
-        for dtype in floats:
-            yield _rows(kernel, dtype, _powers(3, 19, 2), _counts(3))
+        lengths = sorted({*_LENGTHS, *((1500,) if dtype == "float32" else ())})
+        yield _rows("softmax", dtype, lengths, _counts(2), smallest=2**12)
+    for dtype in floats:
+        lengths = (8, 32, 128, 2048, 32768, 131072, 524288)
+        yield _rows("softmax_tangent", dtype, lengths, _counts(3), smallest=2**9)
+    for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
+        columns, inners = (16, 128, 1024, 8192), (256, 4096, 2**14, 2**16, 2**20)
+        yield _inner(
+            kernel, dtype, columns if kernel == "softmax" else columns[:3], inners, (1, 32, 1024)
+        )
+    for dtype in floats:  # the classes of pixels
+        channels, pixels = (16, 64, 256), (2**14, 2**17, 2**20)
+        yield _inner("log_softmax_cotangent", dtype, channels, pixels, (1, 32))
     for dtype in floats:
         for mask in (["causal"], ["padding", "full"], ["causal padding"]):
-            yield _attention("softmax", dtype, mask)
+            yield _attention("softmax", dtype, mask, columns=(128, 256, 512, 2048, 8192))
         for mask in (["causal"], ["padding", "full"]):
             yield _attention("softmax_tangent", dtype, mask)
         for kernel in ("softmax", "softmax_tangent"):
             for mask in (["causal"], ["padding", "full"]):
                 yield _odd_attention(kernel, dtype, mask)
-    for kernel in ("log_softmax", "logsumexp", "log_softmax_cotangent"):
-        for dtype in floats:
-            yield _rows(kernel, dtype, _powers(3, 19, 2), _counts(3))
     for dtype in floats:
-        yield _odd_rows("softmax", dtype, _odd(3, 19, 2), _counts(3))
+        yield _rows("log_softmax", dtype, sorted({*_powers(3, 19, 2), 1000}), _counts(3))
+    for dtype in floats:
+        columns, counts = (33, 513, 8193, 30521, 131073), sorted({*_counts(4), 64})
+        yield _odd_rows("log_softmax_cotangent", dtype, columns, counts)
+    for dtype in floats:
+        columns = (9, 33, 73, 257, 513, 2049, 8193, 32769, 524289)
+        yield _odd_rows("softmax", dtype, columns, _counts(3))
+    for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
+        counts = tuple(2**e for e in (11, 15, 18))
+        yield _odd_rows(kernel, dtype, (513, 2049), counts, scale=_SCALE)
+    for dtype in floats:
+        yield _inner("log_softmax", dtype, (16, 256), (2**14, 2**17, 2**20), (1, 32))
+    for dtype in floats:
+        lengths = (8, 32, 128, 512, 2048, 32768, 131072, 524288)
+        yield _rows("cross_entropy", dtype, lengths, _counts(3))
+    for dtype, columns in zip(floats, (_powers(3, 19, 2), _powers(3, 19, 4)), strict=True):
+        yield _rows("cross_entropy_cotangent", dtype, columns, _counts(3))
+    for dtype in floats:
+        yield _rows("logsumexp", dtype, (8, 32, 128, 2048, 32768, 524288), _counts(3))
+    for dtype in floats:
+        yield _rows("log_softmax_cotangent", dtype, _powers(3, 19, 2), _counts(3))
     for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
         for dtype in floats:
             yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
-    for kernel in ("softmax", "softmax_tangent"):
-        for dtype in floats:
-            columns, inners = (16, 128, 1024, 8192), (16, 256, 4096, 65536)
-            yield _inner(kernel, dtype, columns, inners, (1, 32, 1024))
-    for kernel in ("log_softmax", "logsumexp", "log_softmax_cotangent"):
-        for dtype in floats:
-            yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
+    for kernel, dtype in itertools.product(("log_softmax", "logsumexp"), floats):
+        yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
     for dtype in floats:
         yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _counts(3))
+
+
+_LENGTHS = (
+    *(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 32768, 65536),
+    *(2**18, 2**22, 2**24),
+)
+"""Row lengths of softmax, where it is ahead and behind by turns."""
 
 
 def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
@@ -378,48 +456,53 @@ def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
 
 
 # Reductions: their dtypes are those of the operand and of the result; a mean of 16-bit floats is
-# made of sums in float32.
+# made of sums in float32. Classes of sums hold for means, too, which XLA takes longer for.
 
 
 def _reduce() -> Iterator[Grid]:
-    columns, counts = _powers(6, 28, 2), _counts(4)
+    columns, counts = _powers(6, 28, 4), _counts(4)
     places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
     sums = [("float32",) * 2, ("bfloat16", "float32"), ("bfloat16",) * 2, ("int32",) * 2]
+    # The mean of losses, and of hidden states.
+    losses = _powers(7, 17, 2)
+    yield _rows("mean", "float32", losses, (1,), smallest=128, result="float32")
+    for dtype, result in (sums[1], sums[0]):
+        yield _images("mean_and_var", dtype, _powers(6, 16, 2), _powers(8, 17, 3), result=result)
+        yield _groups("mean_and_var", dtype, _powers(6, 14, 4), *_NORMS, result=result)
+    lengths = sorted({*_powers(7, 27, 4), 512})
+    for dtype, result in sums[:3]:
+        yield _rows("mean_and_var", dtype, lengths, counts, result=result)
+        yield _inner("mean_and_var", dtype, *places, result=result)
+    widths, tokens = (512, 1024, 4096), _powers(8, 14, 2)
+    yield _rows("mean", "bfloat16", widths, tokens, result="bfloat16")
     for dtype, result in sums:
-        yield _rows("sum", dtype, columns, counts, result=result)
+        if dtype != "int32":
+            yield _rows("sum", dtype, columns, counts, result=result)
         yield _inner("sum", dtype, *places, result=result)
-    for kernel, dtype in itertools.product(("max", "argmax", "min"), ("float32", "bfloat16")):
+    for kernel, dtype in itertools.product(("max", "argmax"), ("float32", "bfloat16")):
         result = "int32" if kernel.startswith("arg") else dtype
         yield _rows(kernel, dtype, _powers(7, 27, 4), counts, result=result)
         yield _inner(kernel, dtype, *places, result=result)
-    for dtype, result in sums[:3]:
-        yield _rows("mean_and_var", dtype, _powers(7, 27, 4), counts, result=result)
-        yield _inner("mean_and_var", dtype, *places, result=result)
-    for dtype, result in sums[:3]:
+    for dtype, result in sums[1:3]:
         yield _odd_rows("sum", dtype, _odd(7, 17, 5), counts, result=result)
 
 
-# Transposes, by what is left of them once dims that stay neighbours are merged
+# Transposes, by what is left of them once dims that stay neighbours are merged. Alone many are
+# ahead. None is between neighbours, into which XLA fuses its own.
 
 
 def _transpose() -> Iterator[Grid]:
+    # Patches; queries, keys and values; heads; sequences, and heads of one batch.
+    yield _permuted("bfloat16", (0, 2, 1, 3), (32, 512), (7, 16), (4, 16), (512, 2048))
+    yield _permuted("bfloat16", (2, 0, 3, 1, 4), (8, 64), (128, 1024), (3,), (8, 32), (64, 128))
+    for dtype, widths in (("bfloat16", (64, 512, 1024)), ("float32", (64, 512))):
+        yield _permuted(dtype, (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))
+        yield _permuted(dtype, (1, 0, 2), (8, 128), (128, 2048), widths)
     sides = (512, 2048, 8192, 16384)
-    dtypes = {"float32": sides, "bfloat16": sides, "int8": sides, "float64": sides[:3]}
-    for dtype, sizes in dtypes.items():
-        yield _permuted(dtype, (1, 0), sizes, sizes)
-    for dtype in ("bfloat16", "float32"):
-        yield _permuted(dtype, (0, 2, 1, 3), (4, 32), (128, 512, 2048), (8, 32), (64, 128))
-        yield _permuted(dtype, (0, 2, 1), (8, 64), (64, 512, 2048), (64, 512, 2048))
-        yield _permuted(dtype, (1, 0, 2), (8, 128), (128, 2048), (64, 512))
-        yield _permuted(dtype, (2, 1, 0), (64, 512), (64, 512), (64, 512))
-    for dtype in ("bfloat16", "float32", "int8"):  # the channels of images, first and last
-        yield _permuted(dtype, (0, 2, 1), (8, 64, 256), (3,), (2**12, 2**16, 2**20))
-        yield _permuted(dtype, (0, 2, 1), (8, 64, 256), (2**12, 2**16, 2**20), (3,))
-    for dtype in ("bfloat16", "float32"):
-        odd = (513, 2049, 8193)
-        yield _permuted(dtype, (1, 0), odd, odd)
-        yield _permuted(dtype, (1, 0), (2, 4), (2**16, 2**20, 2**24))
-        yield _permuted(dtype, (1, 0), (2**16, 2**20, 2**24), (2, 4))
+    for dtype in ("float32", "bfloat16"):
+        yield _permuted(dtype, (1, 0), sides, sides)
+    yield _permuted("float32", (0, 2, 1), (8, 64), (64, 512, 2048), (64, 512, 2048))
+    yield _permuted("float32", (1, 0), (513, 2049, 8193), (513, 2049, 8193))
 
 
 def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
@@ -452,20 +535,32 @@ def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
 
 
 def _matmul() -> Iterator[Grid]:
+    for activation in ("gelu", "gelu_exact"):
+        sizes = (2, 16, 128, 1024, 8192), (3072, 8192), (768, 2048)
+        yield _layers("linear", "bfloat16", *sizes, activation=activation)
+    for activation in ("gelu", "relu"):
+        sizes = (2048, 65536), (384, 4096), (193, 1025)
+        yield _layers("linear", "bfloat16", *sizes, activation=activation)
     rows, cols, depths = (1024, 8192), (1024, 8192, 65536), (1024, 8192)
     for axes in _LAYOUTS.values():
-        yield _products("float32", axes, rows, cols, depths, "highest")
+        yield _products("float32", axes, rows, (1024, 65536), (512, *depths), "highest")
+    for name in ("NN", "NT"):  # where terms are divided among blocks
+        yield _products("bfloat16", _LAYOUTS[name], (128, 256, 1024), (512, 1024), (2048, 4096))
+    yield _products("float32", _LAYOUTS["NN"], (1025, 8193), (1025, 65537), (1024, 4096))
+    heads = {"batch": (16, 64)}
+    yield _products("float32", (2, 2), (512, 2048), (512, 2048), (64, 128), "highest", **heads)
+    yield _layers("glu", "bfloat16", (1024, 4096), (8192, 14336), (2048, 4096), activation="silu")
+    sizes = (4096, 8192, 32768), (4096, 16384), (1024, 4096)
+    yield _layers("linear", "float32", *sizes, activation="gelu_exact")
     for name in ("NN", "NT"):
         yield _products("bfloat16", _LAYOUTS[name], (1025, 8193), (1025, 50257), (1025, 8193))
-    for axes in _LAYOUTS.values():
-        yield _products("bfloat16", axes, rows, cols, depths)
+    yield _products("bfloat16", _LAYOUTS["TN"], rows, cols[:2], depths)
     bytes_of = (2048, 8192), (2048, 8192), (2048, 8192)
     for name in ("NN", "NT"):
         yield _products("int8", _LAYOUTS[name], *bytes_of, result="int32")
         for precision in ("default", "highest"):
             axes, how = _LAYOUTS[name], (precision, "bfloat16")
             yield _products("float8_e4m3fn", axes, *bytes_of, *how)
-    yield _products("float32", _LAYOUTS["NN"], rows, cols[:2], depths)
 
 
 _LAYOUTS = {"NN": (1, 0), "NT": (1, 1), "TN": (0, 0)}
@@ -480,11 +575,12 @@ def _products(
     depths: Sequence[int],
     precision: str = "default",
     result: str = "",
+    batch: Sequence[int] = (),
 ) -> Grid:
     """Products of one layout.
 
     With odd sizes a vertex stands for n and k of which one is aligned, and for even ones that are
-    not.
+    not. Where only n is odd, it stands for even ones, too.
 
     Args:
       dtype: of the factors.
@@ -494,20 +590,70 @@ def _products(
       depths: the values of k.
       precision: as a point has it.
       result: the dtype of the result; that of the factors unless given.
+      batch: how many there are at a time; empty for single products.
     """
     how = {"result": result or dtype, "precision": precision}
-    is_odd = rows[0] % 2 == 1
-    more = [(0, 0), (-1, 0), (0, -1), (3, 3)] if is_odd else [(0, 0)]  # of n and of k
+    more = [(0, 0)]  # of n and of k
+    if cols[0] % 2 == 1:
+        more = [(0, 0), (-1, 0), (0, -1), (3, 3)] if depths[0] % 2 == 1 else [(0, 0), (1, 0)]
+    vertices = {
+        (*b, m, n, k): tuple(
+            Point("gemm", (*b, m, k + more_k, n + more_n), dtype, axes, **how)
+            for more_n, more_k in more
+        )
+        for *b, m, n, k in itertools.product(*([batch] if batch else []), rows, cols, depths)
+    }
+    lead = 1 if batch else 0
+    (layout,) = (
+        name for name, each in _LAYOUTS.items() if each == tuple(axis - lead for axis in axes)
+    )
+    words = ["batches" if batch else "", "odd sizes" if len(more) > 1 else ""]
+    return Grid(
+        _name(vertices, layout, precision, *words),
+        _fixed(vertices),
+        {
+            **({"batch": tuple(batch)} if batch else {}),
+            "m": tuple(rows),
+            "n": tuple(cols),
+            "k": tuple(depths),
+        },
+        vertices,
+        open="m",
+    )
+
+
+def _layers(
+    kernel: str,
+    dtype: str,
+    rows: Sequence[int],
+    cols: Sequence[int],
+    depths: Sequence[int],
+    *,
+    activation: str = "",
+) -> Grid:
+    """Dense layers with a bias, or with a gate.
+
+    With odd k a vertex stands for k of the least alignment, and of the most below 16 bytes.
+
+    Args:
+      kernel: "linear" or "glu".
+      dtype: of the operands and of the result.
+      rows: the values of m.
+      cols: the values of n.
+      depths: the values of k.
+      activation: as a point has it.
+    """
+    how = {"result": dtype, "precision": "default", "activation": activation}
+    is_odd = depths[0] % 2 == 1
     vertices = {
         (m, n, k): tuple(
-            Point("gemm", (m, k + more_k, n + more_n), dtype, axes, **how)
-            for more_n, more_k in more
+            Point(kernel, (m, k + more, n), dtype, (1, 0), **how)
+            for more in (_unaligned(dtype)[::2] if is_odd else (0,))
         )
         for m, n, k in itertools.product(rows, cols, depths)
     }
-    (layout,) = (name for name, each in _LAYOUTS.items() if each == axes)
     return Grid(
-        _name(vertices, layout, precision, "odd sizes" if is_odd else ""),
+        _name(vertices, activation, "odd sizes" if is_odd else ""),
         _fixed(vertices),
         {"m": tuple(rows), "n": tuple(cols), "k": tuple(depths)},
         vertices,

@@ -26,13 +26,13 @@ from jax_gpuops import _measurements
 ALONE = 1.05
 BETWEEN = 1.0
 
-WALLS = ("transpose", "gemm")
+WALLS = ("transpose", "gemm", "linear", "glu")
 """Kernels whose neighbours XLA fuses wherever they are: products read and write transposed arrays,
 and have epilogues."""
 
 RULE = (
     f"a point is ours where the kernel is right and at least {ALONE} x the speed of XLA alone; of "
-    f"{' and '.join(WALLS)}, and where XLA may fuse what makes the operand, also at least "
+    f"{', '.join(WALLS)}, and where XLA may fuse what makes the operand, also at least "
     f"{BETWEEN} x between an elementwise producer and consumer; a problem is ours where all its "
     "neighbours on the grid are, and beyond the largest number of rows where that is"
 )
@@ -99,7 +99,7 @@ def cells(each: grid.Grid, points: Mapping[str, Mapping[str, Any]]) -> dict[Box,
         vertex: _least(speeds(point.kernel, points.get(str(point))) for point in corner)
         for vertex, corner in each.vertices.items()
     }
-    axes = dict(each.axes)
+    axes = measured_sizes(each, points)
     if each.open is not None:
         axes[each.open] = (*axes[each.open], grid.MOST)
         ours |= _beyond(each, ours, axes)
@@ -109,6 +109,25 @@ def cells(each: grid.Grid, points: Mapping[str, Mapping[str, Any]]) -> dict[Box,
         if (least := _least(ours.get(corner) for corner in corners)) is not None:
             result[tuple(bounds for bounds, _ in cell)] = least
     return result
+
+
+def measured_sizes(
+    each: grid.Grid, points: Mapping[str, Mapping[str, Any]]
+) -> dict[str, tuple[int, ...]]:
+    """Returns the axes of a grid without the sizes of which no point was measured.
+
+    What is measured on both sides of such a size holds for it, as for others that are not on the
+    grid. So a grid may get a size before it is measured.
+    """
+    known = [
+        vertex
+        for vertex, corner in each.vertices.items()
+        if any(str(point) in points for point in corner)
+    ]
+    return {
+        name: tuple(size for size in sizes if any(vertex[i] == size for vertex in known))
+        for i, (name, sizes) in enumerate(each.axes.items())
+    }
 
 
 def _least(each: Iterable[Speeds | None]) -> Speeds | None:

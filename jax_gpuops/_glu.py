@@ -149,6 +149,12 @@ def _reference(x, gate, up, *, activation, precision, preferred_element_type) ->
     return _gated(*products, activation=activation, dtype=preferred_element_type)
 
 
+def _plain(x, gate, up, *, activation, **params) -> jax.Array:
+    """The formula as it stands, in the dtype of the result."""
+    y, factor = (_linear.plain_product(x, w, **params) for w in (gate, up))
+    return (y if activation is None else ACTIVATIONS[activation](y)) * factor
+
+
 def _problem(x, gate, up, **params) -> dict[str, Any]:
     del up
     return _linear.problem(x, gate, **params) | {"gated": 1}
@@ -171,7 +177,12 @@ def _call(
 
 _glu_p = _primitive.primitive(
     _primitive.Kernel(
-        name="gpuops_glu", op="matmul", reference=_reference, problem=_problem, call=_call
+        name="gpuops_glu",
+        op="matmul",
+        reference=_reference,
+        plain=_plain,
+        problem=_problem,
+        call=_call,
     )
 )
 

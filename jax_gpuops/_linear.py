@@ -232,6 +232,19 @@ def _reference(x, w, *b, activation, precision, preferred_element_type) -> jax.A
     return activate(_with_bias(in_place(y, x, w), *b), activation, preferred_element_type)
 
 
+def _plain(x, w, *b, activation, precision, preferred_element_type) -> jax.Array:
+    """The formula as it stands, in the dtype of the result, whose additions cuBLAS takes over."""
+    y = plain_product(x, w, precision=precision, preferred_element_type=preferred_element_type)
+    y = _with_bias(y, *b)
+    return y if activation is None else ACTIVATIONS[activation](y)
+
+
+def plain_product(x, w, *, precision, preferred_element_type) -> jax.Array:
+    """The product of x and w by XLA, in the dtype of the result."""
+    y = lax.dot_general(x, w, dimension_numbers(x, w), precision, preferred_element_type)
+    return in_place(y, x, w)
+
+
 def sums_shape(x, w) -> tuple[int, ...]:
     batch = x.shape[:1] if x.ndim == 3 else w.shape[:1] if w.ndim == 3 else ()
     return (*batch, x.shape[-2], w.shape[-1])
@@ -306,6 +319,7 @@ _linear_p = _primitive.primitive(
         name="gpuops_linear",
         op="matmul",
         reference=_reference,
+        plain=_plain,
         problem=problem,
         call=_calls("jax_gpuops_linear_v1", problem, beta=0),
     )
@@ -324,6 +338,11 @@ def _add_reference(x, w, residual, *b, activation, precision, preferred_element_
     return (y + residual.astype(wide)).astype(preferred_element_type)
 
 
+def _add_plain(x, w, residual, *b, **params) -> jax.Array:
+    y = _plain(x, w, *b, **params)
+    return y + residual.astype(y.dtype)
+
+
 def _add_problem(x, w, residual, *b, **params) -> dict[str, Any]:
     del residual
     return problem(x, w, *b, **params) | {"has_c": 1}
@@ -334,6 +353,7 @@ _linear_add_p = _primitive.primitive(
         name="gpuops_linear_add",
         op="matmul",
         reference=_add_reference,
+        plain=_add_plain,
         problem=_add_problem,
         call=_calls("jax_gpuops_linear_add_v1", _add_problem, beta=1),
     )

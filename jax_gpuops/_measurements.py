@@ -33,7 +33,7 @@ Class = dict[str, Any]
 _ROWS = {"function", "dtype", "outer", "columns", "inner", "masked", "copied", "aligned"}
 KEYS = {
     "softmax": _ROWS | {"queries", "scaled", "square"},
-    "reduce": _ROWS | {"result", "runs"},
+    "reduce": _ROWS | {"result", "mean", "runs"},
     "transpose": {
         *("element_bytes", "elements", "shape", "permutation", "aligned"),
         *("merged_permutation", *(f"size{d}" for d in range(8))),

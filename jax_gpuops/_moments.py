@@ -272,7 +272,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
 def _is_in_runs(x, masks, axes: _rowwise.Axes, algorithm: str | None) -> bool:
     """True for axes that lie apart, if a kernel is to reduce a run of them without a copy."""
     return (
-        not _rowwise.Rows(x.shape, axes).adjacent
+        not _rowwise.Rows(x.shape, axes).is_in_place
         and not masks
         and algorithm is None
         and all(isinstance(size, int) for size in x.shape)
@@ -335,7 +335,7 @@ def _problem(
     if in_runs:
         axes, dtype = runs[0], np.dtype(_primitive.accumulator(dtype))
     problem = _reduce.problem_of("mean_and_var", x, *where, axes=axes, dtype=dtype)
-    return problem | {"runs": len(runs) if in_runs else 1}
+    return problem | ({"runs": len(runs)} if in_runs else {})
 
 
 def _custom_call(

@@ -2,8 +2,9 @@
 
 An op describes itself by a `Kernel`; `primitive(kernel)` makes the JAX primitive. Its parameters
 are those of the op's jnp reference plus `implementation` and `algorithm`. Wherever our kernel does
-not run, the reference is lowered in its place, so one jaxpr serves every platform. The reference
-also tells the types of the results: shapes, dtypes and shardings follow JAX's own rules.
+not run, the reference, or the formula of plain JAX, is lowered in its place, so one jaxpr serves
+every platform. The reference also tells the types of the results: shapes, dtypes and shardings
+follow JAX's own rules.
 """
 
 from __future__ import annotations
@@ -62,6 +63,9 @@ class Kernel:
       problem: maps operand avals and parameters to the problem that the module's plan takes.
       call: maps a `Launch`, operands and parameters to the same results as the reference, by a
         custom call and the moves around it.
+      plain: the computation as a user of JAX writes it, which XLA lowers in place of the reference
+        where the two differ; None where they do not. XLA knows faster ways for some formulas that
+        round in between.
       partitionable: True if XLA may divide the custom call among devices, which it then does along
         the `batch_dims` of the call. If not, the op runs within one device only.
       multiple_results: True if `reference` and `call` return lists.
@@ -72,6 +76,7 @@ class Kernel:
     reference: Callable[..., Any]
     problem: Callable[..., dict[str, Any]]
     call: Callable[..., Any]
+    plain: Callable[..., Any] | None = None
     partitionable: bool = False
     multiple_results: bool = False
 
@@ -536,7 +541,7 @@ def _lower(
         _library.warn_once(reason)
     if implementation != "xla" and _report.is_logging():  # else it was logged when traced
         _log(ctx, kernel.name, plan_call(site, implementation, algorithm))
-    function = kernel.reference
+    function = kernel.plain or kernel.reference
     if chosen != "xla":
         launch = Launch(custom_call_p, chosen, algorithm, site.partitioned, results)
         function = functools.partial(kernel.call, launch)

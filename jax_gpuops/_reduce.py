@@ -495,7 +495,8 @@ def problem_of(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str
         "masked": int(masked),
         "alignment": _primitive.ALIGNMENT,
         "workspace": _primitive.WORKSPACE_AS_ASKED,
-        "copied": int(not rows.adjacent or element != x.dtype or bool(where) != masked),
+        "mean": int(function == "mean"),
+        "copied": int(not rows.is_in_place or element != x.dtype or bool(where) != masked),
     }
 
 

@@ -62,6 +62,15 @@ class Rows:
         return self.axes[-1] - self.axes[0] == len(self.axes) - 1
 
     @property
+    def is_in_place(self) -> bool:
+        """False if making the rows takes a copy: for axes with others between them.
+
+        Dims of size 1 do not count, nor the order of the dims of adjacent axes.
+        """
+        moved = [d for d in (*self.leading, *self.axes) if self.shape[d] != 1]
+        return self.adjacent or moved == sorted(moved)
+
+    @property
     def runs(self) -> list[Axes]:
         """The axes as runs of adjacent ones, the longest first."""
         runs = [

@@ -394,7 +394,7 @@ def make_primitive(
             "queries": x.shape[-2] if causal else 0,
             "scaled": int(scale != 1),
             "alignment": _primitive.ALIGNMENT,
-            "copied": int(not rows.adjacent),
+            "copied": int(not rows.is_in_place),
         }
 
     def call(launch, *operands, axes, scale=1.0, causal=False):

@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from jax.test_util import check_grads
 
 import jax_gpuops
+from jax_gpuops import _measurements
 from jax_gpuops._linear import ACTIVATIONS
 
 NAMES = [None, *ACTIVATIONS]
@@ -596,3 +597,22 @@ def test_gradients_inside_shard_map(activation, implementation):
         return f(*xs), jax.grad(lambda *xs: (f(*xs) ** 2).sum(), (0, 1, 2))(*xs)
 
     assert_close(results(divided), results(functools.partial(reference, activation=activation)))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "relu", None])
+@pytest.mark.parametrize("op", ["linear", "residual", "glu"])
+def test_what_a_table_leaves_to_xla_is_the_plain_formula(op, activation, monkeypatch):
+    """Which rounds in between; the kernels' reference does not, and XLA is slower with it."""
+    monkeypatch.setattr(_measurements, "may_hold", lambda op, known: True)
+    x, w, b = map(jnp.asarray, operands(64, 32, 48, "bfloat16"))
+    arrays, options = {"linear": ((x, w, b), {}), "glu": ((x, w, w), {})}.get(
+        op, ((x, w, b), {"residual": jnp.ones((64, 32), "bfloat16")})
+    )
+    function = jax_gpuops.glu if op == "glu" else jax_gpuops.linear
+    options["activation"] = activation
+    bound = jax.make_jaxpr(functools.partial(function, **options))(*arrays)
+    assert "gpuops_" in str(bound)
+    np.testing.assert_array_equal(
+        jax.jit(functools.partial(function, **options))(*arrays),
+        jax.jit(functools.partial(function, implementation="xla", **options))(*arrays),
+    )

@@ -76,6 +76,30 @@ def test_classes_may_name_what_problems_have():
     assert scaled.keys() == keys
 
 
+def test_rows_are_copied_only_where_data_moves():
+    """Dims of size 1 do not move any, as the batch of one image."""
+    mean_and_var = grid.PRIMITIVES["mean_and_var"]
+    options = {"axes": (0, 2, 3), "dtype": jnp.dtype("float32"), "correction": 0.0}
+    for images in (1, 2):
+        x = jax.ShapeDtypeStruct((images, 64, 32, 32), "float32")
+        problem = _primitive.KERNELS[mean_and_var].problem(x, **options)
+        assert problem["copied"] == int(images > 1)
+        assert (problem["outer"], problem["columns"]) == (64, images * 32 * 32)
+
+
+def test_classes_of_sums_are_of_means_but_not_the_other_way_round():
+    x = jax.ShapeDtypeStruct((4, 64), "float32")
+    kernels = {name: _primitive.KERNELS[grid.PRIMITIVES[name]] for name in ("sum", "mean")}
+    sums, means = (
+        {"op": "reduce"} | kernel.problem(x, axes=(1,), dtype=jnp.dtype("float32"))
+        for kernel in kernels.values()
+    )
+    of_sums = {"op": "reduce", "function": "sum", "dtype": "float32", "ratio": 1.1}
+    assert all(_measurements.contains(of_sums, problem) for problem in (sums, means))
+    assert not _measurements.contains(of_sums | {"mean": 1}, sums)
+    assert _measurements.contains(of_sums | {"mean": 1}, means)
+
+
 def test_a_class_is_of_layers_only_if_it_says_so():
     """A measured product says nothing of one with a bias or an activation."""
     product = {"op": "matmul", "dtype": "bfloat16", "m": [1, 9], "ratio": 1.1}

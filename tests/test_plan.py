@@ -486,7 +486,7 @@ FAMILIES = {
 OWN = tuple(_primitive.OF_EXECUTION)
 """What is known only when a program runs."""
 
-AROUND = ("copied", "runs")
+AROUND = ("copied", "mean", "runs")
 """What the Python side says of a call besides the problem of the kernel."""
 
 

@@ -46,19 +46,22 @@ inline constexpr WarpInstance kUnalignedWarpInstances[] = {
 inline constexpr WarpInstance kElementsWarpInstances[] = {
     {4, 2, 1},   {8, 2, 1},   {8, 4, 1},   {8, 8, 1},   {8, 12, 1}, {8, 16, 1},
     {16, 12, 1}, {16, 14, 1}, {16, 16, 1}, {32, 12, 1}, {32, 16, 1}};
-// Whether the rows of a layout are read by elements (docs/tuning.md). Longer rows would need more
-// registers for as many bytes under way: of both operands half as many elements are the most, and of
-// 16 bits two packs for each lane hold most rows of more than 384.
-inline constexpr std::int64_t kMostElements = 32 * 16;
-inline constexpr std::int64_t kMostElementsOfBoth = 64;
+// Whether the rows of a layout are read by elements: those of which lanes have room for few more
+// packs, which are a quarter of the instructions, are not. 16-bit rows fill two packs in each of 32
+// lanes, or 8 of two operands; longer rows by elements would take too many registers
+// (docs/tuning.md).
 constexpr bool takes_elements(RowLayout layout, int operands, std::size_t item_bytes,
                               std::int64_t columns) {
   if (layout == RowLayout::kAligned || layout == RowLayout::kSmall) return false;
   const bool has_whole_packs = layout == RowLayout::kMasked;
-  if (operands == 2) return !has_whole_packs && columns <= kMostElementsOfBoth;
+  const bool is_16_bit = item_bytes == 2;
+  if (operands == 2) {
+    if (has_whole_packs || (is_16_bit && columns <= 8 * 16 - 7)) return false;
+    return columns <= 32 * 12;
+  }
   const std::int64_t in_two_packs = has_whole_packs ? 32 * 16 : 32 * 16 - 7;
-  if (item_bytes == 2 && 32 * 12 < columns && columns <= in_two_packs) return false;
-  return columns <= kMostElements;
+  if (is_16_bit && 32 * 12 < columns && columns <= in_two_packs) return false;
+  return columns <= 32 * 16;
 }
 
 // How many packs of each operand a lane of an instance holds.

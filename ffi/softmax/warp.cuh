@@ -88,7 +88,10 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
 // that it has room for are not read by elements.
 template <class T, RowLayout kLayout, const auto& kTable>
 constexpr bool is_planned(std::size_t index, int operands) {
-  if (kLayout == RowLayout::kElements) return true;
+  if (kLayout == RowLayout::kElements) {
+    const int columns = kTable[index].lanes * kTable[index].packs;
+    return takes_elements(RowLayout::kUnaligned, operands, sizeof(T), columns);
+  }
   constexpr int kPack = kPackOf<T, kLayout>;
   const int packs = kTable[index].lanes * packs_of_each(kTable[index], operands);
   const int columns = packs * kPack - (kIsUnaligned<kLayout> ? kPack - 1 : 0);
