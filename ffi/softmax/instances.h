@@ -46,17 +46,17 @@ inline constexpr WarpInstance kUnalignedWarpInstances[] = {
 inline constexpr WarpInstance kElementsWarpInstances[] = {
     {4, 2, 1},   {8, 2, 1},   {8, 4, 1},   {8, 8, 1},   {8, 12, 1}, {8, 16, 1},
     {16, 12, 1}, {16, 14, 1}, {16, 16, 1}, {32, 12, 1}, {32, 16, 1}};
-// Whether the rows of a layout are read by elements: those of which lanes have room for few more
-// packs, which are a quarter of the instructions, are not. 16-bit rows fill two packs in each of 32
-// lanes, or 8 of two operands; longer rows by elements would take too many registers
-// (docs/tuning.md).
+// Whether the rows of a layout are read by elements, where that was faster (docs/tuning.md). Packs
+// take a quarter of the instructions, but fill lanes only where a row has about as many as an
+// instance: of 16 bits those of two packs in each of 32 lanes, or of 8 for two operands. Longer
+// rows by elements would take too many registers.
 constexpr bool takes_elements(RowLayout layout, int operands, std::size_t item_bytes,
                               std::int64_t columns) {
   if (layout == RowLayout::kAligned || layout == RowLayout::kSmall) return false;
   const bool has_whole_packs = layout == RowLayout::kMasked;
   const bool is_16_bit = item_bytes == 2;
   if (operands == 2) {
-    if (has_whole_packs || (is_16_bit && columns <= 8 * 16 - 7)) return false;
+    if (has_whole_packs || (is_16_bit && 64 < columns && columns <= 8 * 16 - 7)) return false;
     return columns <= 32 * 12;
   }
   const std::int64_t in_two_packs = has_whole_packs ? 32 * 16 : 32 * 16 - 7;
