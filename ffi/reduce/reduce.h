@@ -215,6 +215,7 @@ void launch_combine(const Queue& queue, const Plan& plan, const Problem& problem
 
 inline constexpr int kLadderThreads = 256;
 inline constexpr int kMultipleThreads = 512;  // at most
+inline constexpr int kMultipleLoads = 4;      // packs that a thread loads before it folds one
 inline constexpr int kRowThreads = 128;
 inline constexpr int kStagedThreads = 256;   // at most
 inline constexpr int kStagedStages = 2;      // tiles of a warp: one is folded while others arrive

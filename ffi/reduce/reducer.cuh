@@ -374,11 +374,6 @@ struct MomentsReducer {
   }
 };
 
-// How many packs of a contiguous row a thread loads before it folds the first of them: folding
-// moments takes longer, in which other loads have to be under way.
-template <class Reducer>
-inline constexpr int kRowLoads = Reducer::kChunk > 1 ? 2 * kLoads : kLoads;
-
 // How many of the packs that a thread has loaded a reducer folds at a time.
 template <class Reducer>
 constexpr int packs_folded(int loaded, int pack) {

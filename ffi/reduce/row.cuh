@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   auto partial = Reducer::identity();
   if (has_row) {
     const RowPacks<typename Reducer::Element, int> packs(x, rows, row);
-    partial = fold_row<Reducer, kRowLoads<Reducer>>(packs, masks.of(row), read, thread, threads);
+    partial = fold_row<Reducer, kLoads>(packs, masks.of(row), read, thread, threads);
   }
   partial = group_reduce(partial, combine, row_warps == 0 ? threads : kWarpSize);
   if (row_warps <= 1) {

@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(kMultipleThreads)
   for (std::int64_t row = blockIdx.y; row < rows.count; row += gridDim.y) {
     const RowPacks<typename Reducer::Element, std::int64_t> packs(x, rows, row);
     const auto folded =
-        fold_row<Reducer, kRowLoads<Reducer>>(packs, masks.of(row), read, thread, threads);
+        fold_row<Reducer, kMultipleLoads>(packs, masks.of(row), read, thread, threads);
     const auto partial = block_reduce(folded, Reducer::identity(), combine, warps);
     if (gridDim.x == 1) {
       if (threadIdx.x == 0) Reducer::store(y, row, partial);
