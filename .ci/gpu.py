@@ -6,7 +6,8 @@
     python .ci/gpu.py synccheck --processes 8
 
 All tests in 14 processes ran out of 80 GB of GPU memory. Those marked `large` take up to 36 GiB, so
-that they run first, in a process of their own.
+that they run first, in a process of their own, where memory is given back at once: what XLA keeps
+of one test lies in pieces that are too small for the next.
 
 The tools look at our kernels alone: racecheck takes three minutes to prepare those of XLA and its
 libraries, and a few seconds for ours. compute-sanitizer itself ends by a segmentation fault in some
@@ -42,6 +43,7 @@ TOOLS = ("memcheck", "racecheck", "synccheck")
 PYTEST = (sys.executable, "-m", "pytest")
 # JAX otherwise takes most of the GPU's memory for the first process.
 ENVIRONMENT = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+FREED_AT_ONCE = {"XLA_PYTHON_CLIENT_ALLOCATOR": "platform"}
 # With other allocators memcheck does not see the ends of buffers.
 SANITIZED = {"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}
 OPTIONS = ("--num-cuda-barriers", "4096", "--kernel-name", "kns=jax_gpuops_cuda")
@@ -78,21 +80,32 @@ def run_tests(arguments: argparse.Namespace, of_pytest: list[str]) -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + arguments.seconds
     statuses = [
-        run_pytest(arguments.out / f"{name}.log", end - time.monotonic(), options, of_pytest)
-        for name, options in {
-            "large": ("-m", "large"),
-            "tests": ("-m", "not large", "-n", str(arguments.processes), "--dist", "worksteal"),
-        }.items()
+        run_pytest(arguments.out / f"{name}.log", end - time.monotonic(), more, options, of_pytest)
+        for name, more, options in (
+            ("large", FREED_AT_ONCE, ("-m", "large")),
+            (
+                "tests",
+                {},
+                ("-m", "not large", "-n", str(arguments.processes), "--dist", "worksteal"),
+            ),
+        )
     ]
     return max(0 if status == NO_TESTS else abs(status) for status in statuses)
 
 
-def run_pytest(log: pathlib.Path, seconds: float, options: Sequence[str], more: list[str]) -> int:
+def run_pytest(
+    log: pathlib.Path,
+    seconds: float,
+    environment: dict[str, str],
+    options: Sequence[str],
+    more: list[str],
+) -> int:
     """Runs pytest, for `seconds` at most, and returns its exit status."""
     with (
         log.open("w", buffering=1) as written,
         subprocess.Popen(
             [*PYTEST, "-v", *options, *more],
+            env=os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
