@@ -121,7 +121,7 @@ def test_any_dtype(dtype, name, reduce):
 @pytest.mark.parametrize("columns", [197, 5001, 140_000])
 def test_any_neighbours(columns, name, reduce):
     """Infinities, NaN and large elements leave other rows alone."""
-    x = data(name, (8, columns), "float32")
+    x = data(name, (5, columns), "float32")
     others = np.array(x)
     others[1::4], others[2::4], others[3::4] = 1e30 * x[1::4], np.inf, np.nan
     each_fourth = slice(None, None, 4)
@@ -249,7 +249,7 @@ def test_arguments_of_sums(options, implementation):
         )
 
 
-@pytest.mark.kernel
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("name", "columns"),
     [
@@ -275,9 +275,10 @@ def test_gradients(columns, name, reduce):
     if name == "std" and columns == 1:
         return  # the root has no derivative at 0
     with jax.enable_x64(True):
-        wide = jnp.asarray(x, "float64")
-        _, pullback = jax.vjp(functools.partial(upstream, name), wide)
-        (expected,) = pullback([jnp.asarray(t, "float64") for t in cotangents])
+        wide, wide_cotangents = jax.tree.map(helpers.exact, (jnp.asarray(x), cotangents))
+        (expected,) = jax.jit(lambda x, ts: jax.vjp(functools.partial(upstream, name), x)[1](ts))(
+            wide, wide_cotangents
+        )
         gradient, expected = np.asarray(gradient), np.asarray(expected)
     scale = np.abs(expected).max(-1, keepdims=True)
     assert np.all(np.abs(gradient - expected) <= 1e-5 * np.abs(expected) + 1e-6 * scale)
@@ -294,7 +295,7 @@ def test_gradients_of_rows_that_are_infinite_throughout(name, reduce):
     np.testing.assert_allclose(gradient[::2], 0.2)
 
 
-@pytest.mark.kernel
+@pytest.mark.any_version
 @pytest.mark.parametrize("name", ["sum", "mean", "var", "mean_and_var", "max"])
 def test_derivatives_with_masks(name, reduce):
     """In forward and reverse mode, of masked rows that are filled up."""

@@ -366,7 +366,8 @@ def masks_of_any_phase(shape):
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("algorithm", MASKED)
 def test_masks_of_rows_of_any_phase(algorithm, dtype, implementation):
-    """The loss, and its gradient, which is of no named algorithm."""
+    """The loss, and its gradient, which is of no named algorithm: on the host, with one of them."""
+    has_gradient = implementation == "cuda" or algorithm == "block_two_pass"  # takes all lengths
     size = jnp.dtype(dtype).itemsize
     lengths = (1, 7, 9, 197, 1500, 9001)
     lengths = [n for n in lengths if n * size <= LONGEST.get(algorithm, math.inf)]
@@ -380,6 +381,8 @@ def test_masks_of_rows_of_any_phase(algorithm, dtype, implementation):
 
     def loss_and_gradient(x, labels, where):
         how = {"where": where, "implementation": implementation, "algorithm": algorithm}
+        if not has_gradient:
+            return ours(x, labels, **how), None
         loss, pullback = jax.vjp(lambda x: ours(x, labels, **how), x)
         return loss, pullback(jnp.asarray(g))[0]
 
@@ -387,7 +390,8 @@ def test_masks_of_rows_of_any_phase(algorithm, dtype, implementation):
         results = jax.jit(lambda cases: [loss_and_gradient(*each) for each in cases])(cases)
     for (x, labels, where), (loss, gradient) in zip(cases, results, strict=True):
         assert_accurate(loss, x, labels, where=where)
-        assert_accurate_gradient(gradient, x, labels, g, where=where)
+        if has_gradient:
+            assert_accurate_gradient(gradient, x, labels, g, where=where)
 
 
 @pytest.mark.any_version

@@ -9,7 +9,8 @@
 #include <vector_functions.h>
 #include <vector_types.h>
 
-#include <string>
+#include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -40,9 +41,7 @@ struct Segment {
 };
 
 inline Segment segment(int width) {
-  if (width <= 0 || width > kWarpSize || (width & (width - 1)) != 0) {
-    fail("a shuffle has width " + std::to_string(width) + ", which is not a power of 2 up to 32");
-  }
+  if (width <= 0 || width > kWarpSize || (width & (width - 1)) != 0) fail_width(width);
   const int own = lane();
   return {own, own & -width, own | (width - 1)};
 }
@@ -51,7 +50,14 @@ template <class T>
 T shuffle(const char* function, Site site, unsigned mask, int source_lane, T value) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 16,
                 "lanes exchange bytes, at most 16");
-  warp_shuffle(function, site, mask, source_lane, &value, sizeof(T));
+  if constexpr (sizeof(T) <= sizeof(std::uint64_t)) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, &value, sizeof(T));
+    word = warp_shuffle(function, site, mask, source_lane, word, sizeof(T));
+    std::memcpy(static_cast<void*>(&value), &word, sizeof(T));
+  } else {
+    warp_shuffle(function, site, mask, source_lane, &value, sizeof(T));
+  }
   return value;
 }
 

@@ -67,6 +67,7 @@ struct Call {
   int source_lane = 0;
   void* value = nullptr;  // to exchange with other lanes, or the mbarrier that is waited for
   std::size_t value_bytes = 0;
+  std::uint64_t word = 0;   // to exchange, if `value` is null
   WarpWork work = nullptr;  // to do on the values of all lanes
   unsigned parity = 0;      // of the phase of an mbarrier
   // Copies that may be under way, a named barrier, registers, or products that must be done.
@@ -100,14 +101,14 @@ struct Thread {
   Call call{};             // while it waits
   unsigned result = 0;     // of the last call: lanes, or a number of threads
   Fiber* fiber = nullptr;
-  std::uint64_t polled = 0;              // Launch::activity_ when it began to poll
-  unsigned arrivals = 0;                 // at the cluster's barrier
-  unsigned waits = 0;                    // for it, that are over
-  std::uint64_t writes = 0;              // copies from shared to global memory that it has issued
-  bool fenced = false;                   // it called proxy_fence() since its last barrier
-  bool met_fenced = false;               // so had all others that met at that
-  std::deque<AsyncCopy> async_copies{};  // under way
-  std::uint64_t copy_groups = 0;         // that it has ended
+  std::uint64_t polled = 0;               // Launch::activity_ when it began to poll
+  unsigned arrivals = 0;                  // at the cluster's barrier
+  unsigned waits = 0;                     // for it, that are over
+  std::uint64_t writes = 0;               // copies from shared to global memory that it has issued
+  bool fenced = false;                    // it called proxy_fence() since its last barrier
+  bool met_fenced = false;                // so had all others that met at that
+  std::vector<AsyncCopy> async_copies{};  // under way; few, and mostly none
+  std::uint64_t copy_groups = 0;          // that it has ended
 };
 
 // What the executor knows of an mbarrier. In shared memory lies only a mark, by which it notices
@@ -208,6 +209,7 @@ class Launch {
 
   // What the running thread calls.
   unsigned wait(const Call& call);
+  unsigned wait();  // for the call that its thread has
   [[noreturn]] void fail(const std::string& what) const { throw Error(place() + ": " + what); }
   std::string place() const;
   Thread& thread() const { return *thread_; }
@@ -272,11 +274,13 @@ class Launch {
   void gather(Predicate&& runs);
   void resume(Thread& thread);
   void run_thread();
+  [[noreturn, gnu::noinline]] void fail_lanes(const Call& call) const;
   void cancel();
 
   bool complete_block_call(Block& block);
   bool complete_warp_call(const Thread& caller);
   void exchange(Thread* warp, unsigned lanes);
+  static void exchange_values(Thread* warp, unsigned lanes);
   void release(Thread& thread, unsigned result);
   std::string describe_deadlock() const;
 

@@ -125,17 +125,6 @@ std::string call_text(const Call& call) {
   return text;
 }
 
-// Of a value that lanes exchange, mostly one word: a copy of any length would be a call.
-void copy_value(void* to, const void* from, std::size_t bytes) {
-  if (bytes == 4) {
-    std::memcpy(to, from, 4);
-  } else if (bytes == 8) {
-    std::memcpy(to, from, 8);
-  } else {
-    std::memcpy(to, from, bytes);
-  }
-}
-
 // The stacks of this host thread, kept because mapping them costs more than most launches.
 std::deque<Fiber>& pooled_fibers() {
   thread_local std::deque<Fiber> fibers;
@@ -163,7 +152,7 @@ class Stacks {
 
  private:
   static constexpr std::size_t kFew = 1024;
-  static constexpr std::size_t kKept = 4096;
+  static constexpr std::size_t kKept = 8192;
   static constexpr std::size_t kKeptByAll = 12288;
   static inline std::mutex many_mutex;
   static inline std::atomic<std::size_t> all_fibers{0};
@@ -193,8 +182,15 @@ std::string to_string(const char* function, Site site) {
   return std::string(function) + "() at " + site.file + ":" + std::to_string(site.line);
 }
 
+// What fails is not compiled into what each thread does most: with room for texts, frames would be
+// several times as large, and each thread has its own in the processor's caches.
+
+[[noreturn, gnu::noinline]] static void fail_outside() {
+  throw Error("a function for kernels was called outside a launch");
+}
+
 Launch& active_launch() {
-  if (active == nullptr) throw Error("a function for kernels was called outside a launch");
+  if (active == nullptr) fail_outside();
   return *active;
 }
 
@@ -444,9 +440,14 @@ unsigned& Launch::live_lanes_of(const Thread& thread) {
 // what another has yet to read.
 
 unsigned Launch::wait(const Call& call) {
+  thread_->call = call;
+  return wait();
+}
+
+unsigned Launch::wait() {
   if (cancelled_) throw Cancelled();
   Thread& thread = *thread_;
-  thread.call = call;
+  const Call& call = thread.call;
   thread.state = Thread::State::kWaiting;
   bool complete;
   if (call.scope == Scope::kBlock) {
@@ -455,18 +456,9 @@ unsigned Launch::wait(const Call& call) {
   } else if (call.scope != Scope::kLanes && call.scope != Scope::kLiveLanes) {
     complete = false;  // the caller knows
   } else {
-    if ((call.mask >> lane() & 1) == 0) {
-      fail(call_text(call) + " is called by lane " + std::to_string(lane()) +
-           ", which the mask does not name");
-    }
-    const unsigned absent = call.mask & ~live_lanes();
-    if (call.scope == Scope::kLanes && absent != 0) {
-      fail(call_text(call) + " names absent lanes " + hexadecimal(absent) +
-           ": the warp does not have them or they have exited");
-    }
-    if ((call.mask >> call.source_lane & 1) == 0) {
-      fail(call_text(call) + " reads from lane " + std::to_string(call.source_lane) +
-           ", which the mask does not name");
+    const unsigned absent = call.scope == Scope::kLanes ? call.mask & ~live_lanes() : 0;
+    if (absent != 0 || (call.mask >> lane() & call.mask >> call.source_lane & 1) == 0) {
+      fail_lanes(call);
     }
     complete = complete_warp_call(thread);
   }
@@ -475,6 +467,20 @@ unsigned Launch::wait(const Call& call) {
     if (cancelled_) throw Cancelled();
   }
   return thread.result;
+}
+
+void Launch::fail_lanes(const Call& call) const {
+  if ((call.mask >> lane() & 1) == 0) {
+    fail(call_text(call) + " is called by lane " + std::to_string(lane()) +
+         ", which the mask does not name");
+  }
+  const unsigned absent = call.mask & ~live_lanes();
+  if (call.scope == Scope::kLanes && absent != 0) {
+    fail(call_text(call) + " names absent lanes " + hexadecimal(absent) +
+         ": the warp does not have them or they have exited");
+  }
+  fail(call_text(call) + " reads from lane " + std::to_string(call.source_lane) +
+       ", which the mask does not name");
 }
 
 void Launch::together(const char* function, Site site, void* own, WarpWork work) {
@@ -523,26 +529,39 @@ bool Launch::complete_warp_call(const Thread& caller) {
 
 void Launch::exchange(Thread* warp, unsigned lanes) {
   ++warp->block->warp_syncs[number(*warp) / kWarpSize];
-  if (const WarpWork work = warp->call.work; work != nullptr) {
+  const Call& first = warp[__builtin_ctz(lanes)].call;
+  if (const WarpWork work = first.work; work != nullptr) {
     void* values[kWarpSize];
     for (int i = 0; i < kWarpSize; ++i) values[i] = warp[i].call.value;
     work(values);
     for (int i = 0; i < kWarpSize; ++i) release(warp[i], 0);
     return;
   }
+  if (first.value != nullptr) exchange_values(warp, lanes);
   unsigned ballot = 0;
-  unsigned char values[kWarpSize][kMaxValueBytes];
+  std::uint64_t words[kWarpSize];
   for (int i = 0; i < kWarpSize; ++i) {
     if ((lanes >> i & 1) == 0) continue;
-    const Call& call = warp[i].call;
-    if (call.predicate) ballot |= 1u << i;
-    if (call.value_bytes != 0) copy_value(values[i], call.value, call.value_bytes);
+    if (warp[i].call.predicate) ballot |= 1u << i;
+    words[i] = warp[i].call.word;
   }
   for (int i = 0; i < kWarpSize; ++i) {
     if ((lanes >> i & 1) == 0) continue;
-    const Call& call = warp[i].call;
-    if (call.value_bytes != 0) copy_value(call.value, values[call.source_lane], call.value_bytes);
+    Call& call = warp[i].call;
+    call.word = words[call.source_lane];
     release(warp[i], ballot);
+  }
+}
+
+void Launch::exchange_values(Thread* warp, unsigned lanes) {
+  unsigned char values[kWarpSize][kMaxValueBytes];
+  for (int i = 0; i < kWarpSize; ++i) {
+    const Call& call = warp[i].call;
+    if ((lanes >> i & 1) != 0) std::memcpy(values[i], call.value, call.value_bytes);
+  }
+  for (int i = 0; i < kWarpSize; ++i) {
+    const Call& call = warp[i].call;
+    if ((lanes >> i & 1) != 0) std::memcpy(call.value, values[call.source_lane], call.value_bytes);
   }
 }
 
@@ -679,24 +698,42 @@ std::size_t shared_memory_bytes() { return active_launch().shared_bytes(); }
 
 void fail(const std::string& what) { active_launch().fail(what); }
 
+void fail_width(int width) {
+  fail("a shuffle has width " + std::to_string(width) + ", which is not a power of 2 up to 32");
+}
+
 int block_barrier(const char* function, Site site, bool predicate) {
-  const Call call{function, site, Scope::kBlock, 0, predicate};
-  return static_cast<int>(active_launch().wait(call));
+  Launch& launch = active_launch();
+  launch.thread().call = {function, site, Scope::kBlock, 0, predicate};
+  return static_cast<int>(launch.wait());
 }
 
 void warp_barrier(const char* function, Site site, unsigned mask) {
   Launch& launch = active_launch();
-  launch.wait({function, site, Scope::kLiveLanes, mask, false, launch.lane()});
+  launch.thread().call = {function, site, Scope::kLiveLanes, mask, false, launch.lane()};
+  launch.wait();
 }
 
 unsigned warp_vote(const char* function, Site site, unsigned mask, bool predicate) {
   Launch& launch = active_launch();
-  return launch.wait({function, site, Scope::kLanes, mask, predicate, launch.lane()});
+  launch.thread().call = {function, site, Scope::kLanes, mask, predicate, launch.lane()};
+  return launch.wait();
+}
+
+std::uint64_t warp_shuffle(const char* function, Site site, unsigned mask, int source_lane,
+                           std::uint64_t word, std::size_t bytes) {
+  Launch& launch = active_launch();
+  Thread& thread = launch.thread();
+  thread.call = {function, site, Scope::kLanes, mask, false, source_lane, nullptr, bytes, word};
+  launch.wait();
+  return thread.call.word;
 }
 
 void warp_shuffle(const char* function, Site site, unsigned mask, int source_lane, void* value,
                   std::size_t bytes) {
-  active_launch().wait({function, site, Scope::kLanes, mask, false, source_lane, value, bytes});
+  Launch& launch = active_launch();
+  launch.thread().call = {function, site, Scope::kLanes, mask, false, source_lane, value, bytes};
+  launch.wait();
 }
 
 void warp_together(const char* function, Site site, void* own, WarpWork work) {

@@ -96,6 +96,9 @@ std::size_t shared_memory_bytes();
 // Throws an Error that begins with the calling thread's block and thread index.
 [[noreturn]] void fail(const std::string& what);
 
+// The same of a shuffle in segments of a width that warps do not have.
+[[noreturn]] void fail_width(int width);
+
 // ---- What simt/cuda.h and core/ptx/ are made of ----
 
 struct Site {
@@ -117,7 +120,12 @@ void warp_barrier(const char* function, Site site, unsigned mask);
 // Waits for the lanes in `mask`; returns those for which the predicate is true.
 unsigned warp_vote(const char* function, Site site, unsigned mask, bool predicate);
 
-// Waits for the lanes in `mask`; replaces the value, of up to 16 bytes, by that of `source_lane`.
+// Waits for the lanes in `mask`; returns the value of `source_lane`, which has some bytes of a
+// word.
+std::uint64_t warp_shuffle(const char* function, Site site, unsigned mask, int source_lane,
+                           std::uint64_t word, std::size_t bytes);
+
+// The same of values of up to 16 bytes; replaces the value.
 void warp_shuffle(const char* function, Site site, unsigned mask, int source_lane, void* value,
                   std::size_t bytes);
 
