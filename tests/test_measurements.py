@@ -204,8 +204,8 @@ def chosen():
 
 
 def test_nothing_is_known_of_another_kind_of_gpu(gpu):
-    """The H200's table serves no H100: how far a kernel is ahead depends on the GPU."""
-    for kind in ("NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H200 NVL"):
+    """A table serves no other GPU of its name: how far a kernel is ahead depends on the GPU."""
+    for kind in ("NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H200 NVL"):
         gpu.setattr(_measurements, "gpu_kind", lambda kind=kind: kind)
         for entry in DEVICES["NVIDIA H200"]["classes"]:
             chosen, why = _measurements.best(entry)
