@@ -108,7 +108,7 @@ void run_mean_and_var(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffe
 void run_moments(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> mean,
                  ffi::Result<ffi::AnyBuffer> variance, ffi::Result<ffi::AnyBuffer> low,
                  ffi::Result<ffi::AnyBuffer> workspace, Attributes attributes) {
-  for (const auto& each : {variance, low}) {
+  for (ffi::Result<ffi::AnyBuffer> each : {variance, low}) {
     require(each->element_type() == mean->element_type() &&
                 each->element_count() == mean->element_count(),
             "the results must have the same dtype and size");
