@@ -289,35 +289,31 @@ def _images(kernel: str, dtype: str, columns, counts, **options: Any) -> Grid:
     )
 
 
-def _groups(kernel: str, dtype: str, columns, inners, counts, **options: Any) -> Grid:
-    """Rows of groups of 16 channels that come last: a kernel reduces a channel's, likewise."""
-    vertices = {
-        (n, inner, outer): (Point(kernel, (outer, n, inner // 16, 16), dtype, (1, 3), **options),)
-        for n, inner, outer in itertools.product(columns, inners, counts)
-        if _is_measured(n * inner * outer, dtype)
-    }
-    return Grid(
-        _name(vertices, "axes apart, channels last"),
-        _fixed(vertices),
-        {"columns": tuple(columns), "inner": tuple(inners), "outer": tuple(counts)},
-        vertices,
-        open="outer",
-    )
-
-
 def _unaligned(dtype: str) -> Sequence[int]:
     return (0, 1, 3) if jnp.dtype(dtype).itemsize == 2 else (0, 1)
 
 
-def _inner(kernel: str, dtype: str, columns, inners, counts, **options: Any) -> Grid:
-    """Rows that lie side by side, `inner` of them, as along an axis that is not the last."""
+def _inner(
+    kernel: str, dtype: str, columns, inners, counts, *, width: int = 1, **options: Any
+) -> Grid:
+    """Rows that lie side by side, `inner` of them, as along an axis that is not the last.
+
+    With a width so many neighbours are one row, as of groups of channels that come last: a kernel
+    reduces each channel, and these are merged.
+    """
+
+    def point(n: int, inner: int, outer: int) -> Point:
+        if width == 1:
+            return Point(kernel, (outer, n, inner), dtype, (1,), **options)
+        return Point(kernel, (outer, n, inner // width, width), dtype, (1, 3), **options)
+
     vertices = {
-        (n, inner, outer): (Point(kernel, (outer, n, inner), dtype, (1,), **options),)
+        (n, inner, outer): (point(n, inner, outer),)
         for n, inner, outer in itertools.product(columns, inners, counts)
         if _is_measured(n * inner * outer, dtype)
     }
     return Grid(
-        _name(vertices, "another axis"),
+        _name(vertices, "another axis" if width == 1 else "axes apart, channels last"),
         _fixed(vertices),
         {"columns": tuple(columns), "inner": tuple(inners), "outer": tuple(counts)},
         vertices,
@@ -468,7 +464,7 @@ def _reduce() -> Iterator[Grid]:
     yield _rows("mean", "float32", losses, (1,), smallest=128, result="float32")
     for dtype, result in (sums[1], sums[0]):
         yield _images("mean_and_var", dtype, _powers(6, 16, 2), _powers(8, 17, 3), result=result)
-        yield _groups("mean_and_var", dtype, _powers(6, 14, 4), *_NORMS, result=result)
+        yield _inner("mean_and_var", dtype, _powers(6, 14, 4), *_NORMS, width=16, result=result)
     lengths = sorted({*_powers(7, 27, 4), 512})
     for dtype, result in sums[:3]:
         yield _rows("mean_and_var", dtype, lengths, counts, result=result)
