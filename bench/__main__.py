@@ -39,6 +39,7 @@ Measures the kernels of jax_gpuops against XLA, after checking every result agai
   python -m bench programs attention lm_head          ...; plain JAX, None and our kernels
   python -m bench calls                               300 calls with the shapes of published
                                                        models; plain JAX, None and our kernels
+  python -m bench calls --draw second                 300 others, drawn later and from more models
   python -m bench --json run.json --plot figures      keep the numbers; draw them
                                                        a run that was cut short goes on from
                                                        run.json.part
@@ -251,7 +252,9 @@ def _parser() -> argparse.ArgumentParser:
     program = add("programs", programs.SUMMARY)
     _add_common_arguments(program)
     programs.add_arguments(program)
-    _add_common_arguments(add("calls", calls.SUMMARY))
+    single = add("calls", calls.SUMMARY)
+    _add_common_arguments(single)
+    calls.add_arguments(single)
     merge = add("merge", "make one JSON file of those of parts of a run, as made by --only")
     _add_common_arguments(merge)
     merge.add_argument("parts", nargs="+", type=pathlib.Path, metavar="FILE")

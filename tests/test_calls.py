@@ -15,57 +15,91 @@ from bench.problem import Variant
 from bench.report import console
 from bench.results import FAILED, REFUSED, WRONG, XLA, Result, Run, Unfinished
 
-CALLS = cases.problems(gpu=True)
+DRAWN = {draw: cases.problems(draw, gpu=True) for draw in cases.DRAWS.values()}
+CALLS = DRAWN[cases.FIRST]
 HOST = cases.problems(gpu=False)
+
+of_each_draw = pytest.mark.parametrize("draw", DRAWN, ids=lambda draw: draw.name)
+of_each_call = pytest.mark.parametrize(
+    "problem", [call for calls in DRAWN.values() for call in calls], ids=str
+)
 
 
 # Which they are
 
 
-def test_calls_are_those_that_were_drawn_once():
-    assert cases.LIST.read_text() == cases.text()
+@of_each_draw
+def test_calls_are_those_that_were_drawn_once(draw):
+    assert draw.file.read_text() == cases.text(draw)
 
 
-def test_there_are_300_calls_and_none_twice():
-    assert len(CALLS) == 300
-    assert len({(p.op, p.shape, p.dtype, p.options_text()) for p in CALLS}) == 300
-    families = collections.Counter(ops.OPS[each.op].family for each in CALLS)
+@of_each_draw
+def test_there_are_300_calls_of_a_draw(draw):
+    assert len(DRAWN[draw]) == 300
+    families = collections.Counter(ops.OPS[each.op].family for each in DRAWN[draw])
     assert families == cases.COUNTS
     assert sum(cases.COUNTS.values()) == 300
 
 
-def test_calls_come_by_family_and_name_their_model():
-    families = [ops.OPS[each.op].family for each in CALLS]
+def test_no_call_is_drawn_twice():
+    calls = [(p.op, p.shape, p.dtype, p.options_text()) for of in DRAWN.values() for p in of]
+    assert len(set(calls)) == len(calls)
+
+
+@of_each_draw
+def test_calls_come_by_family_and_name_their_model(draw):
+    families = [ops.OPS[each.op].family for each in DRAWN[draw]]
     assert list(dict.fromkeys(families)) == list(ops.FAMILIES)
     assert families == sorted(families, key=ops.FAMILIES.index)
-    names = {each.model.split(":")[0] for each in CALLS}
-    assert len(names) >= 40
-    listed = [*models.DECODERS, *models.ENCODERS, *models.PATCH_ENCODERS, *models.MAPS]
-    assert len({each.name for each in listed} & names) >= 40
+    assert len(model_names(DRAWN[draw])) >= 40
+    assert len(model_names(DRAWN[draw]) & listed_names(draw.models)) >= 40
 
 
-def test_calls_are_of_many_kinds():
-    by_op = collections.Counter(each.op for each in CALLS)
+def model_names(calls):
+    return {each.model.rpartition(": ")[0] for each in calls}
+
+
+def listed_names(group):
+    listed = [*group.decoders, *group.encoders, *group.patch_encoders, *group.maps]
+    return {each.name for each in listed}
+
+
+def test_the_second_draw_is_of_other_models_and_lengths_too():
+    assert not listed_names(models.FIRST) & listed_names(models.FURTHER)
+    names = model_names(DRAWN[cases.SECOND])
+    assert names & listed_names(models.FIRST)
+    assert len(names & listed_names(models.FURTHER)) >= 40
+    assert not set(cases.FIRST.lengths) & set(cases.SECOND.lengths)
+    assert {64, 729, 1370, 8192} <= {size for p in DRAWN[cases.SECOND] for size in p.shape}
+
+
+@of_each_draw
+def test_calls_are_of_many_kinds(draw):
+    calls = DRAWN[draw]
+    by_op = collections.Counter(each.op for each in calls)
     assert {
         "softmax", "softmax_vjp", "log_softmax", "log_softmax_vjp", "logsumexp", "cross_entropy",
         "cross_entropy_grad", "sum", "mean", "max", "argmax", "var", "mean_and_var", "transpose",
         "matmul", "dot_general", "dot_general_of_rows", "dot_general_of_columns", "linear", "glu",
     } <= by_op.keys()  # fmt: skip
-    dtypes = collections.Counter(each.dtype for each in CALLS)
+    dtypes = collections.Counter(each.dtype for each in calls)
     assert dtypes["bfloat16"] > dtypes["float32"] > dtypes["float16"] > 0
     masks = collections.Counter(
         "causal" if p.options.get("causal") else p.options.get("where")
-        for p in CALLS
+        for p in calls
         if p.op == "softmax"
     )
     assert {None, "causal", "padding"} == masks.keys()
-    assert {p.options["axis"] for p in CALLS if p.op == "softmax"} == {-1, 1}
-    assert any(math.prod(p.shape) % 2 for p in CALLS)
+    assert {p.options["axis"] for p in calls if p.op == "softmax"} == {-1, 1}
+    assert any(math.prod(p.shape) % 2 for p in calls)
+
+
+def test_calls_have_sizes_that_are_no_powers_of_two():
     assert {50257, 1500, 197, 77} <= {size for p in CALLS for size in p.shape}
 
 
 @pytest.mark.any_version
-@pytest.mark.parametrize("problem", CALLS, ids=str)
+@of_each_call
 def test_call_fits_a_gpu(problem):
     for each in ops.OPS[problem.op].operands(problem):
         assert math.prod(each.shape) * jnp.dtype(each.dtype).itemsize <= 2 << 30
@@ -74,8 +108,9 @@ def test_call_fits_a_gpu(problem):
         assert ops.floating_point_operations(problem) <= 2**44
 
 
-def test_few_calls_are_large():
-    large = [each for each in CALLS if cases._largest(each) > 256 << 20]
+@of_each_draw
+def test_few_calls_are_large(draw):
+    large = [each for each in DRAWN[draw] if cases._largest(each) > 256 << 20]
     assert 0 < len(large) <= 30
 
 
@@ -84,7 +119,7 @@ def test_memory_of_a_call():
     assert cases.memory(problem) == 1000 * (2 + 8) + 10 * (4 + 8) + 10 * (2 + 8)
 
 
-@pytest.mark.parametrize("problem", CALLS, ids=str)
+@of_each_call
 def test_call_can_be_traced(problem):
     op = ops.OPS[problem.op]
 
@@ -96,9 +131,19 @@ def test_call_can_be_traced(problem):
     assert types(ops.ours(problem.op)) == types(op.upstream)
 
 
-def test_quick_runs_an_example_of_each_op():
-    assert {p.op for p in CALLS} == {p.op for p in cases.problems(gpu=True, quick=True)}
-    assert len(cases.problems(gpu=True, quick=True)) == len({p.op for p in CALLS})
+@of_each_draw
+def test_quick_runs_an_example_of_each_op(draw):
+    quick = [each.op for each in cases.problems(draw, gpu=True, quick=True)]
+    assert quick == list(dict.fromkeys(each.op for each in DRAWN[draw]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "draw"),
+    [([], cases.FIRST), (["--draw", "first"], cases.FIRST), (["--draw", "second"], cases.SECOND)],
+)
+def test_the_command_line_names_a_draw(arguments, draw):
+    options = command_line._parser().parse_args(["calls", *arguments])
+    assert command_line._problems(options, gpu=True) == DRAWN[draw]
 
 
 # How None is judged

@@ -2,12 +2,13 @@
 
 What a model does is one of some sites, such as the softmax of its attention scores or a product of
 its feed-forward layers. A site draws a model, a batch, a length and a dtype. How fast a call is has
-no part in it. `calls.txt` has the calls that are drawn, so that a change of them shows: calls are
-not drawn anew to suit the kernels, or what `None` chooses.
+no part in it. A file has the calls that are drawn, so that a change of them shows: calls are not
+drawn anew to suit the kernels, or what `None` chooses.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -20,14 +21,11 @@ import jax.numpy as jnp
 
 from bench import ops
 from bench.calls import models
-from bench.calls.models import Transformer
+from bench.calls.models import Models, Transformer
 from bench.problem import Problem, Shape, first_of_each_op
 
 COUNTS = {"softmax": 130, "reduce": 70, "transpose": 40, "matmul": 60}
 """How many calls each family has."""
-
-LIST = pathlib.Path(__file__).with_name("calls.txt")
-"""The calls, one a line: what `text` returned when they were drawn."""
 
 OPERAND_BYTES, LARGE_BYTES, MEMORY_BYTES = 2 << 30, 256 << 20, 12 << 30
 """The most bytes of an operand; from where on one is large, of which most are left out; the most
@@ -36,30 +34,74 @@ bytes of operands and results, each in its own dtype and in float64, in which it
 OPERATIONS = 2**44
 """The most floating-point operations of a call."""
 
-_SEED = 2024
 _KEPT_OF_LARGE = 1 / 3
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64)
-_LENGTHS = (77, 128, 197, 256, 384, 512, 768, 1000, 1024, 1500, 2048, 4096)
 _DTYPES = ("bfloat16",) * 4 + ("float32",) * 3 + ("float16",)
 
-Site = Callable[[random.Random], Problem]
+
+@dataclasses.dataclass(frozen=True)
+class Draw:
+    """What decides which calls are drawn.
+
+    Attributes:
+      name: what the command line calls it.
+      models: those whose calls they are.
+      lengths: of sequences, in ascending order; models for shorter ones have their longest.
+      seed: of the random numbers.
+      file: has the calls, one a line: what `text` returned when they were drawn.
+      earlier: a draw whose calls this one has not.
+    """
+
+    name: str
+    models: Models
+    lengths: tuple[int, ...]
+    seed: int
+    file: pathlib.Path
+    earlier: Draw | None = None
 
 
-def problems(*, gpu: bool, quick: bool = False) -> list[Problem]:
+_FOLDER = pathlib.Path(__file__).parent
+
+FIRST = Draw(
+    "first",
+    models.FIRST,
+    (77, 128, 197, 256, 384, 512, 768, 1000, 1024, 1500, 2048, 4096),
+    seed=2024,
+    file=_FOLDER / "calls.txt",
+)
+"""The grids of `python -m bench tune` were revised by what its calls were measured to do."""
+
+SECOND = Draw(
+    "second",
+    models.FIRST + models.FURTHER,
+    (64, 96, 160, 224, 320, 448, 577, 640, 729, 900, 1370, 1536, 3000, 8192),
+    seed=2026,
+    file=_FOLDER / "calls_second.txt",
+    earlier=FIRST,
+)
+"""Drawn after that, to judge independently."""
+
+DRAWS = {each.name: each for each in (FIRST, SECOND)}
+
+Site = Callable[[random.Random, Draw], Problem]
+
+
+def problems(draw: Draw = FIRST, *, gpu: bool, quick: bool = False) -> list[Problem]:
     """Returns the calls, grouped by family.
 
     Args:
-      gpu: False for a few of small sizes, which a host runs in no time.
+      draw: which calls.
+      gpu: False for a few of small sizes, which a host runs in no time, whatever the draw.
       quick: True for only the first call of each op.
     """
-    found = list(_drawn()) if gpu else _host()
+    found = list(_drawn(draw).values()) if gpu else _host()
     return first_of_each_op(found) if quick else found
 
 
-def text() -> str:
+def text(draw: Draw) -> str:
     """Returns the calls that are drawn, one a line."""
-    return "".join(f"{each}\n" for each in _drawn())
+    return "".join(f"{each}\n" for each in _drawn(draw).values())
 
 
 def memory(problem: Problem) -> int:
@@ -73,19 +115,22 @@ def memory(problem: Problem) -> int:
 
 
 @functools.cache
-def _drawn() -> tuple[Problem, ...]:
-    drawing = random.Random(_SEED)
+def _drawn(draw: Draw) -> dict[str, Problem]:
+    """Returns the calls by what they are without their model, of which two may make the same."""
+    r = random.Random(draw.seed)
+    known = {} if draw.earlier is None else _drawn(draw.earlier)
     drawn: dict[str, Problem] = {}
     for family, sites in _SITES.items():
         wanted = len(drawn) + COUNTS[family]
         while len(drawn) < wanted:
-            problem = drawing.choice(sites)(drawing)
+            problem = r.choice(sites)(r, draw)
             is_large = _largest(problem) > LARGE_BYTES
-            if is_large and drawing.random() > _KEPT_OF_LARGE:
+            if is_large and r.random() > _KEPT_OF_LARGE:
                 continue
-            if _fits(problem):
-                drawn.setdefault(_without_model(problem), problem)
-    return tuple(drawn.values())
+            name = str(problem).partition(" (")[0]
+            if name not in known and _fits(problem):
+                drawn.setdefault(name, problem)
+    return drawn
 
 
 def _largest(problem: Problem) -> int:
@@ -102,11 +147,6 @@ def _fits(problem: Problem) -> bool:
     return _largest(problem) <= OPERAND_BYTES and memory(problem) <= MEMORY_BYTES
 
 
-def _without_model(problem: Problem) -> str:
-    """Two models may make the same call."""
-    return str(problem).partition(" (")[0]
-
-
 def _call(
     op: str, model: str, site: str, shape: Sequence[int], dtype: str, **options: Any
 ) -> Problem:
@@ -117,25 +157,27 @@ def _call(
 # What a site draws
 
 
-def _transformer(r: random.Random) -> Transformer:
+def _transformer(r: random.Random, draw: Draw) -> Transformer:
     """As many decoders as encoders of all kinds."""
-    return r.choice(r.choice((models.DECODERS, models.ENCODERS + models.PATCH_ENCODERS)))
+    encoders = draw.models.encoders + draw.models.patch_encoders
+    return r.choice(r.choice((draw.models.decoders, encoders)))
 
 
-def _length(r: random.Random, model: Transformer) -> int:
+def _length(r: random.Random, draw: Draw, model: Transformer) -> int:
     if model.lengths:
         return r.choice(model.lengths)
-    return r.choice([*(n for n in _LENGTHS if n < model.length), min(model.length, _LENGTHS[-1])])
+    longest = min(model.length, draw.lengths[-1])
+    return r.choice([*(n for n in draw.lengths if n < model.length), longest])
 
 
 def _batch(r: random.Random) -> int:
     return r.choice(_BATCHES)
 
 
-def _tokens(r: random.Random, model: Transformer) -> int:
+def _tokens(r: random.Random, draw: Draw, model: Transformer) -> int:
     """The rows of a product: a batch of sequences, or one new token of each."""
     is_new = model.mask == "causal" and r.random() < 1 / 4
-    return _batch(r) * (1 if is_new else _length(r, model))
+    return _batch(r) * (1 if is_new else _length(r, draw, model))
 
 
 def _dtype(r: random.Random) -> str:
@@ -160,9 +202,9 @@ def _softmax_or_gradient(r: random.Random) -> str:
     return r.choice(("softmax", "softmax", "softmax_vjp"))
 
 
-def _self_attention(r: random.Random) -> Problem:
-    model = _transformer(r)
-    length = _length(r, model)
+def _self_attention(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
+    length = _length(r, draw, model)
     options: dict[str, Any] = {"scale": _scale(model.head_dim)}
     if model.mask == "causal":
         options["causal"] = True
@@ -176,15 +218,15 @@ def _self_attention(r: random.Random) -> Problem:
     )
 
 
-def _attention_of_a_new_token(r: random.Random) -> Problem:
-    model = r.choice(models.DECODERS)
-    shape = (_batch(r), model.heads, 1, _length(r, model))
+def _attention_of_a_new_token(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.decoders)
+    shape = (_batch(r), model.heads, 1, _length(r, draw, model))
     options = {"scale": _scale(model.head_dim), "where": "padding"}
     return _call("softmax", model.name, "scores of a new token", shape, _dtype(r), **options)
 
 
-def _cross_attention(r: random.Random) -> Problem:
-    model = r.choice(models.CROSS_ATTENTION)
+def _cross_attention(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.cross_attention)
     shape = (_batch(r), model.heads, *r.choice(model.sizes))
     options = r.choice(({}, {"scale": _scale(model.head_dim)}))
     return _call(
@@ -192,40 +234,46 @@ def _cross_attention(r: random.Random) -> Problem:
     )
 
 
-def _window_attention(r: random.Random) -> Problem:
-    model = r.choice(models.WINDOWS)
+def _window_attention(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.windows)
     shape = (_batch(r) * model.groups, model.heads, model.length, model.length)
     return _call(_softmax_or_gradient(r), model.name, "attention scores", shape, _dtype(r))
 
 
-def _router(r: random.Random) -> Problem:
-    model = r.choice([each for each in models.DECODERS if each.experts])
+def _router(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice([each for each in draw.models.decoders if each.experts])
     op = r.choice(("softmax", "softmax_vjp", "logsumexp"))
-    shape = (_batch(r) * _length(r, model), model.experts)
+    shape = (_batch(r) * _length(r, draw, model), model.experts)
     return _call(op, model.name, "router", shape, r.choice(("float32", "bfloat16")))
 
 
-def _vocabulary(r: random.Random) -> Problem:
+def _predictor(r: random.Random, draw: Draw) -> Transformer:
+    """A model of tokens that it predicts."""
+    tokens = draw.models.decoders + draw.models.encoders
+    return r.choice([each for each in tokens if each.vocabulary])
+
+
+def _vocabulary(r: random.Random, draw: Draw) -> Problem:
     """Of all tokens in training, or of the new ones."""
-    model = r.choice([each for each in models.DECODERS + models.ENCODERS if each.vocabulary])
+    model = _predictor(r, draw)
     op = r.choice((
         "softmax", "log_softmax", "log_softmax_vjp", "logsumexp",
         "cross_entropy", "cross_entropy_grad", "cross_entropy_grad",
     ))  # fmt: skip
-    shape = (_tokens(r, model), model.vocabulary)
+    shape = (_tokens(r, draw, model), model.vocabulary)
     return _call(op, model.name, "logits", shape, _dtype(r))
 
 
-def _classes(r: random.Random) -> Problem:
-    names = [(each.name, each.vocabulary) for each in models.PATCH_ENCODERS if each.vocabulary]
-    names += [(each.name, each.classes) for each in models.MAPS if each.classes]
+def _classes(r: random.Random, draw: Draw) -> Problem:
+    names = [(each.name, each.vocabulary) for each in draw.models.patch_encoders if each.vocabulary]
+    names += [(each.name, each.classes) for each in draw.models.maps if each.classes]
     name, classes = r.choice(names)
     op = r.choice(("softmax", "log_softmax", "logsumexp", "cross_entropy", "cross_entropy_grad"))
     return _call(op, name, "logits", (r.choice((64, 256, 1024, 4096)), classes), _dtype(r))
 
 
-def _classes_of_pixels(r: random.Random) -> Problem:
-    model = r.choice(models.SEGMENTATION)
+def _classes_of_pixels(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.segmentation)
     op = r.choice(("softmax", "softmax_vjp", "log_softmax", "log_softmax_vjp"))
     shape = (r.choice((1, 2, 4, 8, 16)), *model.sizes[0])
     return _call(op, model.name, "logits of pixels", shape, _dtype(r), axis=1)
@@ -234,16 +282,16 @@ def _classes_of_pixels(r: random.Random) -> Problem:
 # Reductions
 
 
-def _norm_of_hidden_states(r: random.Random) -> Problem:
-    model = _transformer(r)
-    shape = (_batch(r), _length(r, model), model.width)
+def _norm_of_hidden_states(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
+    shape = (_batch(r), _length(r, draw, model), model.width)
     # Llama's norm and that of its like, without biases, is of the mean of squares alone.
     op = r.choice(("mean_and_var", "mean_and_var", "var")) if model.bias else "mean"
     return _call(op, model.name, "norm of hidden states", shape, _dtype(r), axis=-1)
 
 
-def _norm_of_channels(r: random.Random) -> Problem:
-    model = r.choice(models.MAPS)
+def _norm_of_channels(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.maps)
     size = r.choice(model.sizes)
     channels, height, width = size
     if not model.groups:
@@ -258,64 +306,64 @@ def _norm_of_channels(r: random.Random) -> Problem:
     return _call("mean_and_var", model.name, "group norm", shape, _dtype(r), axis=axis)
 
 
-def _pool(r: random.Random) -> Problem:
-    model = r.choice([each for each in models.MAPS if each.classes])
+def _pool(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice([each for each in draw.models.maps if each.classes])
     shape, is_last = _channels_last_or_first(r, _batch(r), r.choice(model.sizes[-2:]))
     op = r.choice(("mean", "mean", "max", "sum"))
     axis = (1, 2) if is_last else (2, 3)
     return _call(op, model.name, "pooling", shape, _dtype(r), axis=axis)
 
 
-def _pool_of_tokens(r: random.Random) -> Problem:
-    model = r.choice(models.ENCODERS + models.PATCH_ENCODERS)
-    shape = (_batch(r), _length(r, model), model.width)
+def _pool_of_tokens(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.encoders + draw.models.patch_encoders)
+    shape = (_batch(r), _length(r, draw, model), model.width)
     return _call(
         r.choice(("mean", "max")), model.name, "pooling of tokens", shape, _dtype(r), axis=1
     )
 
 
-def _gradient_of_a_bias(r: random.Random) -> Problem:
-    model = _transformer(r)
+def _gradient_of_a_bias(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
     width = r.choice((model.width, model.hidden))
-    shape = (_batch(r) * _length(r, model), width)
+    shape = (_batch(r) * _length(r, draw, model), width)
     return _call("sum", model.name, "gradient of a bias", shape, _dtype(r), axis=0)
 
 
-def _quantisation(r: random.Random) -> Problem:
+def _quantisation(r: random.Random, draw: Draw) -> Problem:
     """Of activations token by token, of weights column by column or as a whole."""
-    model = _transformer(r)
+    model = _transformer(r, draw)
     op = r.choice(("max", "max", "min"))
     if r.random() < 1 / 2:
-        shape = (_batch(r) * _length(r, model), r.choice((model.width, model.hidden)))
+        shape = (_batch(r) * _length(r, draw, model), r.choice((model.width, model.hidden)))
         return _call(op, model.name, "quantisation of tokens", shape, _dtype(r), axis=-1)
     shape = (model.width, model.hidden)
     axis = r.choice((0, None))
     return _call(op, model.name, "quantisation of weights", shape, _dtype(r), axis=axis)
 
 
-def _best_token(r: random.Random) -> Problem:
-    model = r.choice(models.DECODERS)
+def _best_token(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice([each for each in draw.models.decoders if each.vocabulary])
     shape = (r.choice((*_BATCHES, 256, 1024)), model.vocabulary)
     op = r.choice(("argmax", "argmax", "max"))
     return _call(op, model.name, "best token", shape, _dtype(r), axis=-1)
 
 
-def _best_class_of_pixels(r: random.Random) -> Problem:
-    model = r.choice(models.SEGMENTATION)
+def _best_class_of_pixels(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.segmentation)
     shape, is_last = _channels_last_or_first(r, r.choice((1, 4, 16)), model.sizes[0])
     axis = -1 if is_last else 1
     return _call("argmax", model.name, "class of pixels", shape, _dtype(r), axis=axis)
 
 
-def _mean_loss(r: random.Random) -> Problem:
-    model = r.choice(models.DECODERS)
-    shape = (_batch(r), _length(r, model))
+def _mean_loss(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.decoders)
+    shape = (_batch(r), _length(r, draw, model))
     return _call(r.choice(("mean", "sum")), model.name, "loss", shape, "float32")
 
 
-def _all_weights(r: random.Random) -> Problem:
+def _all_weights(r: random.Random, draw: Draw) -> Problem:
     """Of a matrix of squares, for the norm of its gradient."""
-    model = _transformer(r)
+    model = _transformer(r, draw)
     shape = (model.width, r.choice((model.hidden, model.heads * model.head_dim)))
     return _call("sum", model.name, "norm of a gradient", shape, r.choice(("float32", "bfloat16")))
 
@@ -323,9 +371,9 @@ def _all_weights(r: random.Random) -> Problem:
 # Transposes
 
 
-def _heads(r: random.Random) -> Problem:
-    model = _transformer(r)
-    batch, length = _batch(r), _length(r, model)
+def _heads(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
+    batch, length = _batch(r), _length(r, draw, model)
     shape, axes = r.choice((
         ((batch, length, model.heads, model.head_dim), (0, 2, 1, 3)),
         ((batch, model.heads, length, model.head_dim), (0, 2, 1, 3)),
@@ -335,44 +383,35 @@ def _heads(r: random.Random) -> Problem:
     return _call("transpose", model.name, "heads", shape, _dtype(r), axes=axes)
 
 
-def _layout_of_maps(r: random.Random) -> Problem:
-    model = r.choice(models.MAPS + models.SEGMENTATION)
+def _layout_of_maps(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.maps + draw.models.segmentation)
     shape, is_last = _channels_last_or_first(r, _batch(r), r.choice(model.sizes))
     axes = (0, 3, 1, 2) if is_last else (0, 2, 3, 1)
     return _call("transpose", model.name, "layout", shape, _dtype(r), axes=axes)
 
 
-def _layout_of_images(r: random.Random) -> Problem:
-    name, side = r.choice((
-        ("ResNet-50", 224), ("CLIP ViT-L/14", 224), ("ViT-L/16", 384), ("EfficientNet-B7", 600),
-        ("Stable Diffusion 1.5", 512), ("SAM ViT-H", 1024),
-    ))  # fmt: skip
+def _layout_of_images(r: random.Random, draw: Draw) -> Problem:
+    name, side = r.choice(draw.models.images)
     shape, is_last = _channels_last_or_first(r, _batch(r), (3, side, side))
     axes = (0, 3, 1, 2) if is_last else (0, 2, 3, 1)
     dtype = r.choice(("uint8", "float32", "bfloat16"))
     return _call("transpose", name, "images", shape, dtype, axes=axes)
 
 
-def _patches(r: random.Random) -> Problem:
-    name, rows, size, channels = r.choice((
-        ("ViT-B/16", 14, 16, 3), ("ViT-H/14", 16, 14, 3), ("DiT-XL/2", 16, 2, 4),
-        ("Swin-T, stage 1", 8, 7, 96), ("Swin-B, stage 2", 4, 7, 256),
-    ))  # fmt: skip
+def _patches(r: random.Random, draw: Draw) -> Problem:
+    name, rows, size, channels = r.choice(draw.models.patches)
     shape = (_batch(r), rows, size, rows, size, channels)
     return _call("transpose", name, "patches", shape, _dtype(r), axes=(0, 1, 3, 2, 4, 5))
 
 
-def _sequences(r: random.Random) -> Problem:
-    name, length, width = r.choice((
-        ("MLP-Mixer B/16", 196, 768), ("Whisper, spectrogram", 80, 3000),
-        ("wav2vec 2.0 base", 499, 512), ("Whisper large, encoder", 1500, 1280),
-    ))  # fmt: skip
+def _sequences(r: random.Random, draw: Draw) -> Problem:
+    name, length, width = r.choice(draw.models.sequences)
     shape, axes = (_batch(r), length, width), r.choice(((0, 2, 1), (1, 0, 2)))
     return _call("transpose", name, "sequences", shape, _dtype(r), axes=axes)
 
 
-def _weights(r: random.Random) -> Problem:
-    model = _transformer(r)
+def _weights(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
     rows = r.choice((model.hidden, model.vocabulary or model.width, model.heads * model.head_dim))
     return _call("transpose", model.name, "weights", (rows, model.width), _dtype(r), axes=(1, 0))
 
@@ -388,9 +427,9 @@ def _product(r: random.Random, op: str, name: str, site: str, shape: Shape, **op
     return _call(op, name, site, shape, dtype, **options)
 
 
-def _projection(r: random.Random) -> Problem:
-    model = _transformer(r)
-    tokens, inside = _tokens(r, model), model.heads * model.head_dim
+def _projection(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
+    tokens, inside = _tokens(r, draw, model), model.heads * model.head_dim
     keys = (model.key_heads or model.heads) * model.head_dim
     into, out = r.choice((
         (model.width, inside), (model.width, keys), (model.width, inside + 2 * keys),
@@ -404,9 +443,9 @@ def _projection(r: random.Random) -> Problem:
     return _product(r, op, model.name, "projection", shape)
 
 
-def _feed_forward(r: random.Random) -> Problem:
-    model = _transformer(r)
-    tokens = _tokens(r, model)
+def _feed_forward(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
+    tokens = _tokens(r, draw, model)
     if r.random() < 1 / 3:
         shape = (tokens, model.hidden, model.width)
         op = "linear" if model.bias else "matmul"
@@ -419,16 +458,16 @@ def _feed_forward(r: random.Random) -> Problem:
     return _product(r, op, model.name, "feed-forward, in", shape, activation=activation)
 
 
-def _head(r: random.Random) -> Problem:
-    model = r.choice([each for each in models.DECODERS + models.ENCODERS if each.vocabulary])
+def _head(r: random.Random, draw: Draw) -> Problem:
+    model = _predictor(r, draw)
     op = r.choice(("matmul", "dot_general_of_rows"))  # the embedding has a row for each token
-    shape = (_tokens(r, model), model.width, model.vocabulary)
+    shape = (_tokens(r, draw, model), model.width, model.vocabulary)
     return _product(r, op, model.name, "head", shape)
 
 
-def _gradient_of_a_product(r: random.Random) -> Problem:
-    model = _transformer(r)
-    tokens = _batch(r) * _length(r, model)
+def _gradient_of_a_product(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
+    tokens = _batch(r) * _length(r, draw, model)
     if r.random() < 1 / 2:
         shape = (model.width, tokens, model.hidden)
         return _product(r, "dot_general_of_columns", model.name, "gradient of weights", shape)
@@ -436,9 +475,9 @@ def _gradient_of_a_product(r: random.Random) -> Problem:
     return _product(r, "dot_general_of_rows", model.name, "gradient of the input", shape)
 
 
-def _scores_and_values(r: random.Random) -> Problem:
-    model = _transformer(r)
-    length = _length(r, model)
+def _scores_and_values(r: random.Random, draw: Draw) -> Problem:
+    model = _transformer(r, draw)
+    length = _length(r, draw, model)
     heads = (_batch(r), model.heads)
     if r.random() < 1 / 2:
         shape = (*heads, length, model.head_dim, length)
@@ -447,8 +486,8 @@ def _scores_and_values(r: random.Random) -> Problem:
     return _product(r, r.choice(("matmul", "dot_general")), model.name, "attended values", shape)
 
 
-def _layer_of_a_perceptron(r: random.Random) -> Problem:
-    model = r.choice(models.PERCEPTRONS)
+def _layer_of_a_perceptron(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice(draw.models.perceptrons)
     i = r.randrange(len(model.widths) - 1)
     shape = (r.choice(model.batches), *model.widths[i : i + 2])
     last = i == len(model.widths) - 2
@@ -456,16 +495,16 @@ def _layer_of_a_perceptron(r: random.Random) -> Problem:
     return _product(r, "linear", model.name, f"layer {i + 1}", shape, activation=activation)
 
 
-def _convolution_of_single_pixels(r: random.Random) -> Problem:
-    model = r.choice([each for each in models.MAPS if each.inner])
+def _convolution_of_single_pixels(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice([each for each in draw.models.maps if each.inner])
     channels, height, width = r.choice(model.sizes[1:])
     into_and_out = (channels, int(model.inner * channels))
     shape = (_batch(r) * height * width, *r.choice((into_and_out, into_and_out[::-1])))
     return _product(r, "matmul", model.name, "convolution, 1 x 1", shape)
 
 
-def _experts(r: random.Random) -> Problem:
-    model = r.choice([each for each in models.DECODERS if each.experts])
+def _experts(r: random.Random, draw: Draw) -> Problem:
+    model = r.choice([each for each in draw.models.decoders if each.experts])
     tokens = r.choice((16, 64, 128, 256, 512))
     shape = r.choice((
         (model.experts, tokens, model.width, model.hidden),
@@ -474,7 +513,7 @@ def _experts(r: random.Random) -> Problem:
     return _product(r, "matmul", model.name, "experts", shape)
 
 
-def _interaction(r: random.Random) -> Problem:
+def _interaction(r: random.Random, draw: Draw) -> Problem:
     features, width = models.DLRM_FEATURES, models.DLRM_WIDTH
     shape = (r.choice((2048, 8192, 32768)), features, width, features)
     return _product(r, "dot_general_of_rows", "DLRM", "interaction", shape)

@@ -14,9 +14,19 @@ from bench.results import Unfinished
 SUMMARY = "single calls drawn from the shapes of published models, by plain JAX and by ours"
 
 
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds what only this command takes."""
+    parser.add_argument(
+        "--draw",
+        choices=cases.DRAWS,
+        default=cases.FIRST.name,
+        help="which 300 calls; first by default, with which in view the grids of tune were made",
+    )
+
+
 def problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
     """Returns what to run, before `--only`."""
-    return cases.problems(gpu=gpu, quick=options.quick)
+    return cases.problems(cases.DRAWS[options.draw], gpu=gpu, quick=options.quick)
 
 
 def solve(
