@@ -1,7 +1,9 @@
 """Results in a Markdown page: the tables of docs/performance.md.
 
 A comment in the page, `<!-- main.json: REGEX -->`, says which results the table below it has: those
-of our kernels in that file whose problem, written "op shape dtype options | series", matches.
+of our kernels in that file whose problem, written "op shape dtype options | series", matches. The
+table below `<!-- measurements.json: DEVICE KIND -->` counts the classes of problems that `None`
+takes on that kind of GPU, by the package's measurements.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from bench.problem import Problem
 from bench.results import Result, Run
 from jax_gpuops import _measurements, _primitive
 
+_MEASUREMENTS = "measurements.json"
+
 _TABLE = re.compile(r"^<!-- (?P<file>\S+\.json): (?P<pattern>.+) -->\n(?:\|.*\n)*", re.MULTILINE)
 
 
@@ -26,12 +30,15 @@ def filled(page: str, folder: pathlib.Path) -> str:
       folder: that of the results.
 
     Raises:
-      ValueError: if no result matches the comment of a table.
+      ValueError: if no result matches the comment of a table, or a GPU has no measurements.
     """
     runs: dict[str, Run] = {}
 
     def table(match: re.Match[str]) -> str:
         name, pattern = match["file"], match["pattern"]
+        comment = f"<!-- {name}: {pattern} -->\n"
+        if name == _MEASUREMENTS:
+            return comment + _classes_table(pattern)
         if name not in runs:
             runs[name] = Run.load(folder / name)
         results = [
@@ -42,7 +49,7 @@ def filled(page: str, folder: pathlib.Path) -> str:
         if not results:
             raise ValueError(f"no result of {name} matches {pattern!r}")
         kind = runs[name].environment["device"]
-        return f"<!-- {name}: {pattern} -->\n{_table(results, kind)}"
+        return comment + _table(results, kind)
 
     return _TABLE.sub(table, page)
 
@@ -106,3 +113,40 @@ def is_default(problem: Problem, kind: str) -> bool:
     return bool(calls) and all(
         any(_measurements.contains(entry, call) for entry in classes) for call in calls
     )
+
+
+def _classes_table(kind: str) -> str:
+    """Counts the classes of problems that `None` takes on a kind of GPU."""
+    classes = _measurements.table().get(kind)
+    if not classes:
+        raise ValueError(f"there are no measurements of {kind!r}")
+    groups: dict[tuple[int, str, str], list[_measurements.Class]] = {}
+    for each in classes:
+        group = (ops.FAMILIES.index(each["op"]), _functions(each), each.get("precision", ""))
+        groups.setdefault(group, []).append(each)
+    lines = [
+        "| family | function | dtypes | classes | least speed-up | level between neighbours |",
+        "|---|---|---|--:|--:|--:|",
+    ]
+    for (_, functions, precision), own in sorted(groups.items()):
+        found = {each.get("dtype") for each in own}
+        dtypes = ", ".join(short for short, name in ops.SHORT_DTYPES.items() if name in found)
+        if precision == "HIGHEST":
+            dtypes += " at the highest precision"
+        lines.append(f"| {own[0]['op']} | {functions} | {dtypes} | {_counts(own)} |")
+    return "\n".join([*lines, f"| all | | | {_counts(classes)} |"]) + "\n"
+
+
+def _functions(entry: _measurements.Class) -> str:
+    """Returns which functions make the problems of a class."""
+    if "transpose_a" not in entry:
+        return entry.get("function", entry["op"])
+    if entry.get("gated"):
+        return "glu"
+    layer = entry.get("has_bias") or entry.get("epilogue", "none") != "none"
+    return "linear" if layer else "matmul, dot_general, gemm"
+
+
+def _counts(classes: Sequence[_measurements.Class]) -> str:
+    level = sum(each.get("between", 0) >= 1 for each in classes)
+    return f"{len(classes)} | {min(each['ratio'] for each in classes):.2f} | {level}"

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import re
 import sys
 import time
 
@@ -30,7 +31,7 @@ from bench import (
 )
 from bench.problem import Floor, Problem, Variant
 from bench.results import REFUSED, RIGHT, WRONG, Result, Run
-from jax_gpuops import _library, _plan
+from jax_gpuops import _library, _measurements, _plan
 
 HOST_CASES = cases.main(gpu=False)
 
@@ -838,6 +839,38 @@ def test_a_number_that_was_changed_by_hand_is_put_right():
     changed = text.replace("| softmax | 8388608 x 32 | f32 |", "| softmax | 8388608 x 33 | f32 |")
     assert changed != text
     assert page.filled(changed, ROOT / "bench" / "results" / "h200") == text
+
+
+@pytest.mark.any_version
+def test_the_page_counts_the_classes_of_every_gpu():
+    text = (ROOT / "docs" / "performance.md").read_text()
+    classes = _measurements._package()
+    assert re.findall(r"<!-- measurements\.json: (.+) -->\n\|", text) == sorted(classes)
+    for each in classes.values():
+        assert f"\n| all | | | {len(each)} | " in text
+
+
+def test_products_among_the_classes_are_told_apart(monkeypatch):
+    product = {"op": "matmul", "transpose_a": 0, "ratio": 1.5, "between": 1.2}
+    layer = {**product, "dtype": "bfloat16", "has_bias": 1, "gated": 0, "ratio": 1.25}
+    classes = [
+        {**product, "dtype": "float32", "precision": "HIGHEST"},
+        layer,
+        {**layer, "dtype": "float16"},
+        {**layer, "gated": 1},
+        {"op": "transpose", "element_bytes": 2, "ratio": 1.1, "between": 0.9},
+    ]
+    monkeypatch.setattr(_measurements, "table", lambda: {"A": classes})
+    comment = "<!-- measurements.json: A -->\n"
+    assert page.filled(comment, ROOT).splitlines()[3:] == [
+        "| transpose | transpose |  | 1 | 1.10 | 0 |",
+        "| matmul | glu | bf16 | 1 | 1.25 | 1 |",
+        "| matmul | linear | bf16, f16 | 2 | 1.25 | 2 |",
+        "| matmul | matmul, dot_general, gemm | f32 at the highest precision | 1 | 1.50 | 1 |",
+        "| all | | | 5 | 1.10 | 4 |",
+    ]
+    with pytest.raises(ValueError, match="no measurements of 'B'"):
+        page.filled(comment.replace("A", "B"), ROOT)
 
 
 def test_a_table_without_results_is_an_error():

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--draw",
         choices=cases.DRAWS,
         default=cases.FIRST.name,
-        help="which 300 calls; first by default, with which in view the grids of tune were made",
+        help="which 300 calls; first by default, with which in view the grids of tune were revised",
     )
 
 
