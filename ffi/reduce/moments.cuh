@@ -1,15 +1,20 @@
 // Mean and variance in one pass over the elements.
 //
 // Sums of squares cancel where elements are far from 0 relative to their spread. So a thread sums
-// distances d from the mean of the elements that it has folded so far. A chunk of b elements, which
-// it has loaded together, changes the mean and the squares of the a elements before it:
+// distances d of its n elements from an origin near them:
 //
-//     mean    += sum(d) / (a + b)
-//     squares += sum(d^2) - sum(d)^2 / (a + b)
+//     mean    = origin + sum(d) / n
+//     squares = sum(d^2) - sum(d)^2 / n
 //
-// The difference cancels little where a is not less than b, as sum(d)^2 is at most b sum(d^2). The
-// first chunks, with a < b, are measured from their own mean. These, and the partials of threads
-// and blocks, are merged by the formula of Chan, Golub and LeVeque (1979):
+// The origin is the mean of the first elements, a chunk that the thread has loaded together. That
+// is enough for the difference to cancel little: if a of the n elements have the origin as their
+// mean, sum(d)^2 is at most (n - a) sum(d^2), so what is left is at least sum(d^2) a / n. Where a
+// thread has many elements, the origin moves to their mean every few chunks:
+//
+//     squares += step^2 n - 2 step sum(d)
+//     sum(d)  -= step n
+//
+// The partials of threads and blocks are merged by the formula of Chan, Golub and LeVeque (1979):
 //
 //     mean    = mean_a + (mean_b - mean_a) b / (a + b)
 //     squares = squares_a + squares_b + (mean_b - mean_a)^2 a b / (a + b)
@@ -139,60 +144,70 @@ class ElementMoments {
   __device__ void add_kept(const A (&value)[kCount], unsigned kept, std::int64_t, std::int64_t) {
     static_assert(kCount <= 32, "each element has a bit");
     const auto takes_part = [&](int i) { return (kept >> i & 1) != 0; };
-    int taken = 0;
+    std::uint32_t taken = 0;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) taken += takes_part(i) ? 1 : 0;
     if (taken == 0) return;
-    const bool is_early = count_ < kCount;  // fewer elements than the chunk's came before
-    const A shift = is_early ? middle(value, takes_part, taken) : mean_;
+    const std::uint32_t count = count_ + taken;
+    if (count_ == 0) {
+      origin_ = middle(value, takes_part, taken);
+    } else if (((count_ ^ count) & kChunksToMove * kCount) != 0) {  // a bit of the number turns
+      move_origin();
+    }
     constexpr int kSums = kCount < 4 ? kCount : 4;  // each addition to one waits for the last
-    A sums[kSums] = {};
-    A squares[kSums] = {};
+    A sums[kSums];
+    A squares[kSums];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const A distance = takes_part(i) ? value[i] - shift : A(0);
-      sums[i % kSums] += distance;
-      squares[i % kSums] += distance * distance;
+      const A distance = takes_part(i) ? value[i] - origin_ : A(0);
+      sums[i % kSums] = i < kSums ? distance : sums[i % kSums] + distance;
+      squares[i % kSums] = distance * distance + (i < kSums ? A(0) : squares[i % kSums]);
     }
-    const A sum = tree<Add>(sums);
     const A square = tree<Add>(squares);
-    count_ += static_cast<std::uint32_t>(taken);
-    const A count = static_cast<A>(count_);
-    const A before = count - static_cast<A>(taken);
-    const A each = fast_reciprocal(count);
-    if (!is_finite(square)) {
-      mean_ = before == 0 ? A(0) : mean_ * (before * each);
+    if (is_finite(square)) {
+      sum_ += tree<Add>(sums);
+      squares_.add(square);
+    } else {  // the sum may overflow where the mean does not
+      const A each = fast_reciprocal(static_cast<A>(count));
+      A mean = count_ == 0 ? A(0) : this->mean() * (static_cast<A>(count_) * each);
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
-        if (takes_part(i)) mean_ += value[i] * each;
+        if (takes_part(i)) mean += value[i] * each;
       }
-      low_ = 0;
-      squares_ = {squares_of_far_elements(mean_), 0};
-      return;
+      origin_ = is_finite(mean) ? mean : A(0);
+      sum_ = is_finite(mean) ? A(0) : mean;
+      squares_ = {squares_of_far_elements(mean), 0};
     }
-    if (is_early) {
-      Moments<A> all{shift, 0, 0, static_cast<A>(taken)};
-      const A own = sum * fast_reciprocal(all.count);
-      all.squares = square - sum * own;
-      add_exactly(own, all.mean, all.low);
-      if (before != 0) all = MergeMoments{}({mean_, low_, squares_.value(), before}, all);
-      mean_ = all.mean;
-      low_ = all.low;
-      squares_ = {all.squares, 0};
-      return;
-    }
-    // The distances are from mean_ alone: the sums from mean_ + low_ follow.
-    const A rest = sum - static_cast<A>(taken) * low_;
-    const A step = rest * each;
-    squares_.add((square - low_ * (sum + rest)) - rest * step);
-    add_exactly(low_ + step, mean_, low_);
+    count_ = count;
   }
 
   __device__ Moments<A> value() const {
-    return {mean_, low_, squares_.value(), static_cast<A>(count_)};
+    const A count = static_cast<A>(count_);
+    if (count_ == 0) return {};
+    const A step = sum_ * fast_reciprocal(count);
+    const A squares = squares_.value();
+    if (!is_finite(step) || !is_finite(squares)) return {mean(), 0, squares, count};
+    Moments<A> all{origin_, 0, squares - sum_ * step, count};
+    add_exactly(step, all.mean, all.low);
+    return all;
   }
 
  private:
+  // The origin moves after each of so many chunks. Fewer cost time, and more digits.
+  static constexpr unsigned kChunksToMove = 8;
+
+  __device__ A mean() const { return origin_ + sum_ * fast_reciprocal(static_cast<A>(count_)); }
+
+  __device__ void move_origin() {
+    const A moved = mean();
+    if (!is_finite(moved)) return;
+    const A step = moved - origin_;
+    const A count = static_cast<A>(count_);
+    squares_.add(step * (count * step - 2 * sum_));
+    sum_ -= count * step;
+    origin_ = moved;
+  }
+
   // About the mean of a chunk, to measure distances from; of equal elements exactly their value.
   template <int kCount, class TakesPart>
   __device__ static A middle(const A (&value)[kCount], const TakesPart& takes_part, int taken) {
@@ -207,8 +222,8 @@ class ElementMoments {
     return first + sum * fast_reciprocal(static_cast<A>(taken));
   }
 
-  A mean_ = 0;
-  A low_ = 0;
+  A origin_ = 0;  // distances are from here
+  A sum_ = 0;     // of distances
   CompensatedSum<A> squares_;
   std::uint32_t count_ = 0;
 };
