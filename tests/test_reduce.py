@@ -823,9 +823,10 @@ ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
         ("argmax", (1 << 20,), None, "float32", {}, "multiple"),
         ("sum", (1 << 14,), None, "float32", {}, ON_HOPPER),
         ("sum", (1 << 14,), None, "float32", {"where": MASK}, ON_HOPPER),
-        ("max", (16383,), None, "bfloat16", {}, ON_HOPPER),
+        ("max", (1 << 15,), None, "bfloat16", {}, ON_HOPPER),
+        ("max", (16383,), None, "bfloat16", {}, "row"),  # too short for a second block
         ("sum", (1000, 1 << 14), 1, "float32", {}, "row"),  # more rows than a GPU has room for
-        ("sum", (1 << 11,), None, "float32", {}, "row"),  # too short for a second block
+        ("sum", (1 << 11,), None, "float32", {}, "row"),
         # Of up to 512 bytes that are no whole packs.
         ("sum", (1000, 33), 1, "float32", {}, "staged"),
         ("argmin", (1000, 255), 1, "int8", {}, "staged"),

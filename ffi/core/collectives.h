@@ -88,8 +88,16 @@ __device__ inline A group_largest(A value) {
 // another power of two.
 template <class T, class Combine>
 __device__ inline T group_reduce(T value, Combine combine, int lanes, int stride = 1) {
-  for (int distance = lanes / 2; distance > 0; distance /= 2) {
-    value = combine(value, shuffle_xor(value, distance * stride));
+  if constexpr (std::is_arithmetic_v<T>) {
+    // Not a loop, whose branches would take as long as the shuffles.
+#pragma unroll
+    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+      if (distance < lanes) value = combine(value, shuffle_xor(value, distance * stride));
+    }
+  } else {
+    for (int distance = lanes / 2; distance > 0; distance /= 2) {
+      value = combine(value, shuffle_xor(value, distance * stride));
+    }
   }
   return value;
 }

@@ -34,7 +34,12 @@ constexpr std::int64_t kCombineThreadParts = 4;
 // rows that share packs with their neighbours the two edges, which take a thread long.
 constexpr std::int64_t kMostThreadPacks = 8;
 constexpr std::int64_t kMostThreadPacksWithEdges = 16;
-constexpr std::int64_t kBusyThreads = 512;
+// Of rows of whole packs that have no more than these: lanes that read far apart keep memory less
+// busy than neighbours. Moments take longer to combine.
+constexpr std::int64_t kMostThreadPacksOfShortRows = 4;
+constexpr std::int64_t kShortRowPacks = 32;
+constexpr std::int64_t kShortRowPacksOfMoments = 8;
+constexpr std::int64_t kBusyThreads = 128;
 // Of a row for several warps: all that a thread loads at once. In a warp, lanes cost less.
 constexpr std::int64_t kLeastThreadPacks = 4;
 
@@ -53,7 +58,7 @@ constexpr std::int64_t kStagedTileBytes = 4096;
 constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 
 // cluster: a shorter row is soon read by a block alone, and of a longer one memory's speed counts.
-constexpr std::int64_t kLeastClusterBytes = 16 * 1024;
+constexpr std::int64_t kLeastClusterBytes = 64 * 1024;
 constexpr std::int64_t kClusterBytes = 256 * 1024;
 // How many packs a thread is to have: with more, fewer blocks have to start and exchange.
 constexpr std::int64_t kClusterThreadPacks = 2;
@@ -237,8 +242,11 @@ bool has_whole_packs(const Problem& problem) {
 int row_threads(const Problem& problem, const Device& device) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
   const std::int64_t busy = kBusyThreads * device.multiprocessors;
-  std::int64_t threads =
-      divide_up(packs, has_whole_packs(problem) ? kMostThreadPacks : kMostThreadPacksWithEdges);
+  const std::int64_t short_row =
+      problem.function == Function::kMeanAndVar ? kShortRowPacksOfMoments : kShortRowPacks;
+  std::int64_t threads = divide_up(packs, !has_whole_packs(problem) ? kMostThreadPacksWithEdges
+                                          : packs > short_row       ? kMostThreadPacks
+                                                                    : kMostThreadPacksOfShortRows);
   while (threads < packs && expected_rows(problem) * threads < busy) threads *= 2;
   const std::int64_t most = std::max<std::int64_t>(kWarpLanes, divide_up(packs, kLeastThreadPacks));
   return power_of_two_from(std::min(threads, most), kMultipleThreads);

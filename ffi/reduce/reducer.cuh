@@ -211,7 +211,9 @@ struct ValueReducer {
       static_cast<A*>(target.data)[index] = value;
       return;
     }
-    if constexpr (kFunction == Function::kSum && kFloat) value /= static_cast<A>(target.divisor);
+    if constexpr (kFunction == Function::kSum && kFloat) {
+      if (target.divisor != 1) value /= static_cast<A>(target.divisor);
+    }
     store_result(target, index, value);
   }
 

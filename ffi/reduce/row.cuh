@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   const int thread = threadIdx.x & (threads - 1);
   const int row_in_block = threadIdx.x >> threads_log2;
   const int rows_per_block = kRowThreads >> threads_log2;
-  const int row_warps = threads / kWarpSize;  // 0 for a part of a warp
+  const int row_warps = threads / kWarpSize;  // 0 for a part of a warp; else a power of two
   const typename Reducer::Combine combine;
   const typename Reducer::Reader read(y);
 
@@ -55,8 +55,9 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   const int warp = threadIdx.x;
   const auto of_warp = warp < kRowWarps ? warps[warp] : Reducer::identity();
   const auto total = group_reduce(of_warp, combine, row_warps);
-  const std::int64_t own = first + warp / row_warps;
-  if (warp < kRowWarps && warp % row_warps == 0 && own < rows.count) Reducer::store(y, own, total);
+  const std::int64_t own = first + (warp * kWarpSize >> threads_log2);
+  const bool is_first = (warp & (row_warps - 1)) == 0;
+  if (warp < kRowWarps && is_first && own < rows.count) Reducer::store(y, own, total);
 }
 
 template <class Instance>

@@ -56,9 +56,11 @@ class RowPacks {
 
   __device__ __forceinline__ RowPacks(const T* array, ContiguousRows rows, std::int64_t row)
       : array_(array), array_end_(array + rows.count * rows.columns) {
-    const T* const begin = array + row * rows.columns;
-    phase_ = elements_past_alignment<kPack>(begin);
-    packs_ = begin - phase_;
+    // Not the row's address less the phase: each pack's address would be computed from both.
+    constexpr std::uintptr_t kBytes = kPack * sizeof(T);
+    const auto begin = reinterpret_cast<std::uintptr_t>(array + row * rows.columns);
+    packs_ = reinterpret_cast<const T*>(begin & ~(kBytes - 1));
+    phase_ = static_cast<int>(begin & (kBytes - 1)) / static_cast<int>(sizeof(T));
     end_ = phase_ + static_cast<Index>(rows.columns);
   }
 
@@ -67,6 +69,7 @@ class RowPacks {
   __device__ __forceinline__ Index end_whole() const { return end_ / kPack; }
 
   // The edges are the packs with the numbers edge(0) and edge(1), as far as there are such.
+  __device__ __forceinline__ bool has_edges() const { return phase_ != 0 || end_ % kPack != 0; }
   __device__ __forceinline__ bool has_edge(int which) const {
     return which == 0 ? phase_ != 0 : end_ % kPack != 0 && end_whole() >= first_whole();
   }
@@ -129,11 +132,13 @@ __device__ __forceinline__ typename Reducer::Partial fold_row(
   const Index batch = static_cast<Index>(kBatch) * threads;
   Index first = row.first_whole();
   const auto at = [&](int i) { return first + static_cast<Index>(i) * threads + thread; };
-  const auto fold_batch = [&](auto has) {
+  for (; first + batch <= end; first += batch) {
+#pragma unroll
+    for (int i = 0; i < kBatch; ++i) elements[i] = row.read(at(i));
 #pragma unroll
     for (int i = 0; i < kBatch; i += kFolded) {
       if constexpr (kFolded == 1) {
-        if (has(i)) fold_pack(fold, elements[i], row.column(at(i)), kAll);
+        fold_pack(fold, elements[i], row.column(at(i)), kAll);
       } else {  // the reducer does not ask for columns
         Accumulator<Element> chunk[kFolded * kPack];
         unsigned kept = 0;
@@ -143,28 +148,30 @@ __device__ __forceinline__ typename Reducer::Partial fold_row(
           read.widen(elements[i + j], value);
 #pragma unroll
           for (int e = 0; e < kPack; ++e) chunk[j * kPack + e] = value[e];
-          const unsigned of_pack = has(i + j) ? kAll : 0;
-          kept |= kept_by<kPack>(mask, row.column(at(i + j)), of_pack) << (j * kPack);
+          kept |= kept_by<kPack>(mask, row.column(at(i + j)), kAll) << (j * kPack);
         }
         fold.add_kept(chunk, kept, 0, 1);
       }
     }
-  };
-  for (; first + batch <= end; first += batch) {
-#pragma unroll
-    for (int i = 0; i < kBatch; ++i) elements[i] = row.read(at(i));
-    fold_batch([](int) { return true; });
   }
-  const bool has_edge = thread < 2 && row.has_edge(thread);
+  if (first >= end && !row.has_edges()) return fold.value();
+
+  const bool has_edge = row.has_edges() && thread < 2 && row.has_edge(thread);
   const Index edge = row.edge(thread);
-  const bool edge_is_pack = has_edge && row.lies_in_array(edge);
+  bool edge_is_pack = false;
   Elements edge_elements{};
-  if (edge_is_pack) edge_elements = row.read(edge);
+  if (has_edge) {
+    edge_is_pack = row.lies_in_array(edge);
+    if (edge_is_pack) edge_elements = row.read(edge);
+  }
 #pragma unroll
   for (int i = 0; i < kBatch; ++i) {
     if (at(i) < end) elements[i] = row.read(at(i));
   }
-  fold_batch([&](int i) { return at(i) < end; });
+#pragma unroll
+  for (int i = 0; i < kBatch; ++i) {
+    if (at(i) < end) fold_pack(fold, elements[i], row.column(at(i)), kAll);
+  }
   if (!has_edge) return fold.value();
 
   typename Reducer::Fold fold_edge;

@@ -25,7 +25,7 @@ namespace reduce {
 
 // A group of gridDim.x blocks takes every gridDim.y-th row.
 template <class Reducer, class Masks>
-__global__ void __launch_bounds__(kMultipleThreads)
+__global__ void __launch_bounds__(kMultipleThreads, Masks::kMasks ? 1 : 1024 / kMultipleThreads)
     multiple_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
                     Masks masks, Slots slots) {
   using Partial = typename Reducer::Partial;
