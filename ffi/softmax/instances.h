@@ -38,29 +38,36 @@ inline constexpr WarpInstance kWarpInstances[] = {
 inline constexpr WarpInstance kSmallWarpInstances[] = {
     {2, 1, 1}, {4, 1, 1}, {4, 2, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
 };
-// Rows that do not begin and end with a pack, or have masks.
+// Rows that do not begin and end with a pack, and those of two operands that have masks.
 inline constexpr WarpInstance kUnalignedWarpInstances[] = {
     {8, 1, 1}, {8, 4, 1}, {32, 2, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
-// The same rows where they are short: `packs` of one element, of each operand. Few lanes, since
-// where a row and its mask lie is found once for all rows of a warp.
+// Rows of one operand that begin and end with a pack, and have masks. Two packs a lane, since where
+// a row and its mask lie is found for all packs of a lane at once.
+inline constexpr WarpInstance kMaskedWarpInstances[] = {{4, 2, 1},  {8, 2, 1},  {16, 2, 1},
+                                                        {32, 2, 1}, {32, 4, 1}, {32, 5, 1},
+                                                        {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
+// Short rows that do not begin and end with a pack: `packs` of one element, of each operand. Few
+// lanes, since where a row and its mask lie is found once for all rows of a warp.
 inline constexpr WarpInstance kElementsWarpInstances[] = {
     {4, 2, 1},   {8, 2, 1},   {8, 4, 1},   {8, 8, 1},   {8, 12, 1}, {8, 16, 1},
     {16, 12, 1}, {16, 14, 1}, {16, 16, 1}, {32, 12, 1}, {32, 16, 1}};
 // Whether the rows of a layout are read by elements, where that was faster (docs/tuning.md). Packs
 // take a quarter of the instructions, but fill lanes only where a row has about as many as an
-// instance: of 16 bits those of two packs in each of 32 lanes, or of 8 for two operands. Longer
-// rows by elements would take too many registers.
+// instance: unaligned ones of 16 bits those of two packs in each of 32 lanes, or of 8 for two
+// operands. Longer rows by elements would take too many registers. Of whole packs only the shortest
+// rows, and those of 64 bits, of which packs have two elements.
 constexpr bool takes_elements(RowLayout layout, int operands, std::size_t item_bytes,
                               std::int64_t columns) {
   if (layout == RowLayout::kAligned || layout == RowLayout::kSmall) return false;
-  const bool has_whole_packs = layout == RowLayout::kMasked;
   const bool is_16_bit = item_bytes == 2;
+  if (layout == RowLayout::kMasked) {
+    return operands == 1 && columns <= (item_bytes == 8 ? 32 * 16 : 8);
+  }
   if (operands == 2) {
-    if (has_whole_packs || (is_16_bit && 64 < columns && columns <= 8 * 16 - 7)) return false;
+    if (is_16_bit && 64 < columns && columns <= 8 * 16 - 7) return false;
     return columns <= 32 * 12;
   }
-  const std::int64_t in_two_packs = has_whole_packs ? 32 * 16 : 32 * 16 - 7;
-  if (is_16_bit && 32 * 12 < columns && columns <= in_two_packs) return false;
+  if (is_16_bit && 32 * 12 < columns && columns <= 32 * 16 - 7) return false;
   return columns <= 32 * 16;
 }
 

@@ -371,6 +371,8 @@ Config warp_config(const Problem& problem) {
   };
   if (!takes_packs) {
     take_from(kElementsWarpInstances);
+  } else if (config.layout == RowLayout::kMasked && operands(problem) == 1) {
+    take_from(kMaskedWarpInstances);
   } else if (config.layout != RowLayout::kAligned) {
     take_from(kUnalignedWarpInstances);
   } else {

@@ -131,6 +131,8 @@ void launch_warp(const Call& call) {
           launch_warp_from<Functions, T, layout, kGeneral, kWarpInstances>(call);
         } else if constexpr (layout == RowLayout::kElements) {
           launch_warp_from<Functions, T, layout, kGeneral, kElementsWarpInstances>(call);
+        } else if constexpr (layout == RowLayout::kMasked && Functions::kOperands == 1) {
+          launch_warp_from<Functions, T, layout, kGeneral, kMaskedWarpInstances>(call);
         } else {
           launch_warp_from<Functions, T, layout, kGeneral, kUnalignedWarpInstances>(call);
         }
