@@ -232,7 +232,7 @@ __device__ inline void replace_unset(const RegisterPack<std::uint8_t, kSize>& fl
     replace_unless(
         [&](int i) {
           constexpr int kPer = RegisterPack<std::uint8_t, kSize>::kPer;
-          return (flags.reg[i / kPer] >> (8 * (i % kPer)) & 1) != 0;
+          return (flags.reg[i / kPer] >> (8 * (i % kPer)) & 0xff) != 0;
         },
         fill, pack);
   }

@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, kElementwiseBlocks<T, kLa
   const Row<T, kLayout> row(args, number);
   const ThreadSlice<T, kLayout> slice(args, row, first, row.packs, lanes);
   RegisterPack<T, kPack> pack[kElementwisePacks];
-  slice.read(args, args.x, args.x + slice.begin(), fill, pack);
+  slice.read(args, slice.operand(args.x, args.x + slice.begin(), fill, pack));
   // What there is one of for each row is read here, when the packs are already on their way.
   const RowGradient<T> gradient(args, number);
   write_gradient(args, gradient, row, first, slice, pack);

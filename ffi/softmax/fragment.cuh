@@ -85,6 +85,23 @@ inline constexpr int kPacksOfPowers = 2;
 template <class T, RowLayout kLayout>
 using Held = std::conditional_t<kLayout == RowLayout::kElements, Accumulator<T>, T>;
 
+// Writes a thread's packs of results. Of a row that is not regular those of elements that do not
+// take part are `left_out`.
+template <int kPacks, bool kOnce, class T, RowLayout kLayout, class PackOf>
+__device__ __forceinline__ void write_packs(const KernelArgs<T>& args,
+                                            const ThreadSlice<T, kLayout>& slice, bool is_regular,
+                                            Accumulator<T> left_out, const PackOf& pack_of) {
+  if (kHasMask<kLayout> && !is_regular) {
+    slice.template write_rolled<kPacks>(args, [&](int p) {
+      auto pack = pack_of(p);
+      slice.replace_unkept(args, p, narrow<T>(left_out), pack);
+      return pack;
+    });
+  } else {
+    slice.template write<kPacks, kOnce>(args, pack_of);
+  }
+}
+
 // Powers are kept, if these are what the results are made of, in place of wide elements or beside
 // 16-bit ones. It takes three instructions more to take the power of a 16-bit element again, and
 // half the registers: what a thread with many packs does.
@@ -117,10 +134,10 @@ class ForwardFragment {
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice, const T* x) {
     const T fill = narrow<T>(ForwardFunctions::fill(args));
     if constexpr (std::is_same_v<Held<T, kLayout>, T>) {
-      slice.template read<kOnce>(args, args.x, x, fill, x_);
+      slice.template read<kOnce>(args, Slice::operand(args.x, x, fill, x_));
     } else {
       RegisterPack<T, kPack> read[kPacks];
-      slice.template read<kOnce>(args, args.x, x, fill, read);
+      slice.template read<kOnce>(args, Slice::operand(args.x, x, fill, read));
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) x_[p].reg[0] = widen(read[p].reg[0]);
     }
@@ -209,9 +226,9 @@ class ForwardFragment {
         const A power = power_of(x[i]);
         if constexpr (kKeep && kWide) x_[p].reg[i] = power;
         if constexpr (kKeep && !kWide) powers_[p].reg[i] = power;
-        pack_sum += power;
+        pack_sum = i == 0 ? power : pack_sum + power;
       }
-      sum += pack_sum;
+      sum = p == 0 ? pack_sum : sum + pack_sum;
     }
     return sum;
   }
@@ -238,20 +255,11 @@ class ForwardFragment {
   template <bool kOnce, class Results>
   __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Slice& slice,
                                              bool regular, A left_out, Results&& results) const {
-    const auto pack_of = [&](int p) {
+    write_packs<kPacks, kOnce>(args, slice, regular, left_out, [&](int p) {
       A x[kPack];
       results(p, x);
       return narrow<T>(x);
-    };
-    if (kHasMask<kLayout> && !regular) {
-      slice.template write_rolled<kPacks>(args, [&](int p) {
-        RegisterPack<T, kPack> pack = pack_of(p);
-        slice.replace_unkept(args, p, narrow<T>(left_out), pack);
-        return pack;
-      });
-    } else {
-      slice.template write<kPacks, kOnce>(args, pack_of);
-    }
+    });
   }
 
   RegisterPack<Held<T, kLayout>, kPack> x_[kPacks];
@@ -346,8 +354,11 @@ class TangentFragment {
       widen(t_[p], t);
       A pack_sum = 0;
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) pack_sum += Result::term(y[i], t[i]);
-      sum += pack_sum;
+      for (int i = 0; i < kPack; ++i) {
+        const A term = Result::term(y[i], t[i]);
+        pack_sum = i == 0 ? term : pack_sum + term;
+      }
+      sum = p == 0 ? pack_sum : sum + pack_sum;
     }
     return sum;
   }
@@ -356,28 +367,23 @@ class TangentFragment {
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice, const T* y,
                                        const T* t) {
     const T fill = narrow<T>(TangentFunctions::fill(args));
-    slice.template read<kOnce>(args, args.x, y, fill, y_);
-    slice.template read<kOnce>(args, args.t, t, narrow<T>(A(0)), t_);
+    slice.template read<kOnce>(args, Slice::operand(args.x, y, fill, y_),
+                               Slice::operand(args.t, t, narrow<T>(A(0)), t_));
   }
 
   template <bool kOnce, class Result>
   __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Slice& slice,
                                              State total, const Result& result) const {
-    slice.template write<kHeld, kOnce>(args, [&](int p) {
+    const auto pack_of = [&](int p) {
       A y[kPack];
       A t[kPack];
       widen_again(pack_at(y_, p), args.nothing(), y);
       widen_again(pack_at(t_, p), args.nothing(), t);
 #pragma unroll
       for (int i = 0; i < kPack; ++i) y[i] = result(y[i], t[i]);
-      RegisterPack<T, kPack> pack = narrow<T>(y);
-      if constexpr (kHasMask<kLayout>) {
-        if (!is_regular(total)) {
-          slice.replace_unkept(args, p, narrow<T>(Result::left_out()), pack);
-        }
-      }
-      return pack;
-    });
+      return narrow<T>(y);
+    };
+    write_packs<kHeld, kOnce>(args, slice, is_regular(total), Result::left_out(), pack_of);
   }
 
   RegisterPack<T, kPack> y_[kHeld];

@@ -63,14 +63,7 @@ KernelArgs<T> kernel_args(const Call& call) {
   args.function = problem.function;
   args.scale = static_cast<A>(call.scale);
   args.rows = rows_of(problem);
-  args.mask = buffers.mask;
-  args.queries = problem.queries;
-  args.by_queries = Divisor(problem.queries);
-  args.mask_bytes = (problem.columns - 1) * buffers.mask.column_stride + 1;
-  for (int d = 0; d < buffers.mask.dims; ++d) {
-    args.by_mask_size[d] = Divisor(buffers.mask.size[d]);
-    args.mask_bytes += (buffers.mask.size[d] - 1) * buffers.mask.stride[d];
-  }
+  args.set_masks(buffers.mask, problem.queries);
   args.size = problem.rows() * problem.columns;
   args.packed = problem.alignment >= 16;
   return args;

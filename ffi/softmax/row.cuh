@@ -15,6 +15,7 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "core/cuda.h"
 #include "core/integer.h"
@@ -76,6 +77,9 @@ struct KernelArgs {
   A scale;
   Function function;
   bool packed;  // x, t and y begin at multiples of 16 bytes
+  // Whether a mask says of each element whether it takes part, or of each row.
+  bool has_element_flags;
+  bool has_row_flags;
   RowResults<T> row_results;
   A* loss;
   const T* t;
@@ -88,8 +92,29 @@ struct KernelArgs {
   std::int64_t queries;
   Mask mask;
   Divisor by_queries;
-  Divisor by_mask_size[Mask::kMaxDims];
+  // The flags of row r begin at the sum of mask_step[d] times what is left of r when it has been
+  // divided by the sizes of the d dims before.
+  std::int64_t mask_step[Mask::kMaxDims];
+  Divisor by_mask_size[Mask::kMaxDims - 1];
   std::int64_t mask_bytes;
+
+  // `rows` is known.
+  void set_masks(const Mask& flags, std::int64_t queries_of_a_row) {
+    mask = flags;
+    has_element_flags = mask.data != nullptr && mask.column_stride != 0;
+    has_row_flags = mask.data != nullptr && mask.column_stride == 0;
+    queries = queries_of_a_row;
+    by_queries = Divisor(queries);
+    mask_bytes = (rows.columns - 1) * mask.column_stride + 1;
+    for (int d = 0; d < mask.dims; ++d) {
+      mask_step[d] = mask.stride[d];
+      if (d > 0) {
+        mask_step[d] -= mask.size[d - 1] * mask.stride[d - 1];
+        by_mask_size[d - 1] = Divisor(mask.size[d - 1]);
+      }
+      mask_bytes += (mask.size[d] - 1) * mask.stride[d];
+    }
+  }
 
   // True if there is a result for each row, and none for its elements.
   __device__ bool reduces() const { return y == nullptr; }
@@ -113,18 +138,34 @@ class RowMask {
   RowMask() = default;  // nothing
   __device__ __forceinline__ RowMask(const KernelArgs<T>& args, std::int64_t row)
       : readable_(args.rows.columns), stride_(args.mask.column_stride) {
+    std::int64_t query = 0;
+    std::int64_t offset = 0;
     // Divisions take as long as a hundred elements, and few problems have so many rows as to need
-    // them.
+    // them. Nor do branches pay that few problems would take.
     if (args.rows.count <= std::numeric_limits<std::int32_t>::max()) {
-      find(args, static_cast<std::uint32_t>(row), args.by_queries,
-           [&](int d) { return args.by_mask_size[d]; });
+      auto rest = static_cast<std::uint32_t>(row);
+      query = rest - args.by_queries.quotient(rest) * args.by_queries.divisor;
+      if (args.has_element_flags || args.has_row_flags) {
+        offset = rest * args.mask_step[0];
+#pragma unroll
+        for (int d = 1; d < Mask::kMaxDims; ++d) {
+          rest = args.by_mask_size[d - 1].quotient(rest);
+          offset += rest * args.mask_step[d];
+        }
+      }
     } else {
-      find(args, row, Division{args.queries}, [&](int d) { return Division{args.mask.size[d]}; });
+      if (args.queries != 0) query = row % args.queries;
+      offset = row * args.mask_step[0];
+#pragma unroll 1
+      for (int d = 1; d < args.mask.dims; ++d) {
+        row /= args.mask.size[d - 1];
+        offset += row * args.mask_step[d];
+      }
     }
-    if (flags_ != nullptr && stride_ == 0) {
-      if (*flags_ == 0) readable_ = 0;
-      flags_ = nullptr;
-    }
+    if (args.queries != 0 && query < readable_) readable_ = query + 1;
+    flags_ = args.mask.data + offset;
+    if (args.has_row_flags && *flags_ == 0) readable_ = 0;
+    if (!args.has_element_flags) flags_ = nullptr;
   }
 
   // Columns from here on do not.
@@ -138,31 +179,6 @@ class RowMask {
   }
 
  private:
-  struct Division {
-    std::int64_t divisor;
-    __device__ std::int64_t quotient(std::int64_t dividend) const { return dividend / divisor; }
-  };
-
-  template <class Number, class ByQueries, class BySize>
-  __device__ __forceinline__ void find(const KernelArgs<T>& args, Number row,
-                                       const ByQueries& by_queries, BySize&& by_size) {
-    if (args.queries != 0) {
-      const std::int64_t query = row - by_queries.quotient(row) * args.queries;
-      if (query < readable_) readable_ = query + 1;
-    }
-    if (args.mask.data == nullptr) return;
-    flags_ = args.mask.data;
-#pragma unroll
-    for (int d = 0; d < Mask::kMaxDims; ++d) {
-      if (d == args.mask.dims) break;
-      // Of the last dim there is no more than what is left.
-      const bool last = d + 1 == args.mask.dims;
-      const Number rest = last ? 0 : by_size(d).quotient(row);
-      flags_ += (row - rest * static_cast<Number>(args.mask.size[d])) * args.mask.stride[d];
-      row = rest;
-    }
-  }
-
   std::int64_t readable_ = 0;
   std::int64_t stride_ = 0;
   const std::uint8_t* flags_ = nullptr;
@@ -196,16 +212,24 @@ struct Row {
   // A row that does not exist has no packs.
   __device__ __forceinline__ Row(const KernelArgs<T>& args, Number<kLayout> row, bool exists = true)
       : begin(0), packs(0) {
-    if (!exists) return;
+    if constexpr (kHasMask<kLayout>) {
+      // Another one's mask does, and a branch around it would take more instructions.
+      if (!exists) row = 0;
+    } else {
+      if (!exists) return;
+    }
     const auto columns = static_cast<Number<kLayout>>(args.rows.columns);
     begin = kLayout == RowLayout::kStrided ? args.rows.begin(row) : row * columns;
     if constexpr (kIsAligned<kLayout>) {
-      packs = columns / kPack;
+      packs = static_cast<std::make_unsigned_t<Number<kLayout>>>(columns) / kPack;
     } else {
-      if constexpr (kIsUnaligned<kLayout>) phase = static_cast<int>(begin % kPack);
-      packs = (phase + args.rows.columns + kPack - 1) / kPack;
+      if constexpr (kIsUnaligned<kLayout>) phase = static_cast<int>(begin) & (kPack - 1);
+      packs = static_cast<std::uint64_t>(phase + args.rows.columns + kPack - 1) / kPack;
     }
-    if constexpr (kHasMask<kLayout>) mask = RowMask<T>(args, row);
+    if constexpr (kHasMask<kLayout>) {
+      mask = RowMask<T>(args, row);
+      if (!exists) packs = 0;
+    }
   }
 
   Number<kLayout> begin;  // of its first element in x
@@ -234,27 +258,31 @@ class ThreadSlice {
   static constexpr bool kAsksOnce =
       kLayout == RowLayout::kMasked || (kLayout == RowLayout::kAligned && sizeof(T) >= 4);
 
+  // `first` and `end` are 32-bit numbers where columns may be.
+  template <class First, class End>
   __device__ __forceinline__ ThreadSlice(const KernelArgs<T>& args, const Row<T, kLayout>& row,
-                                         Number<kLayout> first, Number<kLayout> end, int stride)
-      : stride_(stride * kPack), end_(clamped_to_int((end - first) * kPack)) {
-    const Number<kLayout> column = first * kPack - row.phase;
+                                         First first, End end, int stride)
+      : stride_(stride * kPack) {
+    constexpr bool kIsShort = sizeof(first) <= 4 && sizeof(end) <= 4;
+    using Column = std::conditional_t<kIsShort, std::int32_t, std::int64_t>;
+    const Column column = static_cast<Column>(first) * kPack - row.phase;
+    end_ = clamped_to_int((static_cast<Column>(end) - static_cast<Column>(first)) * kPack);
     at_ = row.begin + column * (kLayout == RowLayout::kStrided ? args.rows.inner : 1);
     if constexpr (!kIsAligned<kLayout>) {
       begin_ = column < 0 ? static_cast<int>(-column) : 0;
-      const int row_end = clamped_to_int(args.rows.columns - column);
+      const int row_end = clamped_to_int(static_cast<Column>(args.rows.columns) - column);
       if (row_end < end_) end_ = row_end;
     }
     if constexpr (kIsUnaligned<kLayout>) safe_ = clamped_to_int(args.size - at_);
     if constexpr (kHasMask<kLayout>) {
-      const std::int64_t left = row.mask.readable() - column;
+      const Column left = static_cast<Column>(row.mask.readable()) - column;
       const int readable = left > 0 ? clamped_to_int(left) : 0;
       readable_ = readable < end_ ? readable : end_;
-      if (row.mask.flags() != nullptr) {
-        if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
-          if (readable_ > 0) align_mask(args, row.mask.flags() + column);
-        } else {
-          mask_ = row.mask.flags() + column * row.mask.stride();
-        }
+      if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
+        if (args.has_element_flags && readable_ > 0) align_mask(args, row.mask.flags() + column);
+      } else if (args.has_element_flags) {
+        mask_ =
+            row.mask.flags() + column * (kLayout == RowLayout::kStrided ? row.mask.stride() : 1);
       }
     }
   }
@@ -268,46 +296,72 @@ class ThreadSlice {
   // The position of element i of pack p.
   __device__ __forceinline__ int position(int p, int i) const { return p * stride_ + i; }
 
-  // Reads the packs of `from`, which is laid out like x, with `fill` in place of elements that do
-  // not take part. All loads are issued before any of them is looked at. Packs that lie whole in
-  // the array are read from `whole`, where the first one is; it may be a copy.
-  template <bool kOnce = kAsksOnce, int kPacks>
-  __device__ __forceinline__ void read(const KernelArgs<T>& args, const T* from, const T* whole,
-                                       T fill, Elements (&pack)[kPacks]) const {
+  // What read() reads: packs of `from`, which is laid out like x, with `fill` in place of elements
+  // that do not take part. Packs that lie whole in the array are read from `whole`, where the first
+  // one is; it may be a copy.
+  template <int kPacks>
+  struct Operand {
+    const T* from;
+    const T* whole;
+    T fill;
+    Elements (&pack)[kPacks];
+  };
+  template <int kPacks>
+  __device__ __forceinline__ static Operand<kPacks> operand(const T* from, const T* whole, T fill,
+                                                            Elements (&pack)[kPacks]) {
+    return {from, whole, fill, pack};
+  }
+
+  // Reads operands. All loads are issued before any of them is looked at.
+  template <bool kOnce = kAsksOnce, int kPacks, class... More>
+  __device__ __forceinline__ void read(const KernelArgs<T>& args, const Operand<kPacks>& first,
+                                       const More&... more) const {
+    const auto each = [&](auto&& visit) {
+      visit(first);
+      (visit(more), ...);
+    };
     if (kOnce && fills<kPacks>(readable())) {
+      each([&](const auto& operand) {
 #pragma unroll
-      for (int p = 0; p < kPacks; ++p) pack[p] = read_pack<kPack>(whole + p * stride_);
-      if constexpr (kMaskLiesAlike) {
-        if (mask_ != nullptr) apply_mask<kAll>(fill, pack);
-      } else if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
-        if (mask_ != nullptr) apply_shifted_mask(fill, pack);
+        for (int p = 0; p < kPacks; ++p) {
+          operand.pack[p] = read_pack<kPack>(operand.whole + p * stride_);
+        }
+      });
+      if constexpr (kHasFlags) {
+        if (args.has_element_flags) apply_mask<kAll, kPacks>(each);
       }
       return;
     }
+    each([&](const auto& operand) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      pack[p] = filled<kPack>(fill);
-      if (reads_whole(p)) pack[p] = read_pack<kPack>(whole + p * stride_);
-    }
-    if constexpr (kMaskLiesAlike) {
-      if (mask_ != nullptr) apply_mask<kSome>(fill, pack);
-    } else if constexpr (kIsUnaligned<kLayout>) {
+      for (int p = 0; p < kPacks; ++p) {
+        operand.pack[p] = filled<kPack>(operand.fill);
+        if (reads_whole(p)) operand.pack[p] = read_pack<kPack>(operand.whole + p * stride_);
+      }
+    });
+    if constexpr (kIsUnaligned<kLayout>) {
       // The last row's last pack may reach beyond the array.
-      if (safe_ - readable() < kPack && readable() > 0) read_last_of_array(args, from, pack);
+      if (safe_ - readable() < kPack && readable() > 0) {
+        each([&](const auto& operand) { read_last_of_array(args, operand.from, operand.pack); });
+      }
     }
-    if constexpr (kLayout == RowLayout::kMaskedUnaligned) {
-      if (mask_ != nullptr) apply_shifted_mask(fill, pack);
+    if constexpr (kHasFlags) {
+      if (args.has_element_flags) apply_mask<kSome, kPacks>(each);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if constexpr (kLayout == RowLayout::kStrided) {
         if (!has(p)) continue;
-        pack[p] = read_elements(args, from, p);
-        replace_unkept(args, p, fill, pack[p]);
+        each([&](const auto& operand) {
+          operand.pack[p] = read_elements(args, operand.from, p);
+          replace_unkept(args, p, operand.fill, operand.pack[p]);
+        });
       } else if constexpr (kLayout == RowLayout::kMasked || kIsUnaligned<kLayout>) {
         const int first = position(p, 0);
         if (first < end_ && first < readable() && !inside(p)) {
-          replace_unless([&](int i) { return in_row(first + i); }, fill, pack[p]);
+          each([&](const auto& operand) {
+            replace_unless([&](int i) { return in_row(first + i); }, operand.fill, operand.pack[p]);
+          });
         }
       }
     }
@@ -331,7 +385,7 @@ class ThreadSlice {
   __device__ __forceinline__ unsigned kept(const KernelArgs<T>& args, int p) const {
     unsigned bits = within(p, readable());
     if constexpr (kMaskLiesAlike) {
-      if (mask_ != nullptr && bits != 0) {
+      if (args.has_element_flags && bits != 0) {
         Pack<std::uint8_t, kPack> flags;
         const Flags read = read_pack<kPack>(mask_ + p * stride_);
         std::memcpy(&flags, &read, sizeof(flags));
@@ -341,7 +395,7 @@ class ThreadSlice {
         }
       }
     } else if constexpr (kHasMask<kLayout>) {
-      if (mask_ != nullptr) {
+      if (args.has_element_flags) {
         // Rare enough to be written for few instructions and registers. Only the row's flags are
         // read.
         const std::uint8_t* const flags = mask_ + mask_phase_;
@@ -411,6 +465,8 @@ class ThreadSlice {
   // Whether the packs of the mask lie like those of the row.
   static constexpr bool kMaskLiesAlike =
       kLayout == RowLayout::kMasked || kLayout == RowLayout::kElements;
+  // Whether flags are read in packs.
+  static constexpr bool kHasFlags = kHasMask<kLayout> && kLayout != RowLayout::kStrided;
   using Flags = RegisterPack<std::uint8_t, kPack>;
   struct Halves {
     std::uint64_t half[2];
@@ -506,17 +562,23 @@ class ThreadSlice {
   static constexpr bool kAll = true;
   static constexpr bool kSome = false;
 
-  // For rows with a mask that lies like them.
-  template <bool kWhich, int kPacks>
-  __device__ __forceinline__ void apply_mask(T fill, Elements (&pack)[kPacks]) const {
+  // For the operands that each() visits.
+  template <bool kWhich, int kPacks, class Each>
+  __device__ __forceinline__ void apply_mask(const Each& each) const {
     Flags flags[kPacks];
+    if constexpr (kMaskLiesAlike) {
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (kWhich == kAll || reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
+      for (int p = 0; p < kPacks; ++p) {
+        // What is not read is filled already.
+        if constexpr (kWhich == kSome) flags[p] = {};
+        if (kWhich == kAll || reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
+      }
+    } else {
+      read_shifted_flags(flags);
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      if (kWhich == kAll || reads_whole(p)) replace_unset(flags[p], fill, pack[p]);
+      each([&](const auto& operand) { replace_unset(flags[p], operand.fill, operand.pack[p]); });
     }
   }
 
@@ -545,7 +607,7 @@ class ThreadSlice {
 
   // For rows with a mask of any phase. Of the mask's array no byte before or behind is read.
   template <int kPacks>
-  __device__ __forceinline__ void apply_shifted_mask(T fill, Elements (&pack)[kPacks]) const {
+  __device__ __forceinline__ void read_shifted_flags(Flags (&flags)[kPacks]) const {
     const int needed = readable_ + mask_phase_;
     const int whole = mask_end_ - (kFlagWord - 1);
     const int end = needed < whole ? needed : whole;
@@ -568,13 +630,11 @@ class ThreadSlice {
     if (mask_end_ % kFlagWord != 0 && whole < needed) read_cut_word(mask_end_, words);
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
-      Flags flags;
 #pragma unroll
       for (int w = 0; w + 1 < kFlagWords; ++w) {
         const std::uint64_t both = std::uint64_t{words[p][w + 1]} << (8 * kFlagWord) | words[p][w];
-        flags.reg[w] = static_cast<FlagWord>(both >> (8 * mask_phase_));
+        flags[p].reg[w] = static_cast<FlagWord>(both >> (8 * mask_phase_));
       }
-      replace_unset(flags, fill, pack[p]);
     }
   }
 

@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
     const auto slice_of = [&](int r) {
       const RowNumber number = first + r * kGroups + group;
       const Row<T, Fragment::kLayout> row(args, number, number < count);
-      return typename Fragment::Slice(args, row, lane, row.packs, kLanes);
+      return typename Fragment::Slice(args, row, lane, static_cast<int>(row.packs), kLanes);
     };
     const auto finish = [&](int r, const typename Fragment::Slice& slice) {
       const RowNumber number = first + r * kGroups + group;

@@ -49,8 +49,9 @@ void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t fi
   RegisterPack<T, kPack> packs[2][kPacks];
   constexpr bool kAsksEach = false;
   constexpr bool kAsksOnce = true;
-  slice.template read<kAsksEach>(args, args.x, args.x + slice.begin(), fill, packs[0]);
-  slice.template read<kAsksOnce>(args, args.x, args.x + slice.begin(), fill, packs[1]);
+  const T* const whole = args.x + slice.begin();
+  slice.template read<kAsksEach>(args, slice.operand(args.x, whole, fill, packs[0]));
+  slice.template read<kAsksOnce>(args, slice.operand(args.x, whole, fill, packs[1]));
   for (int p = 0; p < kPacks; ++p) {
     if (!slice.has(p)) continue;
     const unsigned kept = slice.kept(args, p);
@@ -76,17 +77,10 @@ void check_rows(std::int64_t columns, Layout layout, std::size_t phase, bool cau
   KernelArgs<T> args{};
   args.rows = {kLeading * kRows, columns, 1};
   args.size = args.rows.count * columns;
-  args.queries = causal ? kRows : 0;
-  args.by_queries = Divisor(args.queries);
   const auto x = std::make_unique<T[]>(static_cast<std::size_t>(args.size));
   for (std::int64_t i = 0; i < args.size; ++i) x[i] = narrow<T>(Accumulator<T>(i % 120));
   args.x = x.get();
-  args.mask = mask_of(layout, columns);
-  args.mask_bytes = (columns - 1) * args.mask.column_stride + 1;
-  for (int d = 0; d < args.mask.dims; ++d) {
-    args.by_mask_size[d] = Divisor(args.mask.size[d]);
-    args.mask_bytes += (args.mask.size[d] - 1) * args.mask.stride[d];
-  }
+  args.set_masks(mask_of(layout, columns), causal ? kRows : 0);
   const std::size_t bytes = phase + static_cast<std::size_t>(args.mask_bytes);
   const auto flags = std::make_unique<std::uint8_t[]>(bytes);
   std::mt19937 random(1);
@@ -114,6 +108,9 @@ void check_dtype() {
               check_rows<T, RowLayout::kMaskedUnaligned, packs>(columns, layout, phase, causal,
                                                                 lanes);
               check_rows<T, RowLayout::kElements, packs>(columns, layout, phase, causal, lanes);
+              if (columns % kWidestPack<T> == 0 && phase == 0) {
+                check_rows<T, RowLayout::kMasked, packs>(columns, layout, phase, causal, lanes);
+              }
             };
             check(std::integral_constant<int, 1>{});
             check(std::integral_constant<int, 5>{});
