@@ -38,14 +38,21 @@ inline constexpr WarpInstance kWarpInstances[] = {
 inline constexpr WarpInstance kSmallWarpInstances[] = {
     {2, 1, 1}, {4, 1, 1}, {4, 2, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
 };
-// Rows that do not begin and end with a pack, and those of two operands that have masks.
+// Rows that do not begin and end with a pack.
 inline constexpr WarpInstance kUnalignedWarpInstances[] = {
     {8, 1, 1}, {8, 4, 1}, {32, 2, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
-// Rows of one operand that begin and end with a pack, and have masks. Two packs a lane, since where
-// a row and its mask lie is found for all packs of a lane at once.
-inline constexpr WarpInstance kMaskedWarpInstances[] = {{4, 2, 1},  {8, 2, 1},  {16, 2, 1},
-                                                        {32, 2, 1}, {32, 4, 1}, {32, 5, 1},
-                                                        {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
+// Rows that begin and end with a pack, and have masks: `kPacks` a lane as long as a warp has room
+// for a row with them.
+template <int kPacks>
+inline constexpr WarpInstance kMaskedWarpInstances[] = {
+    {4, kPacks, 1}, {8, kPacks, 1}, {16, kPacks, 1}, {32, kPacks, 1}, {32, 4, 1},
+    {32, 5, 1},     {32, 8, 1},     {32, 9, 1},      {32, 16, 1}};
+// 16 elements of each operand, or what has room in registers, since where a row and its mask lie is
+// found for all elements of a lane at once.
+constexpr int masked_packs(int operands, std::size_t item_bytes) {
+  const int packs = operands * static_cast<int>(item_bytes);
+  return packs < 8 ? packs : 8;
+}
 // Short rows that do not begin and end with a pack: `packs` of one element, of each operand. Few
 // lanes, since where a row and its mask lie is found once for all rows of a warp.
 inline constexpr WarpInstance kElementsWarpInstances[] = {

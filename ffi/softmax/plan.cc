@@ -371,8 +371,17 @@ Config warp_config(const Problem& problem) {
   };
   if (!takes_packs) {
     take_from(kElementsWarpInstances);
-  } else if (config.layout == RowLayout::kMasked && operands(problem) == 1) {
-    take_from(kMaskedWarpInstances);
+  } else if (config.layout == RowLayout::kMasked) {
+    switch (masked_packs(operands(problem), info(problem.dtype).bytes)) {
+      case 2:
+        take_from(kMaskedWarpInstances<2>);
+        break;
+      case 4:
+        take_from(kMaskedWarpInstances<4>);
+        break;
+      default:
+        take_from(kMaskedWarpInstances<8>);
+    }
   } else if (config.layout != RowLayout::kAligned) {
     take_from(kUnalignedWarpInstances);
   } else {

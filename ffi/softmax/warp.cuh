@@ -131,8 +131,9 @@ void launch_warp(const Call& call) {
           launch_warp_from<Functions, T, layout, kGeneral, kWarpInstances>(call);
         } else if constexpr (layout == RowLayout::kElements) {
           launch_warp_from<Functions, T, layout, kGeneral, kElementsWarpInstances>(call);
-        } else if constexpr (layout == RowLayout::kMasked && Functions::kOperands == 1) {
-          launch_warp_from<Functions, T, layout, kGeneral, kMaskedWarpInstances>(call);
+        } else if constexpr (layout == RowLayout::kMasked) {
+          constexpr int kPacks = masked_packs(Functions::kOperands, sizeof(T));
+          launch_warp_from<Functions, T, layout, kGeneral, kMaskedWarpInstances<kPacks>>(call);
         } else {
           launch_warp_from<Functions, T, layout, kGeneral, kUnalignedWarpInstances>(call);
         }
