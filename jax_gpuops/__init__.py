@@ -11,6 +11,7 @@ from jax_gpuops._library import EXPORT_CHECKS as EXPORT_CHECKS
 from jax_gpuops._library import Algorithm as Algorithm
 from jax_gpuops._library import algorithms as algorithms
 from jax_gpuops._linear import linear as linear
+from jax_gpuops._linear_cross_entropy import linear_cross_entropy as linear_cross_entropy
 from jax_gpuops._matmul import dot_general as dot_general
 from jax_gpuops._matmul import gemm as gemm
 from jax_gpuops._matmul import matmul as matmul

@@ -90,7 +90,12 @@ def _ordered_axes(axis: int | Sequence[int], ndim: int) -> tuple[int, ...]:
     return tuple(operator.index(a) % ndim for a in axes)
 
 
-def _apply(logits, labels, where, *, axes, implementation, algorithm):
+def _apply(logits, labels, where, **how):
+    return wide_losses(logits, labels, where, **how).astype(logits.dtype)
+
+
+def wide_losses(logits, labels, where, *, axes, implementation, algorithm):
+    """The losses in the dtype of the computation, float32 for 16-bit logits."""
     x, labels, masks, axis = _as_rows(logits, labels, where, axes)
     x = _primitive.shard_alike(x, jnp.expand_dims(labels, axis), *masks)
     operands = (x, _indices(labels), *masks)
@@ -118,7 +123,7 @@ def _apply(logits, labels, where, *, axes, implementation, algorithm):
         loss, *_ = dispatch(_NAME, operands, implementation, algorithm, kernel, xla)
     for mask in masks:
         loss = jnp.where(jnp.any(mask, axis), loss, 0)
-    return loss.astype(x.dtype)
+    return loss
 
 
 _jitted = _primitive.jit(_NAME, _apply, "axes", "implementation", "algorithm")

@@ -1,0 +1,466 @@
+"""linear_cross_entropy: the loss of a language-model head, whose logits are never all in memory."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import operator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from jax_gpuops import _arguments, _cross_entropy, _matmul, _primitive
+from jax_gpuops._implementation import Implementation, NoKernelError, dispatch, resolve
+from jax_gpuops._matmul import DimensionNumbers
+
+
+def linear_cross_entropy(
+    x: jax.typing.ArrayLike,
+    w: jax.typing.ArrayLike,
+    labels: jax.typing.ArrayLike,
+    *,
+    where: jax.typing.ArrayLike | None = None,
+    reduction: str = "mean",
+    transpose_w: bool = False,
+    precision: Any = None,
+    preferred_element_type: Any = None,
+    rows_per_chunk: int | None = None,
+    implementation: str | None = None,
+) -> jax.Array:
+    """Cross entropy of `softmax(x @ w)` for the labelled classes, in little memory.
+
+    The mean or sum of `softmax_cross_entropy_with_integer_labels(x @ w, labels)`. Only a part of
+    the logits is in memory at a time, or, where the gradient of w is asked for, all of them in the
+    memory of that gradient. Derivatives need no second pass: gradients are computed with the loss,
+    by three products as of the formula, and multiplied by the cotangent. So nothing but gradients
+    is kept for a backward pass. docs/semantics.md says how much memory it takes.
+
+    The products and losses are computed as `matmul` and `softmax_cross_entropy_with_integer_labels`
+    would, each by a kernel or by XLA.
+
+    Args:
+      x: an array of shape (..., d), of floats.
+      w: an array of shape (d, classes), of floats.
+      labels: integers of shape (...), or one that broadcasts to it; with the meaning that they have
+        for `softmax_cross_entropy_with_integer_labels`.
+      where: None, or a boolean array of shape (...), or one that broadcasts to it: which rows
+        count. The others reach neither the result nor a gradient, whatever x and labels are there.
+      reduction: "mean" over the rows that count, or "sum".
+      transpose_w: True for w of shape (classes, d), as embeddings have that are the head, too.
+      precision: as for `matmul`; of all products.
+      preferred_element_type: the dtype of the logits; None for that to which x and w promote. Their
+        gradients are rounded to the latter, as they are multiplied by x and w.
+      rows_per_chunk: how many rows have their logits computed at once; None for a quarter of the
+        rows, but at least 1024, or all of them where their logits have the memory of a gradient.
+      implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
+        kernels on the host) or "xla".
+
+    Returns:
+      A scalar of float32; of float64 if the logits are.
+
+    Raises:
+      TypeError: if `x` or `w` are not floats or `labels` are not integers, if an argument has a
+        type that is not accepted, or if a kernel was requested that does not support the dtypes.
+      ValueError: if shapes do not match, if an argument has a value that is not accepted, or if a
+        kernel was requested that does not support the problem or cannot run on the platform.
+    """
+    arrays = {"x": x, "w": w, "labels": labels}
+    arrays = {name: _arguments.as_array(name, each) for name, each in arrays.items()}
+    where = _arguments.as_mask(where)
+    _check(**arrays, where=where, transpose_w=transpose_w)
+    if reduction not in ("mean", "sum"):
+        raise ValueError(
+            f'reduction must be "mean" or "sum", got {reduction!r}; '
+            "softmax_cross_entropy_with_integer_labels has the losses of all rows"
+        )
+    dtype = jnp.result_type(arrays["x"], arrays["w"])
+    logits_dtype = jnp.dtype(dtype if preferred_element_type is None else preferred_element_type)
+    if not jnp.issubdtype(logits_dtype, jnp.floating):
+        raise TypeError(f"preferred_element_type must be one of floats, got {logits_dtype}")
+    if rows_per_chunk is not None and (rows_per_chunk := operator.index(rows_per_chunk)) < 1:
+        raise ValueError(f"rows_per_chunk must be None or at least 1, got {rows_per_chunk}")
+    return _jitted(
+        *arrays.values(),
+        where,
+        reduction=reduction,
+        how=_How(
+            bool(transpose_w),
+            _matmul.hashable(precision),
+            logits_dtype,
+            rows_per_chunk,
+            resolve("matmul", implementation, None),
+        ),
+    )
+
+
+def _check(x, w, labels, where, *, transpose_w) -> None:
+    """Raises an error if the arrays do not match."""
+    for name, each, kind, kinds in (
+        ("x", x, jnp.floating, "floats"),
+        ("w", w, jnp.floating, "floats"),
+        ("labels", labels, jnp.integer, "integers"),
+    ):
+        if not jnp.issubdtype(jnp.result_type(each), kind):
+            raise TypeError(f"{name} must be {kinds}, got dtype {jnp.result_type(each)}")
+    x, w = jnp.shape(x), jnp.shape(w)
+    if len(x) < 1 or len(w) != 2 or x[-1] != w[1 if transpose_w else 0]:
+        shape = "(classes, d)" if transpose_w else "(d, classes)"
+        raise ValueError(
+            f"linear_cross_entropy takes x of shape (..., d) and w of shape {shape}, got {x} and "
+            f"{w}; transpose_w is {bool(transpose_w)}"
+        )
+    for name, shape in (("labels", jnp.shape(labels)), ("where", () if where is None else jnp.shape(where))):
+        if len(shape) >= len(x) or not _broadcasts(shape, x[:-1]):
+            raise ValueError(
+                f"{name} must have the shape of x without its last dim, {x[:-1]}, or one that "
+                f"broadcasts to it, got {shape}"
+            )
+
+
+def _broadcasts(shape, to) -> bool:
+    return all(n in (1, size) for n, size in zip(reversed(shape), reversed(to), strict=False))
+
+
+@dataclasses.dataclass(frozen=True)
+class _How:
+    """How a call is computed: its static arguments.
+
+    Attributes:
+      transpose_w: as the caller gave it.
+      precision: likewise.
+      logits_dtype: that of the logits.
+      rows_per_chunk: as the caller gave it.
+      implementation: as resolved.
+    """
+
+    transpose_w: bool
+    precision: Any
+    logits_dtype: np.dtype
+    rows_per_chunk: int | None
+    implementation: Implementation
+
+    @property
+    def width_axis(self) -> int:
+        """The contracted axis of w."""
+        return 1 if self.transpose_w else 0
+
+
+def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
+    dtype = jnp.result_type(x, w)
+    batch = x.shape[:-1]
+    labels = jnp.broadcast_to(labels, batch)
+    weights = jnp.ones(batch, _primitive.accumulator(how.logits_dtype))
+    count = math.prod(batch)
+    if where is not None:
+        where = jnp.broadcast_to(where, batch)
+        weights = where.astype(weights.dtype)
+        count = jnp.sum(where).astype(weights.dtype)
+        x = jnp.where(jnp.expand_dims(where, -1), x, 0)  # 0 * NaN would be NaN, in gradients of w
+    # The logits' gradients by a mean over many rows would be 0 in float16: the sum is divided.
+    is_divided = reduction == "mean" and dtype == np.float16
+    if reduction == "mean" and not is_divided:
+        weights = weights / count
+    operands = _primitive.vary_alike(x.astype(dtype), w.astype(dtype), labels, weights)
+    if _is_left_whole(*operands):
+        loss = _formula(how, *operands)
+    else:
+        x, w, labels, weights = operands
+        rows = x.reshape(count if where is None else math.prod(batch), x.shape[-1])
+        no_gradient = (False, False)
+        loss, _ = _computed(how, no_gradient, rows, w, labels.ravel(), weights.ravel())
+    return loss / count if is_divided else loss
+
+
+_jitted = _primitive.jit("linear_cross_entropy", _apply, "reduction", "how")
+
+
+def _is_left_whole(*operands) -> bool:
+    """True if rows cannot be told apart: none is there, or sizes or shardings are in the way."""
+    sizes = [size for each in operands for size in each.shape]
+    return (
+        not all(isinstance(size, int) and size > 0 for size in sizes)
+        or any(map(_primitive.has_explicit_sharding, operands))
+    )  # fmt: skip
+
+
+# The parts. dz is the gradient of the logits, `axis` the axis of the classes in these.
+
+
+def _product(how: _How, a, b, numbers: DimensionNumbers, dtype, total=None) -> jax.Array:
+    """The product of two arrays, in a dtype, and added to a total if there is one."""
+
+    def xla():
+        y = lax.dot_general(a, b, numbers, how.precision, dtype)
+        return y if total is None else total + y
+
+    def kernel():
+        if total is not None and how.implementation is None:
+            raise NoKernelError("XLA adds a product to a sum in place", second_best="a kernel")
+        _matmul.check_sharding(a, b)
+        return _matmul.bind_product(
+            _matmul.gemm_p,
+            a,
+            b,
+            *([] if total is None else [total]),
+            dimension_numbers=numbers,
+            alpha=1.0,
+            beta=0.0 if total is None else 1.0,
+            precision=how.precision,
+            preferred_element_type=jnp.dtype(dtype),
+            implementation=how.implementation,
+            algorithm=None,
+        )
+
+    return dispatch("linear_cross_entropy", [a, b], how.implementation, None, kernel, xla)
+
+
+def _logits(how: _How, x, w, axis: int) -> jax.Array:
+    numbers = ((x.ndim - 1,), (how.width_axis,)), ((), ())
+    if axis == 0:
+        ((x_dims, w_dims), batch) = numbers
+        return _product(how, w, x, ((w_dims, x_dims), batch), how.logits_dtype)
+    return _product(how, x, w, numbers, how.logits_dtype)
+
+
+def _losses(how: _How, logits, labels, axis: int) -> jax.Array:
+    return _cross_entropy.wide_losses(
+        logits, labels, None, axes=(axis,), implementation=how.implementation, algorithm=None
+    )
+
+
+def _weighted(losses, weights) -> jax.Array:
+    """The sum of the losses of the rows that count: those of others may be NaN."""
+    return jnp.sum(jnp.where(weights == 0, 0, weights * losses))
+
+
+def _formula(how: _How, x, w, labels, weights) -> jax.Array:
+    """The loss as it stands, with all logits in memory."""
+    axis = x.ndim - 1
+    return _weighted(_losses(how, _logits(how, x, w, axis), labels, axis), weights)
+
+
+def _chunk(how: _How, wants, x, w, labels, weights, axis: int):
+    """The losses of some rows, and, if any gradient is wanted, dz and the gradient of x."""
+    logits = _logits(how, x, w, axis)
+    if not any(wants):
+        return _losses(how, logits, labels, axis), None, None
+    losses, pullback = jax.vjp(lambda z: _losses(how, z, labels, axis), logits)
+    (dz,) = pullback(weights)
+    dz = dz.astype(w.dtype)
+    numbers = ((axis,), (1 - how.width_axis,)), ((), ())
+    return losses, dz, _product(how, dz, w, numbers, x.dtype) if wants[0] else None
+
+
+def _of_weights(how: _How, x, dz, axis: int, dtype, total=None) -> jax.Array:
+    """The gradient of w of some rows, of the shape of w."""
+    if how.transpose_w:
+        return _product(how, dz, x, (((1 - axis,), (0,)), ((), ())), dtype, total)
+    return _product(how, x, dz, (((0,), (1 - axis,)), ((), ())), dtype, total)
+
+
+# Loss and gradients. There are two ways to need less memory than all logits take.
+#
+# By chunks of rows: the gradient of w is a sum over chunks, of float32 where w has 16 bits. That
+# array, of the size of w, may be larger than the logits.
+#
+# In place: for each row the logits take as much memory as one row of the gradient of w, so that as
+# many rows as w is wide fit there. The gradient of some classes needs dz of these classes alone,
+# and so overwrites it, a slice of classes at a time.
+
+_MIN_ROWS = 1024
+"""A chunk has at least that many rows: products of few have less speed, and sums more steps."""
+
+_CHUNKS = 4
+_SLICES = 16
+
+
+def _chunk_rows(how: _How, rows: int) -> int:
+    """How many rows have their logits computed at once."""
+    if how.rows_per_chunk is not None:
+        return min(how.rows_per_chunk, rows)
+    return min(rows, max(_MIN_ROWS, 128 * -(-rows // (128 * _CHUNKS))))
+
+
+def _chunk_rows_in_place(how: _How, x) -> int:
+    """The same where dz is kept: all, if logits need no other memory than dz."""
+    rows, width = x.shape
+    is_other = how.logits_dtype.itemsize > x.dtype.itemsize or rows < width
+    return _chunk_rows(how, rows) if is_other or how.rows_per_chunk is not None else rows
+
+
+def _is_in_place(how: _How, x) -> bool:
+    """Whether that takes less memory. What is compared are bytes for each class."""
+    rows, width = x.shape
+    chunk = _chunk_rows(how, rows)
+    if chunk == rows:
+        return False  # there is no sum
+    size, logits_size = x.dtype.itemsize, how.logits_dtype.itemsize
+    by_sums = chunk * logits_size
+    if _primitive.accumulator(x.dtype) != x.dtype:
+        # Until the end nothing is in the memory of the gradient: the logits may be.
+        by_sums = 4 * width + (0 if by_sums <= width * size else by_sums)
+    in_place = max(rows - width, 0) * size + (rows + width) * size // _SLICES
+    chunk = _chunk_rows_in_place(how, x)
+    if chunk < rows:
+        in_place += chunk * logits_size
+    return in_place < by_sums
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _computed(how: _How, wants: tuple[bool, bool], x, w, labels, weights):
+    """The weighted sum of the losses, and the gradients that are wanted.
+
+    Args:
+      how: of the call.
+      wants: whether those of x and of w are.
+      x: (rows, d).
+      w: of the dtype of x.
+      labels: (rows,).
+      weights: (rows,), what the losses are multiplied by.
+
+    Returns:
+      The sum, and the gradients of x and of w, or None for each.
+    """
+    if wants[1] and _is_in_place(how, x):
+        losses, gradients = _in_place(how, wants, x, w, labels, weights)
+    else:
+        losses, gradients = _by_chunks(how, wants, x, w, labels, weights)
+    return _weighted(losses, weights), gradients
+
+
+def _by_chunks(how: _How, wants, x, w, labels, weights):
+    rows = len(x)
+    chunk = _chunk_rows(how, rows)
+    if chunk == rows:
+        losses, dz, dx = _chunk(how, wants, x, w, labels, weights, 1)
+        dw = _of_weights(how, x, dz, 1, w.dtype) if wants[1] else None
+        return losses, (dx, dw)
+
+    def step(total, operands):
+        x, labels, weights = operands
+        losses, dz, dx = _chunk(how, wants, x, w, labels, weights, 1)
+        if wants[1]:
+            total = _of_weights(how, x, dz, 1, total.dtype, total)
+        return total, (losses, dx)
+
+    total = _zeros(w.shape, _primitive.accumulator(w.dtype), x) if wants[1] else None
+    chunks = -(-rows // chunk)
+
+    def divided(each):
+        """Into chunks, the last one filled up with rows that do not count."""
+        filled = jnp.pad(each, [(0, chunks * chunk - rows), *[(0, 0)] * (each.ndim - 1)])
+        return filled.reshape(chunks, chunk, *each.shape[1:])
+
+    total, results = lax.scan(step, total, tuple(map(divided, (x, labels, weights))))
+    losses, dx = jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:rows], results)
+    return losses, (dx, total.astype(w.dtype) if wants[1] else None)
+
+
+def _in_place(how: _How, wants, x, w, labels, weights):
+    rows, width = x.shape
+    axis = 1 - how.width_axis  # dz lies as w does
+    parts = [slice(0, min(rows, width))] + ([slice(width, rows)] if rows > width else [])
+    filled = []
+    for part in parts:
+        slots = width if part.start == 0 else rows - width
+        each = (x[part], w, labels[part], weights[part])
+        filled.append(_filled(how, wants, *each, axis=axis, slots=slots))
+    losses, kept, dx = zip(*filled, strict=True)
+    dx = jnp.concatenate(dx) if wants[0] else None
+    # What follows overwrites what the gradient of x is made of.
+    (dw, *others), dx = lax.optimization_barrier((kept, dx))
+
+    def overwrite(dw, start, count):
+        sizes = list(dw.shape)
+        sizes[axis], sizes[1 - axis] = count, min(rows, width)
+        starts = [0, 0]
+        starts[axis] = start
+        dz = [
+            lax.dynamic_slice(dw, starts, sizes),
+            *(lax.dynamic_slice_in_dim(each, start, count, axis) for each in others),
+        ]
+        part = _of_weights(how, x, jnp.concatenate(dz, 1 - axis), axis, w.dtype)
+        return lax.dynamic_update_slice_in_dim(dw, part, start, axis)
+
+    classes = dw.shape[axis]
+    count = min(classes, 128 * -(-classes // (128 * _SLICES)))
+    whole, rest = divmod(classes, count)
+    dw = lax.fori_loop(0, whole, lambda i, dw: overwrite(dw, i * count, count), dw)
+    if rest:
+        dw = overwrite(dw, whole * count, rest)
+    return jnp.concatenate(losses), (dx, dw)
+
+
+def _filled(how: _How, wants, x, w, labels, weights, *, axis: int, slots: int):
+    """As `_chunk` for any number of rows, with dz in an array that has slots for as many or more.
+
+    The last chunk is that of the last rows: those that it shares with another are computed twice.
+    """
+    rows = len(x)
+    chunk = min(rows, _chunk_rows_in_place(how, x))
+    if chunk == rows == slots:
+        return _chunk(how, wants, x, w, labels, weights, axis)
+    kept = [slots, slots]
+    kept[axis] = w.shape[1 - how.width_axis]
+    axes = (0, 1 - axis, 0)
+    results = (
+        _zeros((rows,), weights.dtype, x),
+        _zeros(kept, w.dtype, x),
+        _zeros(x.shape, x.dtype, x) if wants[0] else None,
+    )
+
+    def step(i, results):
+        start = jnp.minimum(i * chunk, rows - chunk)
+        x_, labels_, weights_ = (
+            lax.dynamic_slice_in_dim(each, start, chunk) for each in (x, labels, weights)
+        )
+        new = _chunk(how, wants, x_, w, labels_, weights_, axis)
+        return tuple(
+            old if old is None else lax.dynamic_update_slice_in_dim(old, each, start, along)
+            for old, each, along in zip(results, new, axes, strict=True)
+        )
+
+    return lax.fori_loop(0, -(-rows // chunk), step, results)
+
+
+def _zeros(shape, dtype, like) -> jax.Array:
+    """Zeros that vary over the manual mesh axes that an array varies over, as carries must."""
+    return _primitive.vary_alike(jnp.zeros(shape, dtype), like)[0]
+
+
+# Derivatives: gradients come with the loss, and those of gradients from the formula.
+
+
+@functools.partial(_computed.defjvp, symbolic_zeros=True)
+def _jvp(how: _How, wants, primals, tangents):
+    x, w, labels, weights = primals
+    dots = [
+        None if isinstance(t, SymbolicZero) else t for t in tangents[:2]
+    ]  # labels and weights have none
+    if any(wants):
+        dots = [
+            jnp.zeros_like(each) if t is None else t for each, t in zip((x, w), dots, strict=True)
+        ]
+        of_formula = functools.partial(_of_formula, how, wants, labels, weights)
+        return jax.jvp(of_formula, (x, w), tuple(dots))
+    loss, gradients = _computed(how, tuple(t is not None for t in dots), *primals)
+    terms = [
+        jnp.sum(gradient.astype(loss.dtype) * t.astype(loss.dtype))
+        for gradient, t in zip(gradients, dots, strict=True)
+        if t is not None
+    ]
+    return (loss, (None, None)), (functools.reduce(jnp.add, terms), (None, None))
+
+
+def _of_formula(how: _How, wants, labels, weights, x, w):
+    """What `_computed` returns, in a form that can be differentiated again."""
+    argnums = tuple(i for i, wanted in enumerate(wants) if wanted)
+    function = jax.value_and_grad(lambda x, w: _formula(how, x, w, labels, weights), argnums)
+    loss, found = function(x, w)
+    remaining = iter(found)
+    return loss, tuple(next(remaining) if wanted else None for wanted in wants)
