@@ -15,8 +15,11 @@ from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
 from jax_gpuops import _arguments, _cross_entropy, _matmul, _primitive
-from jax_gpuops._implementation import Implementation, NoKernelError, dispatch, resolve
+from jax_gpuops._implementation import Implementation, dispatch, resolve
 from jax_gpuops._matmul import DimensionNumbers
+from jax_gpuops._report import left_to_xla
+
+_NAME = "linear_cross_entropy"
 
 
 def linear_cross_entropy(
@@ -55,8 +58,8 @@ def linear_cross_entropy(
       precision: as for `matmul`; of all products.
       preferred_element_type: the dtype of the logits; None for that to which x and w promote. Their
         gradients are rounded to the latter, as they are multiplied by x and w.
-      rows_per_chunk: how many rows have their logits computed at once; None for a quarter of the
-        rows, but at least 1024, or all of them where their logits have the memory of a gradient.
+      rows_per_chunk: how many rows have their logits computed at once; None for an eighth to a
+        quarter of the rows, but at least 1024, or all where their logits lie in that gradient.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
 
@@ -114,16 +117,15 @@ def _check(x, w, labels, where, *, transpose_w) -> None:
             f"linear_cross_entropy takes x of shape (..., d) and w of shape {shape}, got {x} and "
             f"{w}; transpose_w is {bool(transpose_w)}"
         )
-    for name, shape in (("labels", jnp.shape(labels)), ("where", () if where is None else jnp.shape(where))):
-        if len(shape) >= len(x) or not _broadcasts(shape, x[:-1]):
+    batch = x[:-1]
+    for name, each in {"labels": labels, "where": where}.items():
+        own = () if each is None else jnp.shape(each)
+        pairs = zip(own[::-1], batch[::-1], strict=False)
+        if len(own) > len(batch) or any(n not in (1, size) for n, size in pairs):
             raise ValueError(
-                f"{name} must have the shape of x without its last dim, {x[:-1]}, or one that "
-                f"broadcasts to it, got {shape}"
+                f"{name} must have the shape of x without its last dim, {batch}, or one that "
+                f"broadcasts to it, got {own}"
             )
-
-
-def _broadcasts(shape, to) -> bool:
-    return all(n in (1, size) for n, size in zip(reversed(shape), reversed(to), strict=False))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,53 +172,44 @@ def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
         loss = _formula(how, *operands)
     else:
         x, w, labels, weights = operands
-        rows = x.reshape(count if where is None else math.prod(batch), x.shape[-1])
-        no_gradient = (False, False)
-        loss, _ = _computed(how, no_gradient, rows, w, labels.ravel(), weights.ravel())
+        rows = x.reshape(-1, x.shape[-1])
+        loss, _ = _computed(how, (False, False), rows, w, labels.ravel(), weights.ravel())
     return loss / count if is_divided else loss
 
 
-_jitted = _primitive.jit("linear_cross_entropy", _apply, "reduction", "how")
+_jitted = _primitive.jit(_NAME, _apply, "reduction", "how")
 
 
 def _is_left_whole(*operands) -> bool:
     """True if rows cannot be told apart: none is there, or sizes or shardings are in the way."""
     sizes = [size for each in operands for size in each.shape]
-    return (
-        not all(isinstance(size, int) and size > 0 for size in sizes)
-        or any(map(_primitive.has_explicit_sharding, operands))
-    )  # fmt: skip
+    has_rows = all(isinstance(size, int) and size > 0 for size in sizes)
+    return not has_rows or any(map(_primitive.has_explicit_sharding, operands))
 
 
 # The parts. dz is the gradient of the logits, `axis` the axis of the classes in these.
 
 
-def _product(how: _How, a, b, numbers: DimensionNumbers, dtype, total=None) -> jax.Array:
-    """The product of two arrays, in a dtype, and added to a total if there is one."""
-
+def _product(how: _How, a, b, numbers: DimensionNumbers, dtype) -> jax.Array:
     def xla():
-        y = lax.dot_general(a, b, numbers, how.precision, dtype)
-        return y if total is None else total + y
+        return lax.dot_general(a, b, numbers, how.precision, dtype)
 
     def kernel():
-        if total is not None and how.implementation is None:
-            raise NoKernelError("XLA adds a product to a sum in place", second_best="a kernel")
         _matmul.check_sharding(a, b)
         return _matmul.bind_product(
             _matmul.gemm_p,
             a,
             b,
-            *([] if total is None else [total]),
             dimension_numbers=numbers,
             alpha=1.0,
-            beta=0.0 if total is None else 1.0,
+            beta=0.0,
             precision=how.precision,
             preferred_element_type=jnp.dtype(dtype),
             implementation=how.implementation,
             algorithm=None,
         )
 
-    return dispatch("linear_cross_entropy", [a, b], how.implementation, None, kernel, xla)
+    return dispatch(_NAME, [a, b], how.implementation, None, kernel, xla)
 
 
 def _logits(how: _How, x, w, axis: int) -> jax.Array:
@@ -249,18 +242,20 @@ def _chunk(how: _How, wants, x, w, labels, weights, axis: int):
     logits = _logits(how, x, w, axis)
     if not any(wants):
         return _losses(how, logits, labels, axis), None, None
-    losses, pullback = jax.vjp(lambda z: _losses(how, z, labels, axis), logits)
+    loss_and_pullback = jax.vjp(lambda z: _losses(how, z, labels, axis), logits)
+    # The losses come first, so that the gradient can take the memory of the logits.
+    losses, pullback = lax.optimization_barrier(loss_and_pullback)
     (dz,) = pullback(weights)
     dz = dz.astype(w.dtype)
     numbers = ((axis,), (1 - how.width_axis,)), ((), ())
     return losses, dz, _product(how, dz, w, numbers, x.dtype) if wants[0] else None
 
 
-def _of_weights(how: _How, x, dz, axis: int, dtype, total=None) -> jax.Array:
-    """The gradient of w of some rows, of the shape of w."""
+def _factors(how: _How, x, dz, axis: int) -> tuple[jax.Array, jax.Array, DimensionNumbers]:
+    """The product that is the gradient of w of some rows, and has the shape of w."""
     if how.transpose_w:
-        return _product(how, dz, x, (((1 - axis,), (0,)), ((), ())), dtype, total)
-    return _product(how, x, dz, (((0,), (1 - axis,)), ((), ())), dtype, total)
+        return dz, x, (((1 - axis,), (0,)), ((), ()))
+    return x, dz, (((0,), (1 - axis,)), ((), ()))
 
 
 # Loss and gradients. There are two ways to need less memory than all logits take.
@@ -275,28 +270,33 @@ def _of_weights(how: _How, x, dz, axis: int, dtype, total=None) -> jax.Array:
 _MIN_ROWS = 1024
 """A chunk has at least that many rows: products of few have less speed, and sums more steps."""
 
-_CHUNKS = 4
 _SLICES = 16
 
 
-def _chunk_rows(how: _How, rows: int) -> int:
-    """How many rows have their logits computed at once."""
+def _chunk_rows(how: _How, x) -> int:
+    """How many rows have their logits computed at once.
+
+    From an eighth to a quarter of the rows, as many as have room in the gradient of w.
+    """
+    rows, width = x.shape
     if how.rows_per_chunk is not None:
         return min(how.rows_per_chunk, rows)
-    return min(rows, max(_MIN_ROWS, 128 * -(-rows // (128 * _CHUNKS))))
+    eighth, quarter = (128 * -(-rows // (128 * count)) for count in (8, 4))
+    room = width * x.dtype.itemsize // how.logits_dtype.itemsize
+    return min(rows, max(_MIN_ROWS, eighth, min(quarter, room)))
 
 
 def _chunk_rows_in_place(how: _How, x) -> int:
-    """The same where dz is kept: all, if logits need no other memory than dz."""
+    """The same where dz is kept: all rows, if the logits need no other memory than dz."""
     rows, width = x.shape
     is_other = how.logits_dtype.itemsize > x.dtype.itemsize or rows < width
-    return _chunk_rows(how, rows) if is_other or how.rows_per_chunk is not None else rows
+    return _chunk_rows(how, x) if is_other or how.rows_per_chunk is not None else rows
 
 
 def _is_in_place(how: _How, x) -> bool:
     """Whether that takes less memory. What is compared are bytes for each class."""
     rows, width = x.shape
-    chunk = _chunk_rows(how, rows)
+    chunk = _chunk_rows(how, x)
     if chunk == rows:
         return False  # there is no sum
     size, logits_size = x.dtype.itemsize, how.logits_dtype.itemsize
@@ -304,6 +304,8 @@ def _is_in_place(how: _How, x) -> bool:
     if _primitive.accumulator(x.dtype) != x.dtype:
         # Until the end nothing is in the memory of the gradient: the logits may be.
         by_sums = 4 * width + (0 if by_sums <= width * size else by_sums)
+    if logits_size > size:
+        by_sums += chunk * size  # for dz
     in_place = max(rows - width, 0) * size + (rows + width) * size // _SLICES
     chunk = _chunk_rows_in_place(how, x)
     if chunk < rows:
@@ -335,20 +337,19 @@ def _computed(how: _How, wants: tuple[bool, bool], x, w, labels, weights):
 
 def _by_chunks(how: _How, wants, x, w, labels, weights):
     rows = len(x)
-    chunk = _chunk_rows(how, rows)
+    chunk = _chunk_rows(how, x)
     if chunk == rows:
         losses, dz, dx = _chunk(how, wants, x, w, labels, weights, 1)
-        dw = _of_weights(how, x, dz, 1, w.dtype) if wants[1] else None
+        dw = _product(how, *_factors(how, x, dz, 1), w.dtype) if wants[1] else None
         return losses, (dx, dw)
 
     def step(total, operands):
         x, labels, weights = operands
         losses, dz, dx = _chunk(how, wants, x, w, labels, weights, 1)
         if wants[1]:
-            total = _of_weights(how, x, dz, 1, total.dtype, total)
+            total = _added(how, total, x, dz)
         return total, (losses, dx)
 
-    total = _zeros(w.shape, _primitive.accumulator(w.dtype), x) if wants[1] else None
     chunks = -(-rows // chunk)
 
     def divided(each):
@@ -356,23 +357,55 @@ def _by_chunks(how: _How, wants, x, w, labels, weights):
         filled = jnp.pad(each, [(0, chunks * chunk - rows), *[(0, 0)] * (each.ndim - 1)])
         return filled.reshape(chunks, chunk, *each.shape[1:])
 
-    total, results = lax.scan(step, total, tuple(map(divided, (x, labels, weights))))
-    losses, dx = jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:])[:rows], results)
-    return losses, (dx, total.astype(w.dtype) if wants[1] else None)
+    operands = [divided(each) for each in (x, labels, weights)]
+    if wants[1]:  # the sum begins with the first chunk, which costs less than with zeros
+        total, first = step(None, [each[0] for each in operands])
+        total, others = lax.scan(step, total, [each[1:] for each in operands])
+        results = jax.tree.map(lambda y, ys: jnp.concatenate([y[None], ys]), first, others)
+        dw = total.astype(w.dtype)
+    else:
+        _, results = lax.scan(step, None, operands)
+        dw = None
+    losses, dx = jax.tree.map(lambda ys: ys.reshape(-1, *ys.shape[2:])[:rows], results)
+    return losses, (dx, dw)
+
+
+def _added(how: _How, total, x, dz) -> jax.Array:
+    """The sum of gradients of w, if there is one yet, and that of some more rows."""
+    dtype = _primitive.accumulator(x.dtype)
+    if total is None:
+        return _product(how, *_factors(how, x, dz, 1), dtype)
+    if how.implementation in (None, "xla"):
+        a, b, numbers = _factors(how, x, dz, 1)
+
+        def xla():
+            return total + lax.dot_general(a, b, numbers, how.precision, dtype)
+
+        why = "XLA adds a product to a sum in place"  # that of a kernel is another array
+        return left_to_xla(_NAME, [a, b], why, xla, "a kernel")
+    axis = 1 - how.width_axis
+
+    def add(total, start, count):
+        of_slice = lax.dynamic_slice_in_dim(dz, start, count, 1)
+        part = _product(how, *_factors(how, x, of_slice, 1), dtype)
+        part = part + lax.dynamic_slice_in_dim(total, start, count, axis)
+        return lax.dynamic_update_slice_in_dim(total, part, start, axis)
+
+    return _in_slices(add, total, axis)
 
 
 def _in_place(how: _How, wants, x, w, labels, weights):
     rows, width = x.shape
+    chunk = _chunk_rows_in_place(how, x)
     axis = 1 - how.width_axis  # dz lies as w does
     parts = [slice(0, min(rows, width))] + ([slice(width, rows)] if rows > width else [])
     filled = []
     for part in parts:
         slots = width if part.start == 0 else rows - width
         each = (x[part], w, labels[part], weights[part])
-        filled.append(_filled(how, wants, *each, axis=axis, slots=slots))
+        filled.append(_filled(how, wants, *each, chunk=chunk, axis=axis, slots=slots))
     losses, kept, dx = zip(*filled, strict=True)
-    dx = jnp.concatenate(dx) if wants[0] else None
-    # What follows overwrites what the gradient of x is made of.
+    # What follows overwrites what the gradients of x are made of.
     (dw, *others), dx = lax.optimization_barrier((kept, dx))
 
     def overwrite(dw, start, count):
@@ -384,33 +417,37 @@ def _in_place(how: _How, wants, x, w, labels, weights):
             lax.dynamic_slice(dw, starts, sizes),
             *(lax.dynamic_slice_in_dim(each, start, count, axis) for each in others),
         ]
-        part = _of_weights(how, x, jnp.concatenate(dz, 1 - axis), axis, w.dtype)
+        part = _product(how, *_factors(how, x, jnp.concatenate(dz, 1 - axis), axis), w.dtype)
         return lax.dynamic_update_slice_in_dim(dw, part, start, axis)
 
-    classes = dw.shape[axis]
+    of_x = jnp.concatenate(dx) if wants[0] else None
+    return jnp.concatenate(losses), (of_x, _in_slices(overwrite, dw, axis))
+
+
+def _in_slices(change, w, axis: int) -> jax.Array:
+    """Changes an array like w by slices of its classes, given where each starts and ends."""
+    classes = w.shape[axis]
     count = min(classes, 128 * -(-classes // (128 * _SLICES)))
     whole, rest = divmod(classes, count)
-    dw = lax.fori_loop(0, whole, lambda i, dw: overwrite(dw, i * count, count), dw)
-    if rest:
-        dw = overwrite(dw, whole * count, rest)
-    return jnp.concatenate(losses), (dx, dw)
+    w = lax.fori_loop(0, whole, lambda i, w: change(w, i * count, count), w)
+    return change(w, whole * count, rest) if rest else w
 
 
-def _filled(how: _How, wants, x, w, labels, weights, *, axis: int, slots: int):
-    """As `_chunk` for any number of rows, with dz in an array that has slots for as many or more.
+def _filled(how: _How, wants, x, w, labels, weights, *, chunk: int, axis: int, slots: int):
+    """As `_chunk`, for more rows, with dz in an array that has slots for as many or more.
 
     The last chunk is that of the last rows: those that it shares with another are computed twice.
     """
     rows = len(x)
-    chunk = min(rows, _chunk_rows_in_place(how, x))
+    chunk = min(rows, chunk)
     if chunk == rows == slots:
         return _chunk(how, wants, x, w, labels, weights, axis)
-    kept = [slots, slots]
-    kept[axis] = w.shape[1 - how.width_axis]
+    shape = [slots, slots]
+    shape[axis] = w.shape[1 - how.width_axis]
     axes = (0, 1 - axis, 0)
     results = (
         _zeros((rows,), weights.dtype, x),
-        _zeros(kept, w.dtype, x),
+        _zeros(shape, w.dtype, x),
         _zeros(x.shape, x.dtype, x) if wants[0] else None,
     )
 
@@ -439,15 +476,13 @@ def _zeros(shape, dtype, like) -> jax.Array:
 @functools.partial(_computed.defjvp, symbolic_zeros=True)
 def _jvp(how: _How, wants, primals, tangents):
     x, w, labels, weights = primals
-    dots = [
-        None if isinstance(t, SymbolicZero) else t for t in tangents[:2]
-    ]  # labels and weights have none
+    dots = [None if isinstance(t, SymbolicZero) else t for t in tangents[:2]]
     if any(wants):
-        dots = [
-            jnp.zeros_like(each) if t is None else t for each, t in zip((x, w), dots, strict=True)
-        ]
         of_formula = functools.partial(_of_formula, how, wants, labels, weights)
-        return jax.jvp(of_formula, (x, w), tuple(dots))
+        x_dot, w_dot = (
+            jnp.zeros_like(each) if t is None else t for each, t in zip((x, w), dots, strict=True)
+        )
+        return jax.jvp(of_formula, (x, w), (x_dot, w_dot))
     loss, gradients = _computed(how, tuple(t is not None for t in dots), *primals)
     terms = [
         jnp.sum(gradient.astype(loss.dtype) * t.astype(loss.dtype))
