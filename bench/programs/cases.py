@@ -33,7 +33,8 @@ def floor(problem: Problem, *, gradient: bool, named: bool) -> Floor | None:
       named: True if kernels were asked for, False if only the import was swapped.
     """
     has_narrow_logits = problem.op == "lm_head" and "logits" not in problem.options
-    memory = 0.35 if has_narrow_logits and gradient else None
+    is_small = has_narrow_logits or problem.op == "lm_head_loss"
+    memory = 0.35 if is_small and gradient else None
     if not named:
         return Floor(ratio=_DEFAULT.ratio, memory=memory)
     ratio = 1.8 if gradient and problem == _CAUSAL else None
@@ -64,11 +65,12 @@ def _gpu() -> Iterator[Problem]:
     yield p("attention", "Whisper large, encoder", (4, 1500, 20, 64), mask="padded")
     yield p("attention", "ViT-B/16", (64, 197, 12, 64), "float32", mask="padded")
 
-    yield p("lm_head", "Llama 2 7B", (8192, 4096, 32000))
-    yield p("lm_head", "GPT-2 medium", (8192, 1024, 50257))
-    yield p("lm_head", "Llama 3 8B", (4096, 4096, 128256))
-    yield p("lm_head", "Gemma 3 1B", (4096, 1152, 262144))
-    yield p("lm_head", "Llama 3.2 1B", (4096, 2048, 128256), logits="float32")
+    for program in ("lm_head", "lm_head_loss"):
+        yield p(program, "Llama 2 7B", (8192, 4096, 32000))
+        yield p(program, "GPT-2 medium", (8192, 1024, 50257))
+        yield p(program, "Llama 3 8B", (4096, 4096, 128256))
+        yield p(program, "Gemma 3 1B", (4096, 1152, 262144))
+        yield p(program, "Llama 3.2 1B", (4096, 2048, 128256), logits="float32")
 
     yield p("router", "Mixtral 8x7B", (8192, 4096, 8), top_k=2)
     yield p("router", "Qwen3 30B-A3B", (8192, 2048, 128), top_k=8)
@@ -103,6 +105,8 @@ def _host() -> Iterator[Problem]:
     yield p("attention", (2, 33, 2, 8), mask="causal", scores="float32")
     yield p("attention", (2, 40, 2, 8), "float32", mask="padded")
     yield p("lm_head", (24, 16, 131))
+    yield p("lm_head_loss", (24, 16, 131), rows_per_chunk=9)
+    yield p("lm_head_loss", (24, 20, 131), logits="float32", rows_per_chunk=9)
     yield p("router", (40, 16, 8), top_k=2)
     yield p("classifier", (9, 3, 3, 16), "float32", layers=(12, 7))
     yield p("mlp", (24, 16, 40), activation="gelu")

@@ -1,7 +1,8 @@
 """The programs: each is one text, written as a user of JAX writes it, for plain JAX and for ours.
 
 A program takes its ops from a `Functions`, and everything else from JAX: elementwise operations,
-`top_k`, random numbers, and matrix products other than dense layers, which `bench matmul` measures.
+`top_k`, random numbers, and matrix products other than dense layers and those with a loss, which
+`bench matmul` measures.
 A new program is added to `PROGRAMS`, and nowhere else.
 
 So that the same text gives the reference in float64, a program names no dtype to compute in:
@@ -20,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jax_gpuops
 from bench import ops
 from bench.ops import Operand
 from bench.problem import Problem, Shape
@@ -40,6 +42,7 @@ class Functions:
     argmax: Callable[..., jax.Array]
     transpose: Callable[..., jax.Array]
     linear: Callable[..., jax.Array]
+    linear_cross_entropy: Callable[..., jax.Array]
 
 
 def _masked(op: str) -> Callable[..., jax.Array]:
@@ -57,6 +60,13 @@ def _masked(op: str) -> Callable[..., jax.Array]:
     return function
 
 
+def _mean_cross_entropy(x, w, labels, *, preferred_element_type=None, rows_per_chunk=None):
+    """The formula of `linear_cross_entropy`, without chunks."""
+    del rows_per_chunk
+    scores = jnp.matmul(x, w, preferred_element_type=preferred_element_type)
+    return jnp.mean(ops.OPS["cross_entropy_grad"].upstream(scores, labels))
+
+
 def plain() -> Functions:
     """Returns what a user without jax_gpuops writes, in the form that is fastest."""
     return Functions(
@@ -68,6 +78,7 @@ def plain() -> Functions:
         argmax=jnp.argmax,
         transpose=jnp.transpose,
         linear=ops.OPS["linear"].upstream,
+        linear_cross_entropy=_mean_cross_entropy,
     )
 
 
@@ -82,6 +93,7 @@ def ours() -> Functions:
         argmax=ops.ours("argmax"),
         transpose=ops.ours("transpose"),
         linear=ops.ours("linear"),
+        linear_cross_entropy=jax_gpuops.linear_cross_entropy,
     )
 
 
@@ -109,6 +121,12 @@ def _lm_head(f: Functions, hidden, weights, labels, *, logits=None):
     dtype = None if logits is None else jnp.promote_types(hidden.dtype, logits)
     scores = jnp.matmul(hidden, weights, preferred_element_type=dtype)
     return f.mean(f.cross_entropy(scores, labels))
+
+
+def _lm_head_loss(f: Functions, hidden, weights, labels, *, logits=None, rows_per_chunk=None):
+    dtype = hidden.dtype if logits is None else jnp.promote_types(hidden.dtype, logits)
+    how = {"preferred_element_type": dtype, "rows_per_chunk": rows_per_chunk}
+    return f.linear_cross_entropy(hidden, weights, labels, **how).astype(dtype)
 
 
 def _router(f: Functions, hidden, weights, *, top_k):
@@ -334,6 +352,14 @@ PROGRAMS: dict[str, Program] = {
     "lm_head": Program(
         _lm_head,
         "logits of a vocabulary, and the mean of their cross entropy",
+        "tokens x width x vocabulary",
+        _lm_head_operands,
+        ("loss",),
+        has_products=True,
+    ),
+    "lm_head_loss": Program(
+        _lm_head_loss,
+        "the same by linear_cross_entropy, which has not all logits in memory",
         "tokens x width x vocabulary",
         _lm_head_operands,
         ("loss",),
