@@ -166,7 +166,7 @@ def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
     # The logits' gradients by a mean over many rows would be 0 in float16: the sum is divided.
     is_divided = reduction == "mean" and dtype == np.float16
     if reduction == "mean" and not is_divided:
-        weights = weights / count
+        weights = jnp.where(weights == 0, 0, weights / count)
     operands = _primitive.vary_alike(x.astype(dtype), w.astype(dtype), labels, weights)
     if _is_left_whole(*operands):
         loss = _formula(how, *operands)
@@ -174,7 +174,11 @@ def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
         x, w, labels, weights = operands
         rows = x.reshape(-1, x.shape[-1])
         loss, _ = _computed(how, (False, False), rows, w, labels.ravel(), weights.ravel())
-    return loss / count if is_divided else loss
+    if is_divided:
+        loss = loss / count
+    if reduction == "mean":  # of no rows; added, so that the cotangent stays a constant
+        loss = loss + jnp.where(count == 0, jnp.nan, 0)
+    return loss
 
 
 _jitted = _primitive.jit(_NAME, _apply, "reduction", "how")
