@@ -138,4 +138,36 @@ int resident_blocks_at(const Queue& queue, [[maybe_unused]] const void* kernel, 
 #endif
 }
 
+int resident_clusters_at(const Queue& queue, const void* kernel, int threads,
+                         std::size_t shared_bytes, int cluster) {
+  const Device& device = *queue.device;
+  const int blocks =
+      device.multiprocessors * resident_blocks_at(queue, kernel, threads, shared_bytes);
+#ifndef JAX_GPUOPS_INTERPRET
+  if (device.ordinal >= 0) {
+    using Key = std::tuple<int, const void*, int, std::size_t, int>;
+    static std::mutex mutex;
+    static auto& answers = *new std::map<Key, int>;
+    const Key key{device.ordinal, kernel, threads, shared_bytes, cluster};
+    std::lock_guard lock(mutex);
+    const auto found = answers.find(key);
+    if (found != answers.end()) return found->second;
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = dim3(static_cast<unsigned>(cluster));
+    config.blockDim = dim3(static_cast<unsigned>(threads));
+    config.dynamicSmemBytes = shared_bytes;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    int clusters = 0;
+    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
+               "querying how many clusters of a kernel run at a time");
+    return answers[key] = clusters;
+  }
+#endif
+  return blocks / cluster;
+}
+
 }  // namespace JAX_GPUOPS_NAMESPACE

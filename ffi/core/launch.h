@@ -107,4 +107,16 @@ int resident_blocks(const Queue& queue, void (*kernel)(Parameters...), int threa
   return resident_blocks_at(queue, reinterpret_cast<const void*>(kernel), threads, shared_bytes);
 }
 
+// How many clusters of such blocks the GPU holds at a time. It may be fewer than there is room for
+// blocks, since a cluster runs within one of the GPU's groups of multiprocessors.
+int resident_clusters_at(const Queue& queue, const void* kernel, int threads,
+                         std::size_t shared_bytes, int cluster);
+
+template <class... Parameters>
+int resident_clusters(const Queue& queue, void (*kernel)(Parameters...), int threads,
+                      std::size_t shared_bytes, int cluster) {
+  return resident_clusters_at(queue, reinterpret_cast<const void*>(kernel), threads, shared_bytes,
+                              cluster);
+}
+
 }  // namespace JAX_GPUOPS_NAMESPACE
