@@ -107,6 +107,33 @@ def test_rows_whose_elements_lie_apart(dtype, implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize(
+    ("algorithm", "shapes"),
+    [
+        ("column", [(2, 3000, 40), (3, 1100, 33), (4, 600, 256)]),
+        ("interleaved", [(2, 11_000, 3), (2, 6000, 9), (3, 1700, 40)]),
+    ],
+)
+def test_columns_that_a_cluster_divides(algorithm, shapes, dtype, implementation):
+    """Between blocks that have no elements, no results, or neither."""
+    xs = [helpers.normal(shape, dtype) for shape in shapes]
+    how = {"implementation": implementation, "algorithm": algorithm}
+    with helpers.recorded(implementation) as executions:
+        assert_each_right(xs, 1, **how)
+        if algorithm == "column":
+            masks = [np.random.default_rng(0).random(x.shape) < 0.5 for x in xs]
+            for x, where in zip(xs, masks, strict=True):
+                where[:, 200:, :3] = False
+                where[-1, :, -1] = False
+                with helpers.x64(dtype):
+                    assert_right(mean_and_var(x, 1, where=where, **how), x, 1, where)
+    for each in executions if implementation == "interpret" else ():
+        assert 1 < each["config"]["cluster"] == each["config"]["parts"]
+        assert len(each["kernels"]) == 1
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_rows_that_start_at_any_phase(algorithm, dtype, implementation):

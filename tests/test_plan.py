@@ -653,18 +653,74 @@ def test_an_array_without_elements_has_a_plan(sizes, implementation):
 
 @pytest.mark.parametrize("algorithm", ["multiple", "column", "interleaved"])
 def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
+    """And those that lie apart over the blocks of a cluster, which needs none, if that is more."""
+    rows = 1 if algorithm == "column" else 2
     axis = 0 if algorithm == "interleaved" else 1
-    x = jax.ShapeDtypeStruct((1 << 20, 2) if axis == 0 else (2, 1 << 20), "float32")
+    x = jax.ShapeDtypeStruct((1 << 20, rows) if axis == 0 else (rows, 1 << 20), "float32")
     how = {"implementation": implementation, "algorithm": algorithm}
     ((problem, _),) = described(jax.make_jaxpr(lambda x: jax_gpuops.sum(x, axis, **how))(x))
     size = 16 if algorithm == "multiple" else 4  # a partial in a word of 8 bytes, with a tag
+    row_bytes = rows * size  # for one part
     parts = []
-    for workspace in (-1, 1 << 20, 2 * size * 3, 2 * size * 3 - 1, 0):
+    for workspace in (-1, 1 << 20, 3 * row_bytes, 3 * row_bytes - 1, 0):
         _, config = planned(implementation, "reduce", problem | {"workspace": workspace}, algorithm)
-        assert config["workspace"] == (2 * size * config["parts"] if config["parts"] > 1 else 0)
-        parts.append(config["parts"])
-    assert parts[0] == parts[1] > 3
-    assert parts[2:] == [3, 2, 1]
+        in_workspace = config["parts"] > config["cluster"]
+        assert config["workspace"] == (row_bytes * config["parts"] if in_workspace else 0)
+        parts.append((config["parts"], config["cluster"]))
+    assert parts[0] == parts[1]
+    assert parts[0][0] > (3 if algorithm == "multiple" else 8)
+    by_clusters = algorithm != "multiple" and not helpers.refusal("sum", "cluster")
+    assert parts[2:] == ([(8, 8)] * 3 if by_clusters else [(3, 1), (2, 1), (1, 1)])
+
+
+def planned_sum(implementation, shape, axis, dtype="float32", name="sum"):
+    x = jax.ShapeDtypeStruct(shape, dtype)
+    how = {"implementation": implementation}
+    call = getattr(jax_gpuops, name)
+    ((problem, _),) = described(jax.make_jaxpr(lambda x: call(x, axis, **how))(x))
+    return planned(implementation, "reduce", problem, None)[1]
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "cluster", "launches"),
+    [
+        # As many blocks as run at a time, which are 32 of 256 threads.
+        ((16, 4096, 128), 1, 2, 1),
+        ((8, 4096, 128), 1, 4, 1),
+        ((4, 4096, 128), 1, 8, 1),
+        ((17, 4096, 128), 1, 1, 1),
+        # Fewer lanes where the largest clusters are not enough, but columns of 128 bytes.
+        ((4096, 128), 0, 8, 1),
+        ((16384, 32), 0, 1, 2),
+        # Blocks with too little to do for each thread, but not if others have nothing.
+        ((8, 64, 128), 1, 2, 1),
+        ((8, 63, 128), 1, 1, 1),
+        ((10, 256, 128), 1, 1, 1),
+        ((10, 512, 128), 1, 2, 1),
+        # Few results of very many columns.
+        ((1 << 20, 3), 0, 1, 2),
+        ((4, 1 << 16, 3), 1, 4, 1),
+        ((16, 1 << 16, 3), 1, 2, 1),
+    ],
+)
+def test_parts_of_columns_are_for_the_blocks_of_clusters(
+    shape, axis, cluster, launches, implementation
+):
+    if implementation != "interpret":
+        pytest.skip("the sizes are for 4 multiprocessors")
+    config = planned_sum(implementation, shape, axis)
+    assert config["cluster"] == cluster
+    assert (config["last_threads"] > 0) == (launches == 2)
+    assert (config["workspace"] > 0) == (launches == 2)
+    if launches == 1:
+        assert config["parts"] == cluster
+
+
+def test_few_columns_are_read_at_once(implementation):
+    """By so few threads below each other that each has as many as it loads before it folds one."""
+    for columns, depths in ((1, 1), (4, 1), (5, 2), (12, 4), (16, 4), (17, 8), (32, 8), (63, 8)):
+        config = planned_sum(implementation, (4096, columns, 128), 1)
+        assert config["threads"] // config["lanes"] == depths
 
 
 def test_contiguous_rows_have_workspace_for_parts_of_16_kib(implementation):

@@ -273,6 +273,103 @@ def test_rows_that_lie_interleaved(names, dtype, implementation):
     assert_each_right(names, xs, 1, implementation=implementation, algorithm="interleaved")
 
 
+# Of results in more tiles than one, of which the last is not full; of fewer than the cluster has
+# blocks, or fewer for the last of them; of columns in packs of all widths, and of none for the last
+# block; and of two blocks.
+DIVIDED = [
+    ("column", (2, 3000, 40)),
+    ("column", (3, 1100, 33)),
+    ("column", (4, 600, 256)),
+    ("column", (2, 5000, 16)),
+    ("interleaved", (2, 33 * 1024, 2)),
+    ("interleaved", (2, 11_000, 3)),
+    ("interleaved", (2, 6000, 9)),
+    ("interleaved", (3, 1700, 40)),
+    ("interleaved", (2, 2400, 129)),
+]
+
+
+def assert_by_clusters(executions, implementation):
+    """Where the GPU is so small that these take no more."""
+    for each in executions if implementation == "interpret" else ():
+        assert 1 < each["config"]["cluster"] == each["config"]["parts"], each["problem"]
+        assert len(each["kernels"]) == 1
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["int8", "uint16", "bfloat16", "float32", "int64", "float64"])
+@pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
+def test_columns_that_a_cluster_divides(names, dtype, implementation):
+    for algorithm in ("column", "interleaved"):
+        xs = [data(shape, dtype) for each, shape in DIVIDED if each == algorithm]
+        with helpers.recorded(implementation) as executions:
+            assert_each_right(names, xs, 1, implementation=implementation, algorithm=algorithm)
+        assert_by_clusters(executions, implementation)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+def test_masked_columns_that_a_cluster_divides(dtype, implementation):
+    """Of rows without elements too, and of parts of rows without."""
+    how = {"implementation": implementation, "algorithm": "column"}
+    shapes = [shape for each, shape in DIVIDED if each == "column"]
+    xs = [data(shape, dtype) for shape in shapes]
+    masks = [np.random.default_rng(0).random(x.shape) < 0.5 for x in xs]
+    for mask in masks:
+        mask[:, 200:, :3] = False
+        mask[-1, :, -1] = False
+
+    def call(xs, masks):
+        return [
+            [
+                ours(name, x, 1, where=mask, initial=initial, **how)
+                for x, mask in zip(xs, masks, strict=True)
+            ]
+            for name, initial in (("sum", 0), ("max", -np.inf), ("min", np.inf))
+        ]
+
+    with helpers.x64(dtype):
+        with helpers.recorded(implementation) as executions:
+            sums, *others = jax.block_until_ready(jax.jit(call)(xs, masks))
+        assert_by_clusters(executions, implementation)
+        for x, mask, y in zip(xs, masks, sums, strict=True):
+            assert_right("sum", y, np.where(mask, x, np.zeros_like(x)), 1)
+        for name, end, ys in zip(("max", "min"), (-np.inf, np.inf), others, strict=True):
+            for x, mask, y in zip(xs, masks, ys, strict=True):
+                filled = np.where(mask, helpers.exact(x), end)
+                np.testing.assert_array_equal(helpers.exact(y), getattr(filled, name)(1))
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["sum", "argmax"])
+@pytest.mark.parametrize(("algorithm", "shape"), [DIVIDED[0], DIVIDED[5], DIVIDED[6]])
+def test_any_order_of_blocks_that_divide_columns(algorithm, shape, name, implementation):
+    """What a block sends may come late, or before the one that gets it asks for it."""
+    if implementation != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    x = helpers.normal(shape, "float32")
+    held_back = [{"block": block} for block in (0, 1)] + [{"warp": 0}, {}, {}]
+    y = helpers.under_each_schedule(
+        lambda: ours(name, x, 1, implementation=implementation, algorithm=algorithm),
+        list(enumerate(held_back, 1)),
+    )
+    assert_right(name, y, x, 1)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32"])
+def test_columns_that_are_combined_by_a_second_launch(dtype, implementation):
+    """Few results of many columns: more parts than a cluster has blocks."""
+    for algorithm, shape in (("column", (40_000, 8)), ("interleaved", (60_000, 3))):
+        xs = [data(shape, dtype)]
+        names = "sum", "max", "argmin"
+        with helpers.recorded(implementation) as executions:
+            assert_each_right(names, xs, 0, implementation=implementation, algorithm=algorithm)
+        for each in executions:
+            assert each["config"]["parts"] > 8
+            assert len(each["kernels"]) == 2
+
+
 def test_an_array_at_an_odd_address_is_not_staged(implementation):
     if implementation != "interpret":
         pytest.skip("JAX aligns the buffers of a GPU")

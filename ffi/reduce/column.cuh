@@ -10,12 +10,19 @@
 //     ...
 //     column d:   depth 0   depth 0   depth 0        d = threads / lanes
 //
-// Where there are fewer rows than keep the GPU busy, blocks with different blockIdx.y take parts of
-// the columns and leave partials, again `inner` apart, for combine.cuh.
+// Where there are fewer rows than keep the GPU busy, several blocks take parts of the columns. They
+// are a cluster, whose blocks send each other their partials (cluster_parts.cuh):
+//
+//     cluster 0, rows of all lanes                                cluster 1, the rows after them
+//     block 0: columns 0 ...      block 1: columns c / n ...      block 0: columns 0 ...
+//
+// or, if there are to be more parts than a cluster has blocks, those with different blockIdx.y, and
+// leave partials, again `inner` apart, for combine.cuh.
 #pragma once
 
 #include "core/ptx/early_launch.cuh"
 #include "core/shared.h"
+#include "reduce/cluster_parts.cuh"
 #include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
 
@@ -26,13 +33,23 @@ struct StridedRows {
   std::int64_t outer;
   std::int64_t columns;
   std::int64_t inner;
-  int lanes;  // a power of two
+  int lanes;    // a power of two
+  int cluster;  // blocks of one, if these have parts of the columns, else 1
+};
+
+// What the lanes have of their rows, of one depth after the other. ClusterParts has what lies
+// behind.
+template <class Reducer, int kPack>
+struct alignas(8) ColumnStorage {
+  typename Reducer::Partial partials[kColumnThreads][kPack];
 };
 
 template <class Reducer, int kPack>
-struct ColumnStorage {
-  typename Reducer::Partial upper[kPack][kColumnThreads / 2];
-};
+constexpr std::size_t column_bytes(int lanes, int cluster) {
+  const std::int64_t for_cluster =
+      cluster_parts_bytes(lanes * kPack, cluster, sizeof(typename Reducer::Partial));
+  return sizeof(ColumnStorage<Reducer, kPack>) + static_cast<std::size_t>(for_cluster);
+}
 
 template <class Reducer, int kPack, class Masks>
 __global__ void __launch_bounds__(kColumnThreads)
@@ -40,101 +57,107 @@ __global__ void __launch_bounds__(kColumnThreads)
                   Masks masks) {
   using Element = typename Reducer::Element;
   using Value = Accumulator<Element>;
-  auto& upper = shared<ColumnStorage<Reducer, kPack>>().upper;
-  const typename Reducer::Combine combine;
+  using Partial = typename Reducer::Partial;
+  auto& storage = shared<ColumnStorage<Reducer, kPack>>();
   const typename Reducer::Reader read(y);
-  const int lane = threadIdx.x % rows.lanes;
-  const int depth = threadIdx.x / rows.lanes;
+  const int thread = threadIdx.x;
+  const int lane = thread % rows.lanes;
+  const int depth = thread / rows.lanes;
   const int depths = kColumnThreads / rows.lanes;
+  const int cluster = JAX_GPUOPS_HAS_CLUSTERS ? rows.cluster : 1;
 
   const std::int64_t packs_per_outer = rows.inner / kPack;
   const std::int64_t packs = rows.outer * packs_per_outer;
-  const std::int64_t part = (rows.columns + gridDim.y - 1) / gridDim.y;
-  const std::int64_t begin = blockIdx.y * part;
+  const std::int64_t first = std::int64_t{blockIdx.x / cluster} * rows.lanes;
+  const std::int64_t pack = first + lane;
+  const std::int64_t outer = pack / packs_per_outer;
+  const std::int64_t inner = pack % packs_per_outer * kPack;
+
+  const int own_part = cluster > 1 ? blockIdx.x % cluster : blockIdx.y;
+  const std::int64_t parts = cluster > 1 ? cluster : gridDim.y;
+  const std::int64_t part = (rows.columns + parts - 1) / parts;
+  const std::int64_t begin = own_part * part;
   const std::int64_t end = begin + part < rows.columns ? begin + part : rows.columns;
 
-  // The loop's bounds are those of the block, so that all threads reach every barrier.
-  for (std::int64_t first = std::int64_t{blockIdx.x} * rows.lanes; first < packs;
-       first += std::int64_t{gridDim.x} * rows.lanes) {
-    const std::int64_t pack = first + lane;
-    const std::int64_t outer = pack / packs_per_outer;
-    const std::int64_t inner = pack % packs_per_outer * kPack;
+  ClusterParts<Reducer> cluster_parts(&storage + 1, cluster);
+  if (cluster > 1) cluster_parts.begin();
 
-    // Fold the thread's columns.
-    typename Reducer::Fold fold[kPack];
-    if (pack < packs) {
-      const Element* const row = x + outer * rows.columns * rows.inner + inner;
-      std::int64_t column = begin + depth;
-      Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
-      typename Masks::Row mask[kPack];
-      unsigned kept[kPack] = {};  // of each row the columns that take part, bit u for value[u]
+  // Fold the thread's columns.
+  typename Reducer::Fold fold[kPack];
+  if (pack < packs) {
+    const Element* const row = x + outer * rows.columns * rows.inner + inner;
+    std::int64_t column = begin + depth;
+    Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
+    typename Masks::Row mask[kPack];
+    unsigned kept[kPack] = {};  // of each row the columns that take part, bit u for value[u]
+    if constexpr (Masks::kMasks) {
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) mask[i] = masks.of(outer * rows.inner + inner + i);
+    }
+    const auto load_column = [&](int u) {
+      read.load(row + (column + u * depths) * rows.inner, value[u]);
       if constexpr (Masks::kMasks) {
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) mask[i] = masks.of(outer * rows.inner + inner + i);
-      }
-      const auto load_column = [&](int u) {
-        read.load(row + (column + u * depths) * rows.inner, value[u]);
-        if constexpr (Masks::kMasks) {
-#pragma unroll
-          for (int i = 0; i < kPack; ++i) {
-            const unsigned keeps = mask[i](column + u * depths) ? 1u << u : 0;
-            kept[i] = (kept[i] & ~(1u << u)) | keeps;
-          }
-        }
-      };
-      const auto fold_columns = [&](unsigned present) {  // again a bit for each value[u]
-#pragma unroll
         for (int i = 0; i < kPack; ++i) {
-          Value of_row[kLoads];
-#pragma unroll
-          for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
-          fold[i].add_kept(of_row, Masks::kMasks ? present & kept[i] : present, column, depths);
-        }
-      };
-      for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
-#pragma unroll
-        for (int u = 0; u < kLoads; ++u) load_column(u);
-        fold_columns((1u << kLoads) - 1);
-      }
-      if (column < end) {
-        unsigned present = 0;
-#pragma unroll
-        for (int u = 0; u < kLoads; ++u) {
-          if (column + u * depths >= end) continue;
-          load_column(u);
-          present |= 1u << u;
-        }
-        fold_columns(present);
-      }
-    }
-
-    let_next_kernel_start();
-
-    // Combine over the depths: the upper half hands its partials to the lower, and again.
-    typename Reducer::Partial partial[kPack];
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) partial[i] = fold[i].value();
-    for (int half = depths / 2; half > 0; half /= 2) {
-      const int slot = static_cast<int>(threadIdx.x) - half * rows.lanes;
-      if (depth >= half && depth < 2 * half) {
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) upper[i][slot] = partial[i];
-      }
-      __syncthreads();
-      if (depth < half) {
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          partial[i] = combine(partial[i], upper[i][threadIdx.x]);
+          const unsigned keeps = mask[i](column + u * depths) ? 1u << u : 0;
+          kept[i] = (kept[i] & ~(1u << u)) | keeps;
         }
       }
-      __syncthreads();
-    }
-
-    if (depth == 0 && pack < packs) {
-      const std::int64_t result = (outer * gridDim.y + blockIdx.y) * rows.inner + inner;
+    };
+    const auto fold_columns = [&](unsigned present) {  // again a bit for each value[u]
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) Reducer::store(y, result + i, partial[i]);
+      for (int i = 0; i < kPack; ++i) {
+        Value of_row[kLoads];
+#pragma unroll
+        for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
+        fold[i].add_kept(of_row, Masks::kMasks ? present & kept[i] : present, column, depths);
+      }
+    };
+    for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) load_column(u);
+      fold_columns((1u << kLoads) - 1);
     }
+    if (column < end) {
+      unsigned present = 0;
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) {
+        if (column + u * depths >= end) continue;
+        load_column(u);
+        present |= 1u << u;
+      }
+      fold_columns(present);
+    }
+  }
+
+  let_next_kernel_start();
+
+  // Combine over the depths.
+#pragma unroll
+  for (int i = 0; i < kPack; ++i) storage.partials[thread][i] = fold[i].value();
+  Partial* const of_block = storage.partials[0];
+  const int lanes_rows = rows.lanes * kPack;
+  combine_rows<Reducer>(of_block, lanes_rows, depths);
+
+  // Store, or combine over the cluster.
+  const std::int64_t packs_left = packs - first;
+  const int block_rows =
+      packs_left < rows.lanes ? static_cast<int>(packs_left) * kPack : lanes_rows;
+  const std::int64_t first_row = first * kPack;
+  if (cluster > 1) {
+    const auto own = [&](int row) { return of_block[row]; };
+    cluster_parts.combine(block_rows, own, [&](int row, const Partial& of_cluster) {
+      Reducer::store(y, first_row + row, of_cluster);
+    });
+    return;
+  }
+#pragma unroll 1
+  for (int row = thread; row < block_rows; row += kColumnThreads) {
+    std::int64_t result = first_row + row;
+    if (gridDim.y > 1) {
+      result = (result / rows.inner * gridDim.y + blockIdx.y) * rows.inner + result % rows.inner;
+    }
+    Reducer::store(y, result, of_block[row]);
   }
 }
 
@@ -142,15 +165,18 @@ template <class Instance>
 void launch_column(const Call& call) {
   using First = typename Instance::First;
   const auto& [queue, config, problem, buffers] = call;
-  const StridedRows rows{problem.outer, problem.columns, problem.inner, config.lanes};
-  const Target to = config.parts == 1 ? call.result() : Instance::partial_target(call);
+  const StridedRows rows{problem.outer, problem.columns, problem.inner, config.lanes,
+                         config.cluster};
+  const bool combines = config.parts == config.cluster;
+  const Target to = combines ? call.result() : Instance::partial_target(call);
   dispatch_value<1, kWidestPack<typename Instance::Element>>(config.pack, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const std::int64_t packs = rows.outer * (rows.inner / kPack);
-    const dim3 grid(grid_extent(divide_up(packs, rows.lanes)),
-                    static_cast<unsigned>(call.config.parts));
+    const dim3 grid(grid_extent(divide_up(packs, rows.lanes) * rows.cluster),
+                    static_cast<unsigned>(call.config.parts / rows.cluster));
     launch_kernel<column_kernel<First, kPack, typename Instance::Masks>>(
-        call.queue, {grid, kColumnThreads, sizeof(ColumnStorage<First, kPack>)},
+        call.queue,
+        {grid, kColumnThreads, column_bytes<First, kPack>(rows.lanes, rows.cluster), rows.cluster},
         Instance::elements(call), to, rows, Instance::masks(call));
   });
 }

@@ -15,13 +15,15 @@
 //     ...
 //
 // At the end the block combines in shared memory what its threads have of the same row, in a tree.
-// Blocks with different blockIdx.x take different steps, and leave partials for combine.cuh.
+// Blocks with different blockIdx.x take different steps. They are a cluster, whose blocks send each
+// other their partials (cluster_parts.cuh), or leave them for combine.cuh.
 //
 // A run may begin and end inside a pack. Of these packs each element is read by itself.
 #pragma once
 
 #include "core/ptx/early_launch.cuh"
 #include "core/shared.h"
+#include "reduce/cluster_parts.cuh"
 #include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
 
@@ -32,7 +34,8 @@ struct Runs {
   std::int64_t count;
   std::int64_t size;  // elements of a run
   int inner;
-  int stride;  // packs
+  int stride;   // packs
+  int cluster;  // blocks of one, if these have parts of a run, which then get one each; else 1
 };
 
 template <class Reducer>
@@ -43,11 +46,14 @@ __global__ void __launch_bounds__(kInterleavedThreads)
   using Partial = typename Reducer::Partial;
   constexpr int kPack = kWidestPack<Element>;
   const auto slots = shared_array<Partial>();
-  const typename Reducer::Combine combine;
   const typename Reducer::Reader read(y);
   const int thread = threadIdx.x;
   const int step_size = runs.stride * kPack;        // elements
   const int step_columns = step_size / runs.inner;  // a whole number
+  const int cluster = JAX_GPUOPS_HAS_CLUSTERS ? runs.cluster : 1;
+
+  ClusterParts<Reducer> cluster_parts(slots + step_size, cluster);
+  if (cluster > 1) cluster_parts.begin();
 
   for (std::int64_t outer = blockIdx.y; outer < runs.count; outer += gridDim.y) {
     const Element* const run = x + outer * runs.size;
@@ -140,15 +146,15 @@ __global__ void __launch_bounds__(kInterleavedThreads)
         slots[slot] = partial;
       }
     }
-    __syncthreads();
-    for (int columns = step_columns; columns > 1;) {
-      const int half = (columns + 1) / 2;
-      const int upper = half * runs.inner;
-      for (int slot = thread; slot < (columns - half) * runs.inner; slot += blockDim.x) {
-        slots[slot] = combine(slots[slot], slots[slot + upper]);
-      }
-      __syncthreads();
-      columns = half;
+    combine_rows<Reducer>(slots, runs.inner, step_columns);
+
+    // Store, or combine over the cluster.
+    if (cluster > 1) {
+      const auto of_block = [&](int inner) { return slots[inner]; };
+      cluster_parts.combine(runs.inner, of_block, [&](int inner, const Partial& of_cluster) {
+        Reducer::store(y, outer * runs.inner + inner, of_cluster);
+      });
+      return;
     }
     const std::int64_t result = (outer * gridDim.x + blockIdx.x) * runs.inner;
     for (int inner = thread; inner < runs.inner; inner += blockDim.x) {
@@ -161,14 +167,16 @@ __global__ void __launch_bounds__(kInterleavedThreads)
 template <class Instance>
 void launch_interleaved(const Call& call) {
   const auto& [queue, config, problem, buffers] = call;
-  const Target to = config.parts == 1 ? call.result() : Instance::partial_target(call);
+  const bool combines = config.parts == config.cluster;
+  const Target to = combines ? call.result() : Instance::partial_target(call);
   const dim3 grid(static_cast<unsigned>(config.parts), grid_extent_beyond_x(problem.outer));
   launch_kernel<interleaved_kernel<typename Instance::First>>(
       queue,
-      {grid, static_cast<unsigned>(config.threads), static_cast<std::size_t>(config.shared_bytes)},
+      {grid, static_cast<unsigned>(config.threads), static_cast<std::size_t>(config.shared_bytes),
+       config.cluster},
       Instance::elements(call), to,
       Runs{problem.outer, problem.columns * problem.inner, static_cast<int>(problem.inner),
-           config.stride});
+           config.stride, config.cluster});
 }
 
 }  // namespace reduce

@@ -26,6 +26,15 @@ constexpr std::int64_t kSplitColumns = 256;
 constexpr std::int64_t kInterleavedSplitColumns = 64;  // of few rows each
 constexpr std::int64_t kMaxSplits = 2048;
 
+// column, interleaved: the blocks of a cluster have parts of a row if each of their threads loads
+// as many packs as it does at once; where other blocks keep the GPU busy, only if it loads many.
+constexpr std::int64_t kLeastPartLoads = kLoads;
+constexpr std::int64_t kManyPartLoads = 8 * kLoads;
+// Threads of a multiprocessor that have 40 KiB on their way, which hide how long memory takes.
+constexpr std::int64_t kBusyPartThreads = 640;
+// column: the memory that a block reads of a column, at least, where lanes have whole packs.
+constexpr std::int64_t kLeastLaneBytes = 128;
+
 // combine: parts that a thread is to have, all of which it loads at once.
 constexpr std::int64_t kCombineThreadParts = 4;
 
@@ -64,6 +73,7 @@ constexpr std::int64_t kClusterBytes = 256 * 1024;
 constexpr std::int64_t kClusterThreadPacks = 2;
 // More blocks are hard to place.
 constexpr int kClusterBlocks = 8;
+static_assert(kMostPartBlocks <= kClusterBlocks);
 
 // interleaved: a block reads all packs up to where a column begins at a pack again. Where these are
 // more, the lanes of `column` have all that they can use.
@@ -252,12 +262,33 @@ int row_threads(const Problem& problem, const Device& device) {
   return power_of_two_from(std::min(threads, most), kMultipleThreads);
 }
 
-// Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where the
-// columns are too few for the threads below them.
+// Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where fewer
+// threads below them can load all columns at once.
 int column_lanes(std::int64_t packs_per_outer, std::int64_t columns) {
   int lanes = power_of_two_from(packs_per_outer, kWarpLanes);
-  while (lanes < kColumnThreads && 4 * (kColumnThreads / lanes) > columns) lanes *= 2;
+  while (lanes < kColumnThreads && kLoads * (kColumnThreads / (2 * lanes)) >= columns) lanes *= 2;
   return lanes;
+}
+
+bool keeps_busy(std::int64_t blocks, int threads, const Device& device) {
+  return blocks * threads >= kBusyPartThreads * device.multiprocessors;
+}
+
+// column, interleaved: whether to have `blocks` blocks, of which those that are a cluster have
+// parts of the same rows, in place of half as many. `loads`: packs that a thread then loads.
+// `resident`: how many such blocks run at a time. In one wave they finish together.
+bool parts_are_worth_it(std::int64_t blocks, std::int64_t loads, std::int64_t resident, int threads,
+                        const Device& device) {
+  if (blocks > resident || loads < kLeastPartLoads) return false;
+  return loads >= kManyPartLoads || !keeps_busy(blocks / 2, threads, device);
+}
+
+// Whether a second launch is worth its time: the largest clusters are too few blocks, and fewer
+// than the `in_workspace` blocks that leave partials for it.
+bool clusters_are_too_few(int cluster, std::int64_t blocks, std::int64_t in_workspace, int threads,
+                          const Device& device) {
+  return cluster == kMostPartBlocks && blocks < in_workspace &&
+         !keeps_busy(blocks, threads, device);
 }
 
 void configure_step(const Problem& problem, Algorithm algorithm, std::int64_t workspace,
@@ -339,6 +370,35 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   config->workspace = problem.rows() * parts * slot_bytes(problem);
 }
 
+// Parts of rows for the blocks of a cluster, if more than one is worth it. Where the largest is not
+// enough, blocks of fewer lanes, with more threads for a row. False if a second launch is better,
+// for what `in_workspace` blocks leave in the workspace.
+bool configure_column_cluster(const Problem& problem, std::int64_t in_workspace,
+                              const Device& device, Config* config) {
+  if (!device.runs_hopper_code()) return false;
+  const std::int64_t packs = problem.outer * (problem.inner / config->pack);
+  const auto blocks_of = [&](int lanes, int cluster) { return divide_up(packs, lanes) * cluster; };
+  const auto is_worth_it = [&](int lanes, int cluster) {
+    const std::int64_t resident =
+        cluster * resident_column_clusters(problem, config->pack, lanes, cluster, device);
+    const std::int64_t loads = problem.columns / (cluster * (kColumnThreads / lanes));
+    return parts_are_worth_it(blocks_of(lanes, cluster), loads, resident, kColumnThreads, device);
+  };
+  int cluster = 1;
+  while (cluster < kMostPartBlocks && is_worth_it(config->lanes, 2 * cluster)) cluster *= 2;
+  const std::int64_t pack_bytes = config->pack * bytes_of(problem.dtype);
+  int lanes = config->lanes;
+  if (cluster == kMostPartBlocks) {
+    while (lanes * pack_bytes > kLeastLaneBytes && is_worth_it(lanes / 2, cluster)) lanes /= 2;
+  }
+  const std::int64_t blocks = blocks_of(lanes, cluster);
+  if (clusters_are_too_few(cluster, blocks, in_workspace, kColumnThreads, device)) return false;
+  config->lanes = lanes;
+  config->cluster = cluster;
+  config->parts = cluster;
+  return true;
+}
+
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config) {
   const std::int64_t pack = pack_of(problem);
@@ -351,10 +411,39 @@ void configure_column(const Problem& problem, std::int64_t workspace, const Devi
       std::int64_t{device.multiprocessors} * resident_column_blocks(problem, config->pack, device);
   const std::int64_t tiles = divide_up(problem.outer * packs_per_outer, config->lanes);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
-  const std::int64_t parts = std::min({resident / tiles, column_partials(problem), room});
-  if (parts <= 1) return;
+  const std::int64_t parts =
+      std::max<std::int64_t>(1, std::min({resident / tiles, column_partials(problem), room}));
+  if (configure_column_cluster(problem, tiles * parts, device, config) || parts == 1) return;
   config->parts = parts;
   configure_combine(problem, config);
+}
+
+// Likewise of runs.
+bool configure_interleaved_cluster(const Problem& problem, std::int64_t in_workspace,
+                                   const Device& device, Config* config) {
+  if (!device.runs_hopper_code()) return false;
+  const std::int64_t steps = problem.columns * problem.inner / (config->stride * pack_of(problem));
+  const auto bytes_with = [&](int cluster) {
+    return interleaved_bytes(problem) +
+           cluster_parts_bytes(problem.inner, cluster, partial_bytes(problem));
+  };
+  const auto is_worth_it = [&](int cluster) {
+    const auto most_bytes = static_cast<std::int64_t>(device.shared_bytes_per_block);
+    if (bytes_with(cluster) > most_bytes) return false;
+    const std::int64_t resident =
+        cluster * resident_interleaved_clusters(problem, config->threads, bytes_with(cluster),
+                                                cluster, device);
+    return parts_are_worth_it(problem.outer * cluster, steps / cluster, resident, config->threads,
+                              device);
+  };
+  int cluster = 1;
+  while (cluster < kMostPartBlocks && is_worth_it(2 * cluster)) cluster *= 2;
+  const std::int64_t blocks = problem.outer * cluster;
+  if (clusters_are_too_few(cluster, blocks, in_workspace, config->threads, device)) return false;
+  config->shared_bytes = bytes_with(cluster);
+  config->cluster = cluster;
+  config->parts = cluster;
+  return true;
 }
 
 void configure_interleaved(const Problem& problem, std::int64_t workspace, const Device& device,
@@ -366,9 +455,10 @@ void configure_interleaved(const Problem& problem, std::int64_t workspace, const
       std::int64_t{device.multiprocessors} *
       resident_interleaved_blocks(problem, config->threads, config->shared_bytes, device);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
-  const std::int64_t parts =
-      std::min({resident / problem.outer, interleaved_partials(problem), room});
-  if (parts <= 1) return;
+  const std::int64_t parts = std::max<std::int64_t>(
+      1, std::min({resident / problem.outer, interleaved_partials(problem), room}));
+  if (configure_interleaved_cluster(problem, problem.outer * parts, device, config)) return;
+  if (parts == 1) return;
   config->parts = parts;
   configure_combine(problem, config);
 }

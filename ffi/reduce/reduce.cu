@@ -81,7 +81,7 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
     default:
       return launch_steps(queue, plan, problem, buffers);
   }
-  if (plan.config.parts > 1) launch_combine(queue, plan, problem, buffers);
+  if (plan.config.last_threads > 0) launch_combine(queue, plan, problem, buffers);
 }
 
 }  // namespace reduce

@@ -132,17 +132,18 @@ inline std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
 
-// How a kernel is launched, and a second time where the blocks of the first leave partial results.
+// How a kernel is launched, and a second time where the blocks of the first leave partial results
+// in the workspace.
 struct Config {
   int threads = 0;                // of a block
   int lanes = 0;                  // row: threads of a row, 0 for a block; column: along `inner`
   int pack = 1;                   // column: rows that a lane reads at a time
   int stride = 0;                 // interleaved: packs that a block reads at a time
   int lane_rows = 0;              // staged: of a tile, for each lane
-  int cluster = 1;                // blocks of one
+  int cluster = 1;                // blocks of one; column, interleaved: 1, or `parts`
   std::int64_t blocks = 0;        // staged: of the grid
   std::int64_t shared_bytes = 0;  // staged, interleaved
-  std::int64_t parts = 1;         // of a row, each a block's, which leaves a partial result
+  std::int64_t parts = 1;         // of a row, each a block's, which has a partial result
   std::int64_t groups = 0;        // multiple: the most groups of `parts` blocks in a grid
   int last_threads = 0;           // of a block of the second launch, if there is one
   int last_lanes = 0;             // of them, those on one row
@@ -192,6 +193,12 @@ int resident_staged_blocks(const Problem& problem, int threads, std::int64_t sha
 int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
                                 const Device& device);
 
+// How many clusters of them the GPU holds at a time.
+int resident_column_clusters(const Problem& problem, int pack, int lanes, int cluster,
+                             const Device& device);
+int resident_interleaved_clusters(const Problem& problem, int threads, std::int64_t shared_bytes,
+                                  int cluster, const Device& device);
+
 // Runs the plan: x has outer * columns * inner elements, y has rows(), at least one each.
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers);
 
@@ -213,6 +220,7 @@ void launch_combine(const Queue& queue, const Plan& plan, const Problem& problem
 
 // Sizes on which both plans and kernels depend.
 
+inline constexpr int kLoads = 4;  // packs that a thread loads before it folds the first of them
 inline constexpr int kLadderThreads = 256;
 inline constexpr int kMultipleThreads = 512;  // at most
 inline constexpr int kMultipleLoads = 4;      // packs that a thread loads before it folds one
@@ -224,6 +232,18 @@ inline constexpr int kClusterLoads = 4;      // packs that a thread loads before
 inline constexpr int kColumnThreads = 256;
 inline constexpr int kInterleavedThreads = 512;  // at most
 inline constexpr int kCombineThreads = 256;
+
+// column, interleaved: how many blocks of a cluster have parts of a row, at most. More are hard to
+// place, and are not more partials than combine_apart() takes.
+inline constexpr int kMostPartBlocks = 8;
+
+// Shared memory of a block for the partials of `blocks` blocks, which divide `results` results
+// among themselves: see cluster_parts.cuh.
+constexpr std::int64_t cluster_parts_bytes(std::int64_t results, std::int64_t blocks,
+                                           std::int64_t partial_bytes) {
+  const std::int64_t share = (results + blocks - 1) / blocks;
+  return blocks > 1 ? 8 + blocks * share * partial_bytes : 0;
+}
 
 // How many elements a block of a step of the ladder takes.
 constexpr std::int64_t step_columns(Algorithm algorithm) {
