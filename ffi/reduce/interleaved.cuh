@@ -38,8 +38,17 @@ struct Runs {
   int cluster;  // blocks of one, if these have parts of a run, which then get one each; else 1
 };
 
+// Blocks of the most threads for which a multiprocessor's registers are to suffice; 0 leaves it to
+// the compiler, which takes too many for partials of a medium size, and fewer for others.
 template <class Reducer>
-__global__ void __launch_bounds__(kInterleavedThreads)
+constexpr int least_interleaved_blocks() {
+  constexpr int kPack = kWidestPack<typename Reducer::Element>;
+  constexpr std::size_t kBytes = kPack * sizeof(typename Reducer::Partial);
+  return 32 <= kBytes && kBytes <= 64 ? 2 : 0;
+}
+
+template <class Reducer>
+__global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<Reducer>())
     interleaved_kernel(const typename Reducer::Element* __restrict__ x, Target y, Runs runs) {
   using Element = typename Reducer::Element;
   using Value = Accumulator<Element>;
