@@ -262,16 +262,22 @@ int row_threads(const Problem& problem, const Device& device) {
   return power_of_two_from(std::min(threads, most), kMultipleThreads);
 }
 
-// Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where fewer
-// threads below them can load all columns at once.
-int column_lanes(std::int64_t packs_per_outer, std::int64_t columns) {
-  int lanes = power_of_two_from(packs_per_outer, kWarpLanes);
-  while (lanes < kColumnThreads && kLoads * (kColumnThreads / (2 * lanes)) >= columns) lanes *= 2;
-  return lanes;
-}
-
 bool keeps_busy(std::int64_t blocks, int threads, const Device& device) {
   return blocks * threads >= kBusyPartThreads * device.multiprocessors;
+}
+
+// Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where fewer
+// threads below them can load all columns at once, or would be enough: then there is less to combine.
+int column_lanes(const Problem& problem, int pack, const Device& device) {
+  const std::int64_t packs = problem.inner / pack;
+  const auto suffices = [&](int lanes) {
+    const std::int64_t depths = kColumnThreads / lanes;
+    return kLoads * depths >= problem.columns ||
+           keeps_busy(problem.outer * packs * depths / kColumnThreads, kColumnThreads, device);
+  };
+  int lanes = power_of_two_from(packs, kWarpLanes);
+  while (lanes < kColumnThreads && suffices(2 * lanes)) lanes *= 2;
+  return lanes;
 }
 
 // column, interleaved: whether to have `blocks` blocks, of which those that are a cluster have
@@ -283,12 +289,11 @@ bool parts_are_worth_it(std::int64_t blocks, std::int64_t loads, std::int64_t re
   return loads >= kManyPartLoads || !keeps_busy(blocks / 2, threads, device);
 }
 
-// Whether a second launch is worth its time: the largest clusters are too few blocks, and fewer
-// than the `in_workspace` blocks that leave partials for it.
+// Whether a second launch is worth its time: clusters are too few blocks, and fewer than the
+// `in_workspace` blocks that leave partials for it.
 bool clusters_are_too_few(int cluster, std::int64_t blocks, std::int64_t in_workspace, int threads,
                           const Device& device) {
-  return cluster == kMostPartBlocks && blocks < in_workspace &&
-         !keeps_busy(blocks, threads, device);
+  return cluster > 1 && blocks < in_workspace && !keeps_busy(blocks, threads, device);
 }
 
 void configure_step(const Problem& problem, Algorithm algorithm, std::int64_t workspace,
@@ -406,7 +411,7 @@ void configure_column(const Problem& problem, std::int64_t workspace, const Devi
   config->pack = packed ? static_cast<int>(pack) : 1;
   const std::int64_t packs_per_outer = problem.inner / config->pack;
   config->threads = kColumnThreads;
-  config->lanes = column_lanes(packs_per_outer, problem.columns);
+  config->lanes = column_lanes(problem, config->pack, device);
   const std::int64_t resident =
       std::int64_t{device.multiprocessors} * resident_column_blocks(problem, config->pack, device);
   const std::int64_t tiles = divide_up(problem.outer * packs_per_outer, config->lanes);
