@@ -267,7 +267,7 @@ bool keeps_busy(std::int64_t blocks, int threads, const Device& device) {
 }
 
 // Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where fewer
-// threads below them can load all columns at once, or would be enough: then there is less to combine.
+// threads below them can load all columns at once, or are enough: there is less to combine then.
 int column_lanes(const Problem& problem, int pack, const Device& device) {
   const std::int64_t packs = problem.inner / pack;
   const auto suffices = [&](int lanes) {
