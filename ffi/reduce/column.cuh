@@ -51,16 +51,8 @@ constexpr std::size_t column_bytes(int lanes, int cluster) {
   return sizeof(ColumnStorage<Reducer, kPack>) + static_cast<std::size_t>(for_cluster);
 }
 
-// Blocks for which a multiprocessor's registers are to suffice; 0 leaves it to the compiler, which
-// has the same in mind. For 16-bit floats it takes some registers more than four blocks have, and
-// clusters of 2, 4 or 8 blocks then fill less of the GPU.
 template <class Reducer, int kPack, class Masks>
-constexpr int least_column_blocks() {
-  return !Masks::kMasks && kPack == 8 && sizeof(typename Reducer::Partial) == 4 ? 4 : 0;
-}
-
-template <class Reducer, int kPack, class Masks>
-__global__ void __launch_bounds__(kColumnThreads, (least_column_blocks<Reducer, kPack, Masks>()))
+__global__ void __launch_bounds__(kColumnThreads)
     column_kernel(const typename Reducer::Element* __restrict__ x, Target y, StridedRows rows,
                   Masks masks) {
   using Element = typename Reducer::Element;

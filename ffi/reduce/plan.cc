@@ -29,6 +29,7 @@ constexpr std::int64_t kMaxSplits = 2048;
 // column, interleaved: the blocks of a cluster have parts of a row if each of their threads loads
 // as many packs as it does at once; where other blocks keep the GPU busy, only if it loads many.
 constexpr std::int64_t kLeastPartLoads = kLoads;
+constexpr std::int64_t kSomePartLoads = 4 * kLoads;  // where each multiprocessor has a block
 constexpr std::int64_t kManyPartLoads = 8 * kLoads;
 // Threads of a multiprocessor that have 40 KiB on their way, which hide how long memory takes.
 constexpr std::int64_t kBusyPartThreads = 640;
@@ -285,7 +286,8 @@ int column_lanes(const Problem& problem, int pack, const Device& device) {
 // `resident`: how many such blocks run at a time. In one wave they finish together.
 bool parts_are_worth_it(std::int64_t blocks, std::int64_t loads, std::int64_t resident, int threads,
                         const Device& device) {
-  if (blocks > resident || loads < kLeastPartLoads) return false;
+  const bool is_idle = blocks / 2 < device.multiprocessors;
+  if (blocks > resident || loads < (is_idle ? kLeastPartLoads : kSomePartLoads)) return false;
   return loads >= kManyPartLoads || !keeps_busy(blocks / 2, threads, device);
 }
 
