@@ -719,8 +719,14 @@ def test_parts_of_columns_are_for_the_blocks_of_clusters(
 def test_few_columns_are_read_at_once(implementation):
     """By so few threads below each other that each has as many as it loads before it folds one."""
     for columns, depths in ((1, 1), (4, 1), (5, 2), (12, 4), (16, 4), (17, 8), (32, 8), (63, 8)):
-        config = planned_sum(implementation, (4096, columns, 128), 1)
+        config = planned_sum(implementation, (1, columns, 128), 1)
         assert config["threads"] // config["lanes"] == depths
+
+
+def test_columns_are_not_divided_where_rows_keep_the_gpu_busy(implementation):
+    config = planned_sum(implementation, (4096, 100, 128), 1)
+    assert config["lanes"] == config["threads"]
+    assert config["parts"] == 1
 
 
 def test_contiguous_rows_have_workspace_for_parts_of_16_kib(implementation):
