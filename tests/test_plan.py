@@ -692,9 +692,11 @@ def planned_sum(implementation, shape, axis, dtype="float32", name="sum"):
         # Fewer lanes where the largest clusters are not enough, but columns of 128 bytes.
         ((4096, 128), 0, 8, 1),
         ((16384, 32), 0, 1, 2),
-        # Blocks with too little to do for each thread, but not if others have nothing.
-        ((8, 64, 128), 1, 2, 1),
-        ((8, 63, 128), 1, 1, 1),
+        # Blocks with too little to do for each thread: less where multiprocessors would have none.
+        ((2, 64, 128), 1, 2, 1),
+        ((2, 63, 128), 1, 1, 1),
+        ((8, 256, 128), 1, 2, 1),
+        ((8, 255, 128), 1, 1, 1),
         ((10, 256, 128), 1, 1, 1),
         ((10, 512, 128), 1, 2, 1),
         # Few results of very many columns.
