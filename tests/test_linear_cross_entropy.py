@@ -425,7 +425,9 @@ def test_ways_of_the_heads_of_models(name):
     assert (way, op._chunk_rows(how, x)) == HEADS[name][2:]
 
 
-@pytest.mark.kernel
+@pytest.mark.skipif(
+    jax.__version_info__ < (0, 11), reason="an older XLA plans more memory on the host"
+)
 @pytest.mark.parametrize("name", HEADS)
 def test_memory_of_the_heads_of_models(name, implementation):
     """Beside arguments and results at most 0.35 of what plain JAX needs.

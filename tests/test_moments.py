@@ -112,7 +112,7 @@ def test_rows_whose_elements_lie_apart(dtype, implementation):
     ("algorithm", "shapes"),
     [
         ("column", [(2, 3000, 40), (3, 1100, 33), (4, 600, 256)]),
-        ("interleaved", [(2, 11_000, 3), (2, 6000, 9), (3, 1700, 40)]),
+        ("interleaved", [(2, 11_000, 3), (2, 6000, 9), (3, 1700, 40), (2, 2400, 129)]),
     ],
 )
 def test_columns_that_a_cluster_divides(algorithm, shapes, dtype, implementation):
@@ -128,8 +128,10 @@ def test_columns_that_a_cluster_divides(algorithm, shapes, dtype, implementation
                 where[-1, :, -1] = False
                 with helpers.x64(dtype):
                     assert_right(mean_and_var(x, 1, where=where, **how), x, 1, where)
-    for each in executions if implementation == "interpret" else ():
-        assert 1 < each["config"]["cluster"] == each["config"]["parts"]
+    divided = [each for each in executions if each["config"]["cluster"] > 1]
+    assert divided or implementation != "interpret"
+    for each in divided:  # others take a second launch, where more blocks fit the GPU
+        assert each["config"]["cluster"] == each["config"]["parts"]
         assert len(each["kernels"]) == 1
 
 

@@ -280,6 +280,7 @@ DIVIDED = [
     ("column", (2, 3000, 40)),
     ("column", (3, 1100, 33)),
     ("column", (4, 600, 256)),
+    ("column", (1, 2400, 304)),
     ("column", (2, 5000, 16)),
     ("interleaved", (2, 33 * 1024, 2)),
     ("interleaved", (2, 11_000, 3)),
@@ -290,9 +291,11 @@ DIVIDED = [
 
 
 def assert_by_clusters(executions, implementation):
-    """Where the GPU is so small that these take no more."""
-    for each in executions if implementation == "interpret" else ():
-        assert 1 < each["config"]["cluster"] == each["config"]["parts"], each["problem"]
+    """Some are, of each dtype; where more blocks fit the GPU, others take a second launch."""
+    divided = [each for each in executions if each["config"]["cluster"] > 1]
+    assert divided or implementation != "interpret"
+    for each in divided:
+        assert each["config"]["cluster"] == each["config"]["parts"], each["problem"]
         assert len(each["kernels"]) == 1
 
 
@@ -342,7 +345,7 @@ def test_masked_columns_that_a_cluster_divides(dtype, implementation):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", ["sum", "argmax"])
-@pytest.mark.parametrize(("algorithm", "shape"), [DIVIDED[0], DIVIDED[5], DIVIDED[6]])
+@pytest.mark.parametrize(("algorithm", "shape"), [DIVIDED[0], DIVIDED[8], DIVIDED[9]])
 def test_any_order_of_blocks_that_divide_columns(algorithm, shape, name, implementation):
     """What a block sends may come late, or before the one that gets it asks for it."""
     if implementation != "interpret":
