@@ -44,12 +44,12 @@ constexpr std::int64_t kCombineThreadParts = 4;
 // rows that share packs with their neighbours the two edges, which take a thread long.
 constexpr std::int64_t kMostThreadPacks = 8;
 constexpr std::int64_t kMostThreadPacksWithEdges = 16;
+constexpr std::int64_t kBusyThreads = 128;
 // Of rows of whole packs that have no more than these: lanes that read far apart keep memory less
 // busy than neighbours. Moments take longer to combine.
 constexpr std::int64_t kMostThreadPacksOfShortRows = 4;
 constexpr std::int64_t kShortRowPacks = 32;
 constexpr std::int64_t kShortRowPacksOfMoments = 8;
-constexpr std::int64_t kBusyThreads = 128;
 // Of a row for several warps: all that a thread loads at once. In a warp, lanes cost less.
 constexpr std::int64_t kLeastThreadPacks = 4;
 
