@@ -119,6 +119,7 @@ def test_memory_of_a_call():
     assert cases.memory(problem) == 1000 * (2 + 8) + 10 * (4 + 8) + 10 * (2 + 8)
 
 
+@pytest.mark.any_version
 @of_each_call
 def test_call_can_be_traced(problem):
     op = ops.OPS[problem.op]
