@@ -79,7 +79,7 @@ def _glu(
     x, gate, up, *, activation, precision, preferred_element_type, implementation, algorithm
 ) -> jax.Array:
     dtype = jnp.result_type(x, gate, up)
-    result_dtype = jnp.dtype(preferred_element_type or dtype)
+    result_dtype = _linear.dtype_of_result(preferred_element_type, dtype)
     x, gate, up = (each.astype(dtype) for each in (x, gate, up))
 
     def xla():

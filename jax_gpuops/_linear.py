@@ -70,7 +70,8 @@ def linear(
       An array of shape (..., n).
 
     Raises:
-      TypeError: as `matmul` does; also if the arrays are not of a floating-point or complex dtype.
+      TypeError: as `matmul` does; also if the arrays or the result are not of a floating-point or
+        complex dtype.
       ValueError: as `matmul` does; also if shapes do not match, or the activation is unknown.
     """
     others = {"b": b, "residual": residual}
@@ -102,7 +103,8 @@ def linear(
 
 def check_activation(activation: str | None) -> None:
     """Raises ValueError if it is not the name of an activation, or None."""
-    if activation is not None and activation not in ACTIVATIONS:
+    is_name = isinstance(activation, str) and activation in ACTIVATIONS
+    if activation is not None and not is_name:
         raise ValueError(
             f"activation must be None or one of {', '.join(map(repr, ACTIVATIONS))}, got "
             f"{activation!r}; apply another function to the result without an activation"
@@ -125,6 +127,23 @@ def check_operands(op: str, arrays: dict[str, Any]) -> None:
         )
 
 
+def dtype_of_result(preferred_element_type: Any, *operands) -> np.dtype:
+    """Returns the dtype of a layer's result: the preferred one, as far as JAX has it.
+
+    Raises:
+      TypeError: if that is not floating-point or complex.
+    """
+    if preferred_element_type is None:
+        return jnp.result_type(*operands)
+    # JAX takes float32 for float64, with a warning, unless 64-bit dtypes are enabled.
+    dtype = jax.eval_shape(lambda: jnp.zeros((), preferred_element_type)).dtype
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        raise TypeError(
+            f"preferred_element_type must be a floating-point or complex dtype, got {dtype}"
+        )
+    return dtype
+
+
 def _linear(
     x,
     w,
@@ -142,7 +161,7 @@ def _linear(
     dtype = jnp.result_type(x, w)
     if batch_invariant:
         algorithm = _matmul.invariant_algorithm(dtype, precision)
-    result_dtype = jnp.dtype(preferred_element_type or jnp.result_type(*operands))
+    result_dtype = dtype_of_result(preferred_element_type, *operands)
     x, w = x.astype(dtype), w.astype(dtype)
     bias, residuals = (
         [] if each is None else [each.astype(result_dtype)] for each in (b, residual)

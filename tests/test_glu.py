@@ -134,6 +134,8 @@ def test_bad_arguments(implementation):
         jax_gpuops.glu(x, w, w, activation="tanh", implementation=implementation)
     with pytest.raises(TypeError, match="w_up is of dtype int32"):
         jax_gpuops.glu(x, w, w.astype(int), implementation=implementation)
+    with pytest.raises(TypeError, match="preferred_element_type must be a floating-point"):
+        jax_gpuops.glu(x, w, w, preferred_element_type=int, implementation=implementation)
     with pytest.raises(ValueError, match="algorithm 'shared' has no gate"):
         jax_gpuops.glu(x, w, w, implementation=implementation, algorithm="shared")
 

@@ -322,6 +322,18 @@ def test_dtypes_promote_as_in_the_formula(dtypes, preferred, result, implementat
         assert jnp.result_type(x @ w + b) == result
 
 
+@pytest.mark.parametrize("layer", ["linear", "glu"])
+@pytest.mark.parametrize("named", [True, False])
+def test_a_dtype_that_jax_does_not_have_is_the_nearest(layer, named, implementation):
+    """As with jnp.matmul: float32 in place of float64, with a warning."""
+    x, w = jnp.ones((2, 3)), jnp.ones((3, 4))
+    with jax_gpuops.use(implementation if named else None):
+        layer = functools.partial(getattr(jax_gpuops, layer), x, w, *([w] * (layer == "glu")))
+        with pytest.warns(UserWarning, match="float64"):
+            y = layer(preferred_element_type="float64")
+        np.testing.assert_array_equal(y, layer())
+
+
 def test_strict_promotion(implementation):
     x, w, b = map(jnp.asarray, operands(4, 5, 6, "bfloat16"))
     with jax.numpy_dtype_promotion("strict"):
@@ -349,6 +361,8 @@ def test_arrays_in_other_objects(implementation):
         (((4, 5), (5, 3), (1, 3)), {}, ValueError, "b must have an element for each column"),
         (((4, 5), (5, 3)), {"activation": "tanh"}, ValueError, "None or one of 'relu', 'gelu'"),
         (((4, 5), (5, 3)), {"activation": jax.nn.relu}, ValueError, "None or one of 'relu'"),
+        (((4, 5), (5, 3)), {"activation": ["relu"]}, ValueError, r"None or one of .* \['relu'\]"),
+        (((4, 5), (5, 3)), {"preferred_element_type": int}, TypeError, "floating-point or complex"),
         (((4, 5), (5, 3), (3,)), {"algorithm": "cublas"}, ValueError, "cublas"),
         (((4, 5), (5, 3)), {"algorithm": "fastest"}, ValueError, "'fastest' is unknown"),
     ],
