@@ -101,6 +101,14 @@ def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     return tuple(sorted(result))
 
 
+def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """True if an array of one shape broadcasts to the other."""
+    try:
+        return jnp.broadcast_shapes(tuple(shape), tuple(to)) == tuple(to)
+    except ValueError:  # the shapes do not match
+        return False
+
+
 def with_rank(mask: jax.Array, ndim: int) -> jax.Array:
     """Gives a mask of lower rank than `ndim` leading dims of size 1, as broadcasting does."""
     return jax.lax.expand_dims(mask, range(ndim - mask.ndim))

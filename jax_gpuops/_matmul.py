@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
+import operator
 from collections.abc import Sequence
 from typing import Any
 
@@ -131,7 +132,7 @@ def dot_general(
     return _jitted_dot_general(
         _arguments.as_array("lhs", lhs),
         _arguments.as_array("rhs", rhs),
-        dimension_numbers=jax.tree.map(int, hashable(dimension_numbers)),
+        dimension_numbers=_dimension_numbers(dimension_numbers),
         precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
@@ -212,10 +213,30 @@ def gemm(
 
 
 def hashable(value: Any) -> Any:
-    """Sequences as tuples, other values as they are."""
-    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str):
+    """Sequences as tuples, other values as they are, a `jax.lax.DotAlgorithm` among these."""
+    if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | lax.DotAlgorithm):
         return tuple(map(hashable, value))
     return value
+
+
+def _dimension_numbers(numbers: Any) -> Any:
+    """Returns those of `dot_general` as tuples of ints.
+
+    Raises:
+      TypeError: if they do not have the form of these.
+    """
+    try:
+        (a, b), (a_batch, b_batch) = numbers
+        contract, batch = (
+            tuple(tuple(map(operator.index, dims)) for dims in pair)
+            for pair in ((a, b), (a_batch, b_batch))
+        )
+    except (TypeError, ValueError):
+        raise TypeError(
+            "dimension_numbers must be ((contracted dims of lhs, of rhs), (batch dims of lhs, of "
+            f"rhs)), each a sequence of ints, got {numbers!r:.100}"
+        ) from None
+    return contract, batch
 
 
 def canonical(precision: Any) -> Any:
@@ -223,16 +244,26 @@ def canonical(precision: Any) -> Any:
 
     That is None; a pair of `jax.lax.Precision`, of the left operand and the right one; or an
     algorithm, which may be a preset. None stands for the one configured where it is called.
+
+    Raises:
+      ValueError: if it is none of these.
     """
     if precision is None:
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     if isinstance(precision, str) and precision in lax.DotAlgorithmPreset.__members__:
         return lax.DotAlgorithmPreset[precision]
-    if isinstance(precision, str | lax.Precision):
-        precision = (precision, precision)
-    if isinstance(precision, tuple):
-        return tuple(map(lax.Precision, precision))
-    return precision
+    if precision is None or isinstance(precision, lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        return precision
+    pair = precision if isinstance(precision, tuple) else (precision, precision)
+    try:
+        if len(pair) == 2 and all(isinstance(each, str | lax.Precision) for each in pair):
+            return tuple(map(lax.Precision, pair))
+    except ValueError:  # a string that names no precision
+        pass
+    raise ValueError(
+        "precision must be None, a jax.lax.Precision or its name, a pair of these, or a "
+        f"jax.lax.DotAlgorithm or the name of a preset of it, got {precision!r}"
+    )
 
 
 def invariant_algorithm(dtype: Any, precision: Any) -> str:
@@ -445,7 +476,7 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
     shape = tuple(y.shape[d] for d in product.order)
     addends = []
     if c is not None:
-        if jnp.broadcast_shapes(c.shape, shape) != shape:
+        if not _arguments.broadcasts(c.shape, shape):
             raise ValueError(
                 f"c of shape {c.shape} does not broadcast to the result's shape {shape}"
             )

@@ -1408,7 +1408,17 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
         (
             lambda x, i: jax_gpuops.gemm(x, x.T, x, beta=1, implementation=i),
             ValueError,
-            "c of shape|broadcast",
+            r"c of shape \(2, 3\) does not broadcast to the result's shape \(2, 2\)",
+        ),
+        (
+            lambda x, i: jax_gpuops.dot_general(x, x, (((1.5,), (1,)), ((), ())), implementation=i),
+            TypeError,
+            "dimension_numbers must be .* sequence of ints, got",
+        ),
+        (
+            lambda x, i: jax_gpuops.dot_general(x, x, None, implementation=i),
+            TypeError,
+            "dimension_numbers must be .* got None",
         ),
         (lambda x, i: jax_gpuops.gemm(x[0], x.T, implementation=i), ValueError, "two dimensions"),
         (
@@ -1428,6 +1438,45 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
 def test_bad_input_is_named_at_trace_time(call, error, text, implementation):
     with pytest.raises(error, match=text):
         jax.jit(lambda x: call(x, implementation)).trace(jnp.zeros((2, 3)))
+
+
+X8, X32 = jnp.ones((8, 8), "float8_e4m3fn"), jnp.ones((8, 8))
+
+
+@pytest.mark.parametrize("precision", ["best", 1, ("high", "best"), ("high", "high", "high")])
+@pytest.mark.parametrize(
+    "call",
+    [
+        functools.partial(jax_gpuops.linear, X32, X32),
+        functools.partial(jax_gpuops.glu, X32, X32, X32),
+        functools.partial(jax_gpuops.scaled_matmul, X8, X8, 1.0, 1.0),
+        functools.partial(jax_gpuops.linear_cross_entropy, X32, X32, np.arange(8)),
+        functools.partial(jax_gpuops.matmul, X32, X32, batch_invariant=True),
+    ],
+    ids=lambda call: call.func.__name__,
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_what_is_no_precision_is_refused(call, precision, named, implementation):
+    with (
+        jax_gpuops.use(implementation if named else None),
+        pytest.raises(ValueError, match=r"precision must be None, a .* or its name, a pair"),
+    ):
+        jax.eval_shape(lambda: call(precision=precision))
+
+
+def test_an_algorithm_of_jax_without_a_name_goes_to_xla(implementation):
+    algorithm = jax.lax.DotAlgorithm(np.float32, np.float32, np.float32)
+
+    def lowered(matmul, **how):
+        traced = jax.jit(lambda x: matmul(x, x, precision=algorithm, **how)).trace(X32)
+        return traced.lower(lowering_platforms=("cuda",)).as_text()
+
+    (line,) = (each for each in lowered(jnp.matmul).splitlines() if "dot_general" in each)
+    assert "algorithm = <lhs_precision_type = f32" in line
+    for function in (jax_gpuops.matmul, jax_gpuops.linear):
+        assert line.partition("algorithm")[2] in lowered(function)
+        with pytest.raises(ValueError, match="take no algorithm without a name: DotAlgorithm"):
+            lowered(function, implementation=implementation)
 
 
 def test_plan_says_what_runs(implementation):
