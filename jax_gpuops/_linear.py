@@ -14,7 +14,7 @@ from jax import lax
 from jax.interpreters import ad, batching
 
 from jax_gpuops import _arguments, _matmul, _primitive
-from jax_gpuops._implementation import check_invariance, dispatch, resolve
+from jax_gpuops._implementation import BATCH_INVARIANT, check_invariance, dispatch, resolve
 from jax_gpuops._matmul import DimensionNumbers
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -200,7 +200,8 @@ def _linear(
         )
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
-    return dispatch("linear", operands, implementation, algorithm, kernel, xla)
+    asked = BATCH_INVARIANT if batch_invariant else algorithm
+    return dispatch("linear", operands, implementation, asked, kernel, xla)
 
 
 _jitted_linear = _primitive.jit(

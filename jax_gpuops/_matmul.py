@@ -16,7 +16,13 @@ from jax import lax
 from jax.interpreters import ad, batching
 
 from jax_gpuops import _arguments, _measurements, _primitive
-from jax_gpuops._implementation import NoKernelError, check_invariance, dispatch, resolve
+from jax_gpuops._implementation import (
+    BATCH_INVARIANT,
+    NoKernelError,
+    check_invariance,
+    dispatch,
+    resolve,
+)
 from jax_gpuops._report import left_to_xla
 
 DimensionNumbers = tuple[
@@ -407,7 +413,8 @@ def _dot_general(
             algorithm=algorithm,
         )
 
-    return dispatch("dot_general", [lhs, rhs], implementation, algorithm, kernel, xla)
+    asked = BATCH_INVARIANT if batch_invariant else algorithm
+    return dispatch("dot_general", [lhs, rhs], implementation, asked, kernel, xla)
 
 
 def _matmul(
@@ -457,7 +464,8 @@ def _matmul(
         )
         return lax.transpose(y, product.order)
 
-    return dispatch("matmul", [a, b], implementation, algorithm, kernel, xla)
+    asked = BATCH_INVARIANT if batch_invariant else algorithm
+    return dispatch("matmul", [a, b], implementation, asked, kernel, xla)
 
 
 def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation, algorithm):

@@ -14,7 +14,7 @@ from jax import lax
 from jax.interpreters import batching
 
 from jax_gpuops import _arguments, _linear, _matmul, _primitive
-from jax_gpuops._implementation import check_invariance, dispatch, resolve
+from jax_gpuops._implementation import BATCH_INVARIANT, check_invariance, dispatch, resolve
 
 BLOCK = 128
 """Of the depth, and of the columns of b, that have one scale together."""
@@ -240,9 +240,8 @@ def _scaled_matmul(
         batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return y.reshape(*batch, a.shape[-2], y.shape[-1])
 
-    return dispatch(
-        "scaled_matmul", [a, b, a_scale, b_scale], implementation, algorithm, kernel, xla
-    )
+    asked = BATCH_INVARIANT if batch_invariant else algorithm
+    return dispatch("scaled_matmul", [a, b, a_scale, b_scale], implementation, asked, kernel, xla)
 
 
 _jitted_scaled_matmul = _primitive.jit(

@@ -118,6 +118,11 @@ def test_it_is_a_kernel_or_an_error():
         ops.matmul(a, a, batch_invariant=1)
     with pytest.raises(TypeError, match="matmul kernels take two operands of one dtype among"):
         ops.matmul(np.ones((8, 8), np.int32), a.astype(np.int32), batch_invariant=True)
+    refused = "batch_invariant=True cannot run this, XLA can: leave it out"
+    with pytest.raises(TypeError, match=refused):
+        ops.matmul(np.ones((8, 8), np.int32), a.astype(np.int32), batch_invariant=True)
+    with pytest.raises(TypeError, match=refused):
+        ops.linear(a, a, preferred_element_type="float16", batch_invariant=True)
     of_parts = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
     with pytest.raises(ValueError, match="BF16_BF16_F32_X6"):
         ops.matmul(a, a, precision=of_parts, batch_invariant=True)
