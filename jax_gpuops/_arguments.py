@@ -67,6 +67,14 @@ def factor(name: str, value: Any, instead: str) -> float:
     )
 
 
+def dtype_of_arrays(dtype: Any) -> np.dtype:
+    """Returns the dtype of arrays for which a dtype is asked.
+
+    Without 64-bit dtypes that is float32 for float64, with JAX's warning.
+    """
+    return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype
+
+
 def static_axis(axis: Any) -> Any:
     """The axis as a hashable value; upstream checks anything that is not an integer."""
     if isinstance(axis, (list, tuple, np.ndarray)) and np.ndim(axis) == 1:

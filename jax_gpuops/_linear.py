@@ -135,8 +135,7 @@ def dtype_of_result(preferred_element_type: Any, *operands) -> np.dtype:
     """
     if preferred_element_type is None:
         return jnp.result_type(*operands)
-    # JAX takes float32 for float64, with a warning, unless 64-bit dtypes are enabled.
-    dtype = jax.eval_shape(lambda: jnp.zeros((), preferred_element_type)).dtype
+    dtype = _arguments.dtype_of_arrays(preferred_element_type)
     if not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(
             f"preferred_element_type must be a floating-point or complex dtype, got {dtype}"

@@ -56,8 +56,8 @@ def linear_cross_entropy(
       reduction: "mean" over the rows that count, or "sum".
       transpose_w: True for w of shape (classes, d), as embeddings have that are the head, too.
       precision: as for `matmul`; of all products.
-      preferred_element_type: the dtype of the logits; None for that to which x and w promote. Their
-        gradients are rounded to the latter, as they are multiplied by x and w.
+      preferred_element_type: the dtype of the logits, of 16 bits or more; None for that to which x
+        and w promote. Their gradients are rounded to the latter, as they are multiplied by x and w.
       rows_per_chunk: how many rows have their logits computed at once; None for an eighth to a
         quarter of the rows, but at least 1024, or all where their logits lie in that gradient.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
@@ -82,11 +82,16 @@ def linear_cross_entropy(
             "softmax_cross_entropy_with_integer_labels has the losses of all rows"
         )
     dtype = jnp.result_type(arrays["x"], arrays["w"])
-    logits_dtype = jnp.dtype(dtype if preferred_element_type is None else preferred_element_type)
+    logits_dtype = _arguments.dtype_of_arrays(
+        dtype if preferred_element_type is None else preferred_element_type
+    )
     if not jnp.issubdtype(logits_dtype, jnp.floating):
         raise TypeError(f"preferred_element_type must be one of floats, got {logits_dtype}")
-    if rows_per_chunk is not None and (rows_per_chunk := operator.index(rows_per_chunk)) < 1:
-        raise ValueError(f"rows_per_chunk must be None or at least 1, got {rows_per_chunk}")
+    if logits_dtype.itemsize < 2:
+        raise TypeError(
+            f"logits must have 16 bits or more, got dtype {logits_dtype}; preferred_element_type "
+            "sets another one"
+        )
     return _jitted(
         *arrays.values(),
         where,
@@ -95,10 +100,26 @@ def linear_cross_entropy(
             bool(transpose_w),
             _matmul.hashable(precision),
             logits_dtype,
-            rows_per_chunk,
+            _checked(rows_per_chunk),
             resolve("matmul", implementation, None),
         ),
     )
+
+
+def _checked(rows_per_chunk: Any) -> int | None:
+    """Returns the argument, or raises an error."""
+    if rows_per_chunk is None:
+        return None
+    try:
+        rows = operator.index(rows_per_chunk)
+    except TypeError:  # of traced arrays, too
+        raise TypeError(
+            "rows_per_chunk must be None or an int, known when the program is traced, got "
+            f"{rows_per_chunk!r:.60}"
+        ) from None
+    if rows < 1:
+        raise ValueError(f"rows_per_chunk must be None or at least 1, got {rows}")
+    return rows
 
 
 def _check(x, w, labels, where, *, transpose_w) -> None:

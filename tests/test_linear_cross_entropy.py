@@ -464,7 +464,7 @@ def test_no_array_of_all_logits(differentiated, way):
 # Bad calls
 
 
-X, W, LABELS = jnp.ones((4, 6)), jnp.ones((6, 5)), jnp.zeros(4, int)
+X, W, LABELS, F8 = jnp.ones((4, 6)), jnp.ones((6, 5)), jnp.zeros(4, int), "float8_e4m3fn"
 
 
 @pytest.mark.parametrize(
@@ -483,8 +483,9 @@ X, W, LABELS = jnp.ones((4, 6)), jnp.ones((6, 5)), jnp.zeros(4, int)
         ((X, W, LABELS), {"where": X > 0}, ValueError, "where must have the shape of x"),
         ((X, W, LABELS), {"reduction": "none"}, ValueError, 'must be "mean" or "sum"'),
         ((X, W, LABELS), {"rows_per_chunk": 0}, ValueError, "must be None or at least 1, got 0"),
-        ((X, W, LABELS), {"rows_per_chunk": 1.5}, TypeError, "float"),
+        ((X, W, LABELS), {"rows_per_chunk": 1.5}, TypeError, "rows_per_chunk must .* int.* 1.5"),
         ((X, W, LABELS), {"preferred_element_type": "int32"}, TypeError, "one of floats, got"),
+        ((X.astype(F8), W.astype(F8), LABELS), {}, TypeError, "16 bits or more, got dtype float8"),
         ((X, W, LABELS), {"implementation": "gpu"}, ValueError, "must be None or one of 'cuda'"),
     ],
 )
@@ -498,3 +499,10 @@ def test_what_no_kernel_takes_is_an_error_where_one_is_named(implementation):
     assert ours(X, W, LABELS, **how).dtype == _primitive.accumulator("bfloat16")
     with pytest.raises(TypeError, match="no result of dtype bfloat16 for operands of float32"):
         ours(X, W, LABELS, implementation=implementation, **how)
+
+
+def test_logits_of_a_dtype_that_jax_does_not_have(implementation):
+    """They are float32 in place of float64, with a warning."""
+    with pytest.warns(UserWarning, match="float64"):
+        loss = ours(X, W, LABELS, preferred_element_type="float64", implementation=implementation)
+    assert loss == ours(X, W, LABELS, implementation=implementation)
