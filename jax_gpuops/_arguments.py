@@ -98,8 +98,8 @@ def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     result = []
     for each in axes:
         try:
-            value = each.__index__()
-        except AttributeError:
+            value = operator.index(each)
+        except TypeError:  # of traced arrays, and of arrays of several axes, too
             raise TypeError(f"axis must be an int, a tuple of ints or None, got {axis!r}") from None
         if not -ndim <= value < ndim:
             raise ValueError(f"axis {value} is out of bounds for an array of dimension {ndim}")

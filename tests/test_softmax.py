@@ -1666,6 +1666,8 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
             ValueError,
             r"must be at most 1.7e\+38, got scale 3e\+38",
         ),
+        (lambda x, i: jax_gpuops.softmax(x, np.arange(2)), TypeError, "axis must be an int, a tu"),
+        (lambda x, i: jax_gpuops.softmax(x, x), TypeError, r"axis must be .*, got .*float32\[2"),
         (lambda x, i: jax_gpuops.softmax(x, where=[True]), TypeError, "where must be an array"),
         (lambda x, i: jax_gpuops.softmax(x, causal=1), TypeError, "causal must be True or False"),
         (
