@@ -41,7 +41,8 @@ def plan(
     Plan(implementation=...)
 
     Args:
-      op: the name of a public op, such as "softmax".
+      op: the name of a public op, such as "softmax", but linear_cross_entropy, which makes several
+        calls: `explain` shows them.
       shape: the operand's shape, or a sequence of shapes for an op of several operands.
       dtype: the dtype of the operands.
       platform: "cpu", "cuda" (or "gpu"), "rocm" or "tpu"; None is that of a named
