@@ -236,12 +236,25 @@ def check_plan(p: Primitive, *operands, implementation: Implementation, **params
     If that is not decided yet, it asks a module that is installed, and passes without one.
     """
     name = named(implementation, None) or ("interpret" if _library.missing("cuda") else "cuda")
-    avals = list(map(jax.typeof, operands))
-    if _library.missing(name) is not None or not all(map(_has_constant_shape, avals)):
-        return
-    kernel = KERNELS[p]
+    if _library.missing(name) is None:
+        kernel = KERNELS[p]
+        _check_plan(name, kernel.op, kernel.problem(*map(jax.typeof, operands), **params))
+
+
+def _check_plan(implementation: str, op: str, problem: dict[str, Any]) -> None:
+    """Raises NoKernelError if no algorithm takes a problem, as far as that is known.
+
+    Sizes that are symbolic are taken for 1: what is of any size does not depend on them, and what
+    takes multiples of a size may get others.
+    """
+
+    def constant(value):
+        if isinstance(value, tuple):
+            return tuple(map(constant, value))
+        return 1 if jax.export.is_symbolic_dim(value) else value
+
     try:
-        _library.planned(name, kernel.op, kernel.problem(*avals, **params), None)
+        _library.planned(implementation, op, {k: constant(v) for k, v in problem.items()}, None)
     except ValueError as error:
         raise NoKernelError(str(error)) from None
 
@@ -372,10 +385,7 @@ class Site:
         _check_reduced(self.avals)
         if self.has_constant_shapes:
             _check_sizes(self.kernel, *map(_without_sharding, self.avals), **self.params)
-        try:
-            self.algorithm(implementation, None)
-        except ValueError as error:
-            raise NoKernelError(str(error)) from None
+        _check_plan(implementation, self.kernel.op, self.problem)
 
     def refusal(self, implementation: str) -> tuple[str, str] | None:
         """Why an implementation cannot run in the program, and what to do; None if it can."""

@@ -124,6 +124,36 @@ def test_the_kernel_is_in_the_program(preferred, on_tensor_cores):
     assert layer(*xs).dtype == (preferred or "bfloat16")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "n", "kinds"),
+    [
+        ("bfloat16", "8", {"glu"}),
+        ("bfloat16", "5", {"gemm"}),
+        ("bfloat16", "n", {"gemm"}),  # which may be no multiple of 8
+        ("float32", "8", {"gemm"}),
+    ],
+)
+@pytest.mark.parametrize("strict", [True, False])
+def test_symbolic_sizes(dtype, n, kinds, strict, on_tensor_cores):
+    """What the kernel refuses of any size is two products, as with sizes that are known."""
+    *_, n = m, k, n = jax.export.symbolic_shape(f"m, 16, {n}")
+    structs = [jax.ShapeDtypeStruct(shape, dtype) for shape in [(m, k), (k, n), (k, n)]]
+    implementation = on_tensor_cores["implementation"]
+    with jax_gpuops.use(implementation, strict=strict):
+        exported = jax.export.export(
+            jax.jit(jax_gpuops.glu),
+            platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
+            disabled_checks=jax_gpuops.EXPORT_CHECKS,
+        )(*structs)
+        assert {call.op for call in jax_gpuops.explain(jax_gpuops.glu, *structs).calls} == kinds
+    xs = operands(4, n if isinstance(n, int) else 5, k, dtype)
+    np.testing.assert_allclose(
+        np.asarray(exported.call(*xs), np.float32),
+        np.asarray(jax_gpuops.glu(*xs, implementation="xla"), np.float32),
+        **dict.fromkeys(["rtol", "atol"], 3e-2),
+    )
+
+
 def test_bad_arguments(implementation):
     x, w = jnp.ones((4, 6)), jnp.ones((6, 3))
     with pytest.raises(ValueError, match="w_gate of shape"):

@@ -1580,3 +1580,14 @@ def test_export_with_symbolic_shapes(dtype, implementation):
         a, b = draw((m, k), dtype), draw((k, n), dtype, seed=1)
         expected = a.astype(np.float32) @ b.astype(np.float32)
         np.testing.assert_allclose(again.call(a, b), expected, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("op", ["matmul", "linear"])
+def test_a_precision_without_kernels_is_known_while_sizes_are_symbolic(op, implementation):
+    call = functools.partial(getattr(jax_gpuops, op), precision="BF16_BF16_F32_X3")
+    a = jax.ShapeDtypeStruct((*jax.export.symbolic_shape("m"), 8), "float32")
+    with pytest.raises(ValueError, match="kernels multiply float32 by"):
+        jax.eval_shape(functools.partial(call, implementation=implementation), a, X32)
+    with jax_gpuops.use(implementation, strict=False):
+        (found,) = jax_gpuops.explain(call, a, X32).calls
+    assert (found.op, found.plan.implementation) == (op, "xla")
