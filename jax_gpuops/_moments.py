@@ -331,11 +331,12 @@ def _problem(
     x, *where, axes: _rowwise.Axes, dtype, correction: float, in_runs: bool
 ) -> dict[str, Any]:
     del correction
+    if not in_runs:
+        return _reduce.problem_of("mean_and_var", x, *where, axes=axes, dtype=dtype)
     runs = _rowwise.Rows(x.shape, axes).runs
-    if in_runs:
-        axes, dtype = runs[0], np.dtype(_primitive.accumulator(dtype))
-    problem = _reduce.problem_of("mean_and_var", x, *where, axes=axes, dtype=dtype)
-    return problem | ({"runs": len(runs)} if in_runs else {})
+    computed = np.dtype(_primitive.accumulator(dtype))
+    problem = _reduce.problem_of("mean_and_var", x, *where, axes=runs[0], dtype=computed)
+    return problem | {"runs": len(runs)}
 
 
 def _custom_call(

@@ -72,7 +72,7 @@ class Rows:
 
     @property
     def runs(self) -> list[Axes]:
-        """The axes as runs of adjacent ones, the longest first."""
+        """The axes as runs of adjacent ones, the longest first. Their sizes are known."""
         runs = [
             tuple(d for _, d in run)
             for _, run in itertools.groupby(enumerate(self.axes), lambda pair: pair[1] - pair[0])

@@ -145,7 +145,7 @@ def _check_shapes(a, b, a_scale, b_scale, *, transpose_b: bool) -> None:
             f"{b_shape}"
         )
     try:
-        np.broadcast_shapes(a_shape[:-2], b_shape[:-2])
+        jnp.broadcast_shapes(a_shape[:-2], b_shape[:-2])
     except ValueError:
         raise ValueError(
             f"batch dimensions do not broadcast: a and b have the shapes {a_shape} and {b_shape}"

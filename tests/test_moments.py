@@ -743,6 +743,21 @@ def test_export_with_symbolic_shapes(name, implementation):
         np.testing.assert_allclose(again.call(x), upstream(name, x, -1), rtol=1e-5)
 
 
+@pytest.mark.parametrize("sizes", ["n, 3, 5, 4", "n, 3, h, w", "2, c, 5, 4"])
+@pytest.mark.parametrize("named", [True, False])
+def test_axes_that_lie_apart_of_symbolic_sizes(sizes, named, implementation):
+    """As of a batch norm, along (0, 2, 3) of images whose channels come before their pixels."""
+    function = functools.partial(jax_gpuops.mean_and_var, axis=(0, 2, 3))
+    with jax_gpuops.use(implementation if named else None):
+        exported = jax.export.export(jax.jit(function), disabled_checks=jax_gpuops.EXPORT_CHECKS)(
+            jax.ShapeDtypeStruct(jax.export.symbolic_shape(sizes), "float32")
+        )
+    x = helpers.normal((2, 3, 5, 4), "float32")
+    np.testing.assert_allclose(
+        exported.call(x), (jnp.mean(x, (0, 2, 3)), jnp.var(x, (0, 2, 3))), rtol=1e-5, atol=1e-6
+    )
+
+
 @pytest.mark.parametrize(
     ("shape", "axis", "algorithm"),
     [

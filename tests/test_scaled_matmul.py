@@ -699,3 +699,18 @@ def test_export_with_symbolic_shapes(kind, on_tensor_cores):
     for sizes in ((16, 48, 32), (5, 7, 33)):
         drawn = operands("float8_e4m3fn", "float32", kind, *sizes)
         assert_scaled_product(exported.call(*drawn), *drawn)
+
+
+def test_a_batch_of_symbolic_size(on_tensor_cores):
+    implementation = on_tensor_cores["implementation"]
+    (size,) = jax.export.symbolic_shape("size")
+    a, b, *scales = operands("float8_e4m3fn", "float32", "tensor", 16, 48, 32)
+    numbers = [scale.item() for scale in scales]
+    exported = jax.export.export(
+        jax.jit(lambda a: jax_gpuops.scaled_matmul(a, b, *numbers, implementation=implementation)),
+        platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(jax.ShapeDtypeStruct((size, *a.shape), a.dtype))
+    y = exported.call(np.stack([a, a]))
+    for each in y:
+        assert_scaled_product(each, a, b, *scales)
