@@ -115,7 +115,8 @@ def _glu(
                 )
                 for w in (gate, up)
             )
-            y = _gated(y, factor, activation=activation, dtype=result_dtype)
+            function = functools.partial(_gated, activation=activation, dtype=result_dtype)
+            y = _linear.keeping_arguments(function)(y, factor)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     return dispatch("glu", [x, gate, up], implementation, algorithm, kernel, xla)

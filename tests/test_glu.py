@@ -154,6 +154,14 @@ def test_symbolic_sizes(dtype, n, kinds, strict, on_tensor_cores):
     )
 
 
+@pytest.mark.parametrize(("dtype", "n"), [("float32", 40), ("bfloat16", 41)])
+@pytest.mark.parametrize("activation", ["silu", "gelu", "relu", None])
+def test_two_kernels_leave_two_products_for_the_gradient(dtype, n, activation, implementation):
+    layer = functools.partial(jax_gpuops.glu, activation=activation, implementation=implementation)
+    _, vjp = jax.jit(lambda *xs: jax.vjp(layer, *xs))(*operands(72, n, 16, dtype))
+    assert sum(each.size == 72 * n for each in jax.tree.leaves(vjp)) == 2
+
+
 def test_bad_arguments(implementation):
     x, w = jnp.ones((4, 6)), jnp.ones((6, 3))
     with pytest.raises(ValueError, match="w_gate of shape"):
