@@ -66,7 +66,8 @@ def attention_fn(
       dropout_rng: the key for dropout; needed if there is dropout.
       dropout_rate: the probability of dropping a weight.
       deterministic: True for no dropout.
-      dtype: the dtype of the computation; None for that to which the operands promote.
+      dtype: the dtype of the computation; None for that to which the operands promote, float32 for
+        integers.
       precision: as in JAX.
       module: None, or the Flax module into which the weights are sown as intermediates.
       is_causal: True to let query i attend to keys 0 to i only.
@@ -83,7 +84,10 @@ def attention_fn(
     for name, x in operands.items():
         if jnp.ndim(x) < 3:
             raise ValueError(f"{name} must have at least three dims, got shape {jnp.shape(x)}")
-    dtype = dtype or jnp.result_type(*operands.values())
+    if dtype is None:
+        dtype = jnp.result_type(*operands.values())
+        if not jnp.issubdtype(dtype, jnp.inexact):  # as in Flax
+            dtype = jnp.promote_types(dtype, jnp.float32)
     query, key, value = (jnp.asarray(x, dtype) for x in operands.values())
     *batch, _, heads, depth = query.shape
     key_heads = key.shape[-2]
@@ -91,6 +95,7 @@ def attention_fn(
         tuple(key.shape[:-3]) != tuple(batch)
         or key.shape[:-1] != value.shape[:-1]
         or key.shape[-1] != depth
+        or key_heads == 0
         or heads % key_heads != 0
     ):
         raise ValueError(

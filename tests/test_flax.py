@@ -254,6 +254,13 @@ def test_grouped_heads_and_bias(key_heads, implementation):
     assert_same(y, jax.nn.dot_product_attention(query, key, value, bias))
 
 
+def test_integers_are_computed_in_float32(implementation):
+    query, key, value = (np.arange(40).reshape(1, 5, 2, 4) % (3 + i) for i in range(3))
+    with jax_gpuops.use(implementation):
+        y = attention_fn(query, key, value)
+    assert_same(y, nnx.dot_product_attention(*map(jnp.asarray, (query, key, value))))
+
+
 @pytest.mark.parametrize("batch", [(), (2, 3)])
 def test_any_number_of_batch_dims(batch, implementation):
     query, key, value = (helpers.normal((*batch, 5, 2, 4), "float32", seed) for seed in range(3))
@@ -285,6 +292,8 @@ def test_errors():
     x = jnp.ones((2, 5, 2, 4))
     with pytest.raises(ValueError, match="do not match in batch"):
         attention_fn(x, jnp.ones((2, 5, 3, 4)), x)
+    with pytest.raises(ValueError, match="do not match in batch"):
+        attention_fn(x, x[:, :, :0], x[:, :, :0])
     with pytest.raises(ValueError, match="dropout_rng is needed"):
         attention_fn(x, x, x, dropout_rate=0.5)
     with pytest.raises(ValueError, match="dropout_rate must be"):
