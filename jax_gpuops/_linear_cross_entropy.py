@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jax_gpuops import _arguments, _cross_entropy, _matmul, _primitive
+from jax_gpuops import _arguments, _cross_entropy, _linear, _matmul, _primitive
 from jax_gpuops._implementation import Implementation, dispatch, resolve
 from jax_gpuops._matmul import DimensionNumbers
 from jax_gpuops._report import left_to_xla
@@ -183,7 +183,7 @@ def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
         where = jnp.broadcast_to(where, batch)
         weights = where.astype(weights.dtype)
         count = jnp.sum(where).astype(weights.dtype)
-        x = jnp.where(jnp.expand_dims(where, -1), x, 0)  # 0 * NaN would be NaN, in gradients of w
+        x = _where_counted(x, where)  # 0 * NaN would be NaN, in gradients of w
     # The logits' gradients by a mean over many rows would be 0 in float16: the sum is divided.
     is_divided = reduction == "mean" and dtype == np.float16
     if reduction == "mean" and not is_divided:
@@ -203,6 +203,12 @@ def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
 
 
 _jitted = _primitive.jit(_NAME, _apply, "reduction", "how")
+
+
+@_linear.keeping_arguments
+def _where_counted(x: jax.Array, where: jax.Array) -> jax.Array:
+    """Returns x with zeros in the rows that do not count."""
+    return jnp.where(jnp.expand_dims(where, -1), x, 0)
 
 
 def _is_left_whole(*operands) -> bool:
@@ -509,12 +515,17 @@ def _jvp(how: _How, wants, primals, tangents):
         )
         return jax.jvp(of_formula, (x, w), (x_dot, w_dot))
     loss, gradients = _computed(how, tuple(t is not None for t in dots), *primals)
+    inner_product = _linear.keeping_arguments(functools.partial(_inner_product, loss.dtype))
     terms = [
-        jnp.sum(gradient.astype(loss.dtype) * t.astype(loss.dtype))
+        inner_product(gradient, t)
         for gradient, t in zip(gradients, dots, strict=True)
         if t is not None
     ]
     return (loss, (None, None)), (functools.reduce(jnp.add, terms), (None, None))
+
+
+def _inner_product(dtype: np.dtype, gradient: jax.Array, t: jax.Array) -> jax.Array:
+    return jnp.sum(gradient.astype(dtype) * t.astype(dtype))
 
 
 def _of_formula(how: _How, wants, labels, weights, x, w):

@@ -447,6 +447,19 @@ def test_memory_of_the_heads_of_models(name, implementation):
         assert compiled.memory_analysis().temp_size_in_bytes <= 0.35 * limit
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_backward_pass_keeps_the_gradients_alone(masked, implementation):
+    """In the dtype of their operands; and of a mask, one flag a row."""
+    x, w, labels = operands(48, 16, 32, "bfloat16")
+    where = np.arange(48) % 5 != 0 if masked else None
+    function = functools.partial(
+        ours, labels=labels, where=where, rows_per_chunk=16, implementation=implementation
+    )
+    _, vjp = jax.jit(lambda x, w: jax.vjp(function, x, w))(x, w)
+    kept = [(each.shape, each.dtype) for each in jax.tree.leaves(vjp) if each.size > 48]
+    assert kept == [(x.shape, x.dtype), (w.shape, w.dtype)]
+
+
 @pytest.mark.parametrize("way", ["chunks"], indirect=True)
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_no_array_of_all_logits(differentiated, way):
