@@ -227,13 +227,19 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
 
     def kernel():
         check_dtype(x)
-        largest = float(jnp.finfo(_primitive.accumulator(x.dtype)).max) / 2
+        limits = jnp.finfo(_primitive.accumulator(x.dtype))
+        largest = float(limits.max) / 2
         if abs(scale) > largest:  # kernels multiply it by log2(e)
             raise NoKernelError(f"abs(scale) must be at most {largest:.3}, got scale {scale}")
         if len(axes) > 1 or algorithm == BATCH_INVARIANT:  # the rows are moved
             _rowwise.check_unsharded("x", x, axes)
         # Kernels read -inf in place of elements that do not take part, and 0 * -inf is NaN.
-        is_zero = np.asarray(scale, _primitive.accumulator(x.dtype)) == 0
+        is_zero = np.asarray(scale, limits.dtype) == 0
+        smallest = float(limits.tiny)
+        if not is_zero and abs(scale) < smallest:  # which CPUs may take for 0
+            raise NoKernelError(
+                f"abs(scale) must be 0 or at least {smallest:.3}, got scale {scale}"
+            )
         bind = functools.partial(
             _rowwise.bind,
             _PRIMITIVES[name],

@@ -1668,6 +1668,11 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
         ),
         (lambda x, i: jax_gpuops.softmax(x, np.arange(2)), TypeError, "axis must be an int, a tu"),
         (lambda x, i: jax_gpuops.softmax(x, x), TypeError, r"axis must be .*, got .*float32\[2"),
+        (
+            lambda x, i: jax_gpuops.softmax(x, scale=-1e-39, implementation=i),
+            ValueError,
+            r"must be 0 or at least 1.18e-38, got scale -1e-39",
+        ),
         (lambda x, i: jax_gpuops.softmax(x, where=[True]), TypeError, "where must be an array"),
         (lambda x, i: jax_gpuops.softmax(x, causal=1), TypeError, "causal must be True or False"),
         (
