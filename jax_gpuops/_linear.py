@@ -413,7 +413,7 @@ def _add_jvp(primals, tangents, *, activation, **params):
 
 # Of a checkpointed function reverse mode keeps the arguments alone: the sums or the result, in 16
 # bits where the result has these, rather than what the derivative makes of them.
-keeping_arguments = functools.partial(jax.checkpoint, prevent_cse=False)
+keeping_arguments: Callable[..., Any] = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
 @keeping_arguments
