@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -115,6 +115,57 @@ def log_softmax(
     """
     how = (batch_invariant, implementation, algorithm)
     return _call("log_softmax", "x", x, axis, where, scale, causal, *how)
+
+
+@overload
+def logsumexp(
+    a: jax.typing.ArrayLike,
+    axis: Axis = ...,
+    b: jax.typing.ArrayLike | None = ...,
+    keepdims: bool = ...,
+    return_sign: Literal[False] = ...,
+    where: jax.typing.ArrayLike | None = ...,
+    *,
+    scale: float = ...,
+    causal: bool = ...,
+    batch_invariant: bool = ...,
+    implementation: str | None = ...,
+    algorithm: str | None = ...,
+) -> jax.Array: ...
+
+
+@overload
+def logsumexp(
+    a: jax.typing.ArrayLike,
+    axis: Axis = ...,
+    b: jax.typing.ArrayLike | None = ...,
+    keepdims: bool = ...,
+    *,
+    return_sign: Literal[True],
+    where: jax.typing.ArrayLike | None = ...,
+    scale: float = ...,
+    causal: bool = ...,
+    batch_invariant: bool = ...,
+    implementation: str | None = ...,
+    algorithm: str | None = ...,
+) -> tuple[jax.Array, jax.Array]: ...
+
+
+@overload
+def logsumexp(
+    a: jax.typing.ArrayLike,
+    axis: Axis = ...,
+    b: jax.typing.ArrayLike | None = ...,
+    keepdims: bool = ...,
+    return_sign: bool = ...,
+    where: jax.typing.ArrayLike | None = ...,
+    *,
+    scale: float = ...,
+    causal: bool = ...,
+    batch_invariant: bool = ...,
+    implementation: str | None = ...,
+    algorithm: str | None = ...,
+) -> jax.Array | tuple[jax.Array, jax.Array]: ...
 
 
 def logsumexp(

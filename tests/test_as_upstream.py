@@ -4,8 +4,10 @@ Each is checked against upstream: the same types, the same values, or the same e
 """
 
 import functools
+import inspect
 import itertools
 import types
+import typing
 
 import helpers
 import jax
@@ -52,6 +54,21 @@ def test_any_array_argument_may_be_a_parameter(implementation):
     np.testing.assert_allclose(y, expected, rtol=1e-5)
     y = jax_gpuops.logsumexp(x, -1, nnx.Param(jnp.ones((4, 6))))
     np.testing.assert_allclose(y, jax.nn.logsumexp(x, -1), rtol=1e-6)
+
+
+# Types of results, for type checkers
+
+
+def test_the_type_of_logsumexp_goes_by_return_sign_as_upstream():
+    name = types.SimpleNamespace(__module__="jax_gpuops._softmax", __qualname__="logsumexp")
+    ours, theirs = map(typing.get_overloads, (name, jax.nn.logsumexp))
+
+    def described(overload):
+        signature = inspect.signature(overload)
+        returned = str(signature.return_annotation).replace("jax.", "")
+        return returned, signature.parameters["return_sign"].annotation
+
+    assert list(map(described, ours)) == list(map(described, theirs))
 
 
 # Strict promotion
