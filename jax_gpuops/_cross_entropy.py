@@ -17,7 +17,7 @@ from jax_gpuops._implementation import (
     BATCH_INVARIANT,
     NoKernelError,
     dispatch,
-    resolve_rowwise,
+    resolve_invariant,
 )
 from jax_gpuops._report import left_to_xla
 
@@ -73,7 +73,7 @@ def softmax_cross_entropy_with_integer_labels(
             raise TypeError(f"{name} must be {kinds}, got dtype {jnp.result_type(x)}")
     if axis is None:
         raise TypeError("axis must be an int or a tuple of ints, got None")
-    chosen, algorithm = resolve_rowwise("softmax", batch_invariant, implementation, algorithm)
+    chosen, algorithm = resolve_invariant("softmax", batch_invariant, implementation, algorithm)
     return _jitted(
         logits,
         labels,

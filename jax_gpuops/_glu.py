@@ -116,7 +116,7 @@ def _glu(
                 for w in (gate, up)
             )
             function = functools.partial(_gated, activation=activation, dtype=result_dtype)
-            y = _linear.keeping_arguments(function)(y, factor)
+            y = _primitive.keeping_arguments(function)(y, factor)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     return dispatch("glu", [x, gate, up], implementation, algorithm, kernel, xla)
@@ -203,7 +203,7 @@ def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
         else:
             product_dots.append(_linear.tangent_of_sums(x, factor, x_dot, factor_dot, **how))
     function = functools.partial(_gated, activation=activation, dtype=preferred_element_type)
-    return jax.jvp(_linear.keeping_arguments(function), products, product_dots)
+    return jax.jvp(_primitive.keeping_arguments(function), products, product_dots)
 
 
 # Batching

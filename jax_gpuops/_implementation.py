@@ -106,42 +106,31 @@ def resolve(family: str, implementation: str | None, algorithm: str | None) -> I
     return chosen
 
 
-def check_invariance(
+def resolve_invariant(
     family: str, batch_invariant: bool, implementation: str | None, algorithm: str | None
-) -> bool:
-    """Returns whether a call is to be batch-invariant, given its arguments.
+) -> tuple[Implementation, str | None]:
+    """Returns `implementation` and `algorithm` of a call that may ask for batch invariance.
 
     Raises:
-      TypeError: if `batch_invariant` is not a bool.
-      ValueError: if it is True, and XLA or an algorithm is asked for.
+      TypeError: as `resolve` does; also if `batch_invariant` is not a bool.
+      ValueError: as `resolve` does; also if `batch_invariant` is True, and XLA or an algorithm is
+        asked for.
     """
     if not isinstance(batch_invariant, bool | np.bool_):
         raise TypeError(f"batch_invariant must be True or False, got {batch_invariant!r:.60}")
-    if batch_invariant and algorithm is not None:
+    chosen = resolve(family, implementation, algorithm)
+    if not batch_invariant:
+        return chosen, algorithm
+    if algorithm is not None:
         raise ValueError(
             f"batch_invariant=True chooses the algorithm, but algorithm is {algorithm!r}; leave "
             "one of them out"
         )
-    if batch_invariant and resolve(family, implementation, algorithm) == "xla":
+    if chosen == "xla":
         raise ValueError(
             "batch_invariant=True asks for a kernel of jax_gpuops, but implementation is 'xla'"
         )
-    return bool(batch_invariant)
-
-
-def resolve_rowwise(
-    family: str, batch_invariant: bool, implementation: str | None, algorithm: str | None
-) -> tuple[Implementation, str | None]:
-    """Returns what a row-wise op gives its primitive as `implementation` and `algorithm`.
-
-    Raises:
-      TypeError: as `resolve` and `check_invariance` do.
-      ValueError: likewise.
-    """
-    chosen = resolve(family, implementation, algorithm)
-    if check_invariance(family, batch_invariant, implementation, algorithm):
-        algorithm = BATCH_INVARIANT
-    return chosen, algorithm
+    return chosen, BATCH_INVARIANT
 
 
 def asked_for(algorithm: str) -> str:

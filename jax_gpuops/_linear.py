@@ -14,7 +14,7 @@ from jax import lax
 from jax.interpreters import ad, batching
 
 from jax_gpuops import _arguments, _matmul, _primitive
-from jax_gpuops._implementation import BATCH_INVARIANT, check_invariance, dispatch, resolve
+from jax_gpuops._implementation import dispatch, resolve_invariant
 from jax_gpuops._matmul import DimensionNumbers
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -90,13 +90,13 @@ def linear(
             f"{jnp.shape(arrays['residual'])}"
         )
     check_activation(activation)
+    chosen, algorithm = resolve_invariant("matmul", batch_invariant, implementation, algorithm)
     return _jitted_linear(
         *(arrays.get(name) for name in ("x", "w", "b", "residual")),
         activation=activation,
         precision=_matmul.hashable(precision),
         preferred_element_type=preferred_element_type,
-        batch_invariant=check_invariance("matmul", batch_invariant, implementation, algorithm),
-        implementation=resolve("matmul", implementation, algorithm),
+        implementation=chosen,
         algorithm=algorithm,
     )
 
@@ -152,14 +152,12 @@ def _linear(
     activation,
     precision,
     preferred_element_type,
-    batch_invariant,
     implementation,
     algorithm,
 ) -> jax.Array:
     operands = [each for each in (x, w, b, residual) if each is not None]
     dtype = jnp.result_type(x, w)
-    if batch_invariant:
-        algorithm = _matmul.invariant_algorithm(dtype, precision)
+    named = _matmul.named_algorithm(algorithm, precision, x, w)
     result_dtype = dtype_of_result(preferred_element_type, *operands)
     x, w = x.astype(dtype), w.astype(dtype)
     bias, residuals = (
@@ -195,19 +193,17 @@ def _linear(
             precision=precision,
             preferred_element_type=result_dtype,
             implementation=implementation,
-            algorithm=algorithm,
+            algorithm=named,
         )
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
-    asked = BATCH_INVARIANT if batch_invariant else algorithm
-    return dispatch("linear", operands, implementation, asked, kernel, xla)
+    return dispatch("linear", operands, implementation, algorithm, kernel, xla)
 
 
 _jitted_linear = _primitive.jit(
     "linear",
     _linear,
-    *("activation", "precision", "preferred_element_type", "batch_invariant"),
-    *("implementation", "algorithm"),
+    *("activation", "precision", "preferred_element_type", "implementation", "algorithm"),
 )
 
 
@@ -391,7 +387,7 @@ def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
         return y, sums_dot if activation is None else _relu_tangent(y, sums_dot)
     sums = _linear_p.bind(x, w, *b, activation=None, **how)
     function = functools.partial(activate, activation=activation, dtype=preferred_element_type)
-    return jax.jvp(keeping_arguments(function), (sums,), (sums_dot,))
+    return jax.jvp(_primitive.keeping_arguments(function), (sums,), (sums_dot,))
 
 
 def _add_jvp(primals, tangents, *, activation, **params):
@@ -411,12 +407,9 @@ def _add_jvp(primals, tangents, *, activation, **params):
     return y, t if type(residual_dot) is ad.Zero else t + residual_dot
 
 
-# Of a checkpointed function reverse mode keeps the arguments alone: the sums or the result, in 16
-# bits where the result has these, rather than what the derivative makes of them.
-keeping_arguments: Callable[..., Any] = functools.partial(jax.checkpoint, prevent_cse=False)
-
-
-@keeping_arguments
+# Reverse mode keeps the sums or the result, in 16 bits where the result has these, rather than what
+# the derivative makes of them.
+@_primitive.keeping_arguments
 def _relu_tangent(y: jax.Array, t: jax.Array) -> jax.Array:
     return jnp.where(y > 0, t, 0)
 

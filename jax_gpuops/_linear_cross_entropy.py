@@ -14,7 +14,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jax_gpuops import _arguments, _cross_entropy, _linear, _matmul, _primitive
+from jax_gpuops import _arguments, _cross_entropy, _matmul, _primitive
 from jax_gpuops._implementation import Implementation, dispatch, resolve
 from jax_gpuops._matmul import DimensionNumbers
 from jax_gpuops._report import left_to_xla
@@ -205,7 +205,7 @@ def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
 _jitted = _primitive.jit(_NAME, _apply, "reduction", "how")
 
 
-@_linear.keeping_arguments
+@_primitive.keeping_arguments
 def _where_counted(x: jax.Array, where: jax.Array) -> jax.Array:
     """Returns x with zeros in the rows that do not count."""
     return jnp.where(jnp.expand_dims(where, -1), x, 0)
@@ -515,7 +515,7 @@ def _jvp(how: _How, wants, primals, tangents):
         )
         return jax.jvp(of_formula, (x, w), (x_dot, w_dot))
     loss, gradients = _computed(how, tuple(t is not None for t in dots), *primals)
-    inner_product = _linear.keeping_arguments(functools.partial(_inner_product, loss.dtype))
+    inner_product = _primitive.keeping_arguments(functools.partial(_inner_product, loss.dtype))
     terms = [
         inner_product(gradient, t)
         for gradient, t in zip(gradients, dots, strict=True)

@@ -19,9 +19,9 @@ from jax_gpuops import _arguments, _measurements, _primitive
 from jax_gpuops._implementation import (
     BATCH_INVARIANT,
     NoKernelError,
-    check_invariance,
     dispatch,
     resolve,
+    resolve_invariant,
 )
 from jax_gpuops._report import left_to_xla
 
@@ -88,14 +88,14 @@ def matmul(
         cannot run on the platform, or if a kernel was requested and the arrays are explicitly
         sharded. A `batch_invariant` call requests a kernel, and takes no `algorithm`.
     """
+    chosen, algorithm = resolve_invariant("matmul", batch_invariant, implementation, algorithm)
     return _jitted_matmul(
         _arguments.as_array("a", a),
         _arguments.as_array("b", b),
         precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        batch_invariant=check_invariance("matmul", batch_invariant, implementation, algorithm),
-        implementation=resolve("matmul", implementation, algorithm),
+        implementation=chosen,
         algorithm=algorithm,
     )
 
@@ -135,6 +135,7 @@ def dot_general(
       TypeError: as `matmul` does.
       ValueError: as `matmul` does.
     """
+    chosen, algorithm = resolve_invariant("matmul", batch_invariant, implementation, algorithm)
     return _jitted_dot_general(
         _arguments.as_array("lhs", lhs),
         _arguments.as_array("rhs", rhs),
@@ -142,8 +143,7 @@ def dot_general(
         precision=hashable(precision),
         preferred_element_type=preferred_element_type,
         out_sharding=out_sharding,
-        batch_invariant=check_invariance("matmul", batch_invariant, implementation, algorithm),
-        implementation=resolve("matmul", implementation, algorithm),
+        implementation=chosen,
         algorithm=algorithm,
     )
 
@@ -272,17 +272,22 @@ def canonical(precision: Any) -> Any:
     )
 
 
-def invariant_algorithm(dtype: Any, precision: Any) -> str:
-    """Returns the algorithm whose rows have the same bits in every batch.
+def named_algorithm(algorithm: str | None, precision: Any, *factors: jax.Array) -> str | None:
+    """Returns an algorithm by the name that the plan knows, or None if the plan is to choose.
 
-    Those on tensor cores take steps of the depth of one size from the first to the last, whatever
-    their tile, and `double_buffered` single terms. Others divide the depth by the sizes of the
-    problem (`split_k`, `skinny`), or choose by what all rows hold (`bf16_x6`, `fp16_x3`).
+    BATCH_INVARIANT is the one whose rows have the same bits in every batch. Those on tensor cores
+    take steps of the depth of one size from the first to the last, whatever their tile, and
+    `double_buffered` single terms. Others divide the depth by the sizes of the problem (`split_k`,
+    `skinny`), or choose by what all rows hold (`bf16_x6`, `fp16_x3`).
 
     Args:
-      dtype: of the factors.
+      algorithm: as `resolve_invariant` returns it.
       precision: as the caller gave it.
+      *factors: those whose dtypes promote to that of the product's factors.
     """
+    if algorithm != BATCH_INVARIANT:
+        return algorithm
+    dtype = jnp.result_type(*factors)
     precision = precision_name(canonical(precision))
     is_exact = precision not in ("DEFAULT", "HIGH", "TF32_TF32_F32")
     if dtype == np.float64:
@@ -380,12 +385,10 @@ def _dot_general(
     precision,
     preferred_element_type,
     out_sharding,
-    batch_invariant,
     implementation,
     algorithm,
 ):
-    if batch_invariant:
-        algorithm = invariant_algorithm(lhs.dtype, precision)
+    named = named_algorithm(algorithm, precision, lhs)
 
     def xla():
         return lax.dot_general(
@@ -410,11 +413,10 @@ def _dot_general(
             precision=precision,
             preferred_element_type=result.dtype,
             implementation=implementation,
-            algorithm=algorithm,
+            algorithm=named,
         )
 
-    asked = BATCH_INVARIANT if batch_invariant else algorithm
-    return dispatch("dot_general", [lhs, rhs], implementation, asked, kernel, xla)
+    return dispatch("dot_general", [lhs, rhs], implementation, algorithm, kernel, xla)
 
 
 def _matmul(
@@ -424,12 +426,10 @@ def _matmul(
     precision,
     preferred_element_type,
     out_sharding,
-    batch_invariant,
     implementation,
     algorithm,
 ):
-    if batch_invariant:
-        algorithm = invariant_algorithm(jnp.result_type(a, b), precision)
+    named = named_algorithm(algorithm, precision, a, b)
 
     def xla():
         return jnp.matmul(
@@ -460,12 +460,11 @@ def _matmul(
             precision=precision,
             preferred_element_type=result.dtype,
             implementation=implementation,
-            algorithm=algorithm,
+            algorithm=named,
         )
         return lax.transpose(y, product.order)
 
-    asked = BATCH_INVARIANT if batch_invariant else algorithm
-    return dispatch("matmul", [a, b], implementation, asked, kernel, xla)
+    return dispatch("matmul", [a, b], implementation, algorithm, kernel, xla)
 
 
 def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation, algorithm):
@@ -514,7 +513,7 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
 
 _STATIC = ("implementation", "algorithm")
 _OPTIONS = (
-    *("precision", "preferred_element_type", "out_sharding", "batch_invariant"),
+    *("precision", "preferred_element_type", "out_sharding"),
     *_STATIC,
 )
 _FACTORS = ("alpha", "beta", "transpose_a", "transpose_b")

@@ -16,7 +16,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _reduce, _rowwise
-from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_rowwise
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_invariant
 from jax_gpuops._report import left_to_xla
 
 
@@ -180,7 +180,7 @@ def _call(
     name, a, axis, batch_invariant, implementation, algorithm, *, out=None, **arguments
 ) -> Any:
     a = _arguments.as_array("a", a)
-    chosen, algorithm = resolve_rowwise("reduce", batch_invariant, implementation, algorithm)
+    chosen, algorithm = resolve_invariant("reduce", batch_invariant, implementation, algorithm)
     operands = {
         key: _arguments.as_array(key, value)
         for key, value in arguments.items()

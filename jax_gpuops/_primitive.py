@@ -189,6 +189,10 @@ def jit(name: str, function: Callable[..., Any], *static: str) -> Any:
     return jax.jit(named, static_argnames=static, inline=inline)
 
 
+# Of a function like this, which is computed again, reverse mode keeps the arguments alone.
+keeping_arguments: Callable[..., Any] = functools.partial(jax.checkpoint, prevent_cse=False)
+
+
 def bind(
     p: Primitive,
     *operands: jax.Array,

@@ -15,7 +15,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _rowwise
-from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_rowwise
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_invariant
 from jax_gpuops._report import left_to_xla
 
 Axis = int | Sequence[int] | None
@@ -277,7 +277,7 @@ def _reduce(
         for key, value in (("initial", initial), ("where", where))
         if value is not None
     }
-    chosen, algorithm = resolve_rowwise("reduce", batch_invariant, implementation, algorithm)
+    chosen, algorithm = resolve_invariant("reduce", batch_invariant, implementation, algorithm)
     if out is not None:  # which upstream refuses
         return _UPSTREAM[name](a, axis, out=out, **operands, **arguments)
     return _JITTED[name](

@@ -14,7 +14,7 @@ from jax import lax
 from jax.interpreters import batching
 
 from jax_gpuops import _arguments, _linear, _matmul, _primitive
-from jax_gpuops._implementation import BATCH_INVARIANT, check_invariance, dispatch, resolve
+from jax_gpuops._implementation import dispatch, resolve_invariant
 
 BLOCK = 128
 """Of the depth, and of the columns of b, that have one scale together."""
@@ -92,13 +92,13 @@ def scaled_matmul(
     result_dtype = jnp.dtype(preferred_element_type or jnp.float32)
     _check_dtypes(operands["a"], operands["b"], result_dtype)
     _check_shapes(**operands, transpose_b=transpose_b)
+    chosen, algorithm = resolve_invariant("matmul", batch_invariant, implementation, algorithm)
     return _jitted_scaled_matmul(
         *operands.values(),
         transpose_b=transpose_b,
         preferred_element_type=result_dtype,
         precision=_matmul.hashable(precision),
-        batch_invariant=check_invariance("matmul", batch_invariant, implementation, algorithm),
-        implementation=resolve("matmul", implementation, algorithm),
+        implementation=chosen,
         algorithm=algorithm,
     )
 
@@ -207,7 +207,6 @@ def _scaled_matmul(
     transpose_b,
     preferred_element_type,
     precision,
-    batch_invariant,
     implementation,
     algorithm,
 ) -> jax.Array:
@@ -216,8 +215,7 @@ def _scaled_matmul(
         scale if scale.ndim else scale.reshape((1,) * factor.ndim)
         for scale, factor in zip(scales, (a, b), strict=True)
     )
-    if batch_invariant:
-        algorithm = _matmul.invariant_algorithm(a.dtype, precision)
+    named = _matmul.named_algorithm(algorithm, precision, a)
     how = {
         "transpose_b": transpose_b,
         "precision": _matmul.canonical(precision),
@@ -234,21 +232,21 @@ def _scaled_matmul(
             *_matrices(a, b, a_scale, b_scale),
             results=_RESULTS,
             implementation=implementation,
-            algorithm=algorithm,
+            algorithm=named,
             **how,
         )
         batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
         return y.reshape(*batch, a.shape[-2], y.shape[-1])
 
-    asked = BATCH_INVARIANT if batch_invariant else algorithm
-    return dispatch("scaled_matmul", [a, b, a_scale, b_scale], implementation, asked, kernel, xla)
+    return dispatch(
+        "scaled_matmul", [a, b, a_scale, b_scale], implementation, algorithm, kernel, xla
+    )
 
 
 _jitted_scaled_matmul = _primitive.jit(
     "scaled_matmul",
     _scaled_matmul,
-    *("transpose_b", "preferred_element_type", "precision", "batch_invariant"),
-    *("implementation", "algorithm"),
+    *("transpose_b", "preferred_element_type", "precision", "implementation", "algorithm"),
 )
 
 

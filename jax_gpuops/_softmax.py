@@ -14,7 +14,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad
 
 from jax_gpuops import _arguments, _primitive, _rowwise
-from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_rowwise
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_invariant
 from jax_gpuops._report import left_to_xla
 
 Axis = int | Sequence[int] | None
@@ -214,7 +214,7 @@ def logsumexp(
         where = _arguments.as_mask(where)
         if _factor("a", scale) != 1 or causal:
             raise ValueError("scale and causal cannot be combined with b or return_sign")
-        chosen, algorithm = resolve_rowwise("softmax", batch_invariant, implementation, algorithm)
+        chosen, algorithm = resolve_invariant("softmax", batch_invariant, implementation, algorithm)
         return dispatch(
             "logsumexp",
             [a],
@@ -250,7 +250,7 @@ def _call(
             f"causal=True needs the last of at least two axes, got axis={axis!r} for {argument} of "
             f"shape {jnp.shape(x)}"
         )
-    chosen, algorithm = resolve_rowwise("softmax", batch_invariant, implementation, algorithm)
+    chosen, algorithm = resolve_invariant("softmax", batch_invariant, implementation, algorithm)
     return _JITTED[name](
         x,
         where,
