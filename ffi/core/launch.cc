@@ -40,27 +40,34 @@ namespace {
 // device's maximum rather than one launch's need: the kernel is shared by every program of the
 // process, and a later, smaller need must not lower it. XLA prepares each time that it runs a
 // program, and these calls take longer than a launch: they are made once.
-void load_kernel(const Queue& queue, const void* kernel) {
+void load_kernel(const Device& device, const void* kernel) {
   static std::shared_mutex mutex;
   static auto& loaded = *new std::set<std::pair<int, const void*>>;  // handlers may run during exit
-  const std::pair key{queue.device->ordinal, kernel};
+  const std::pair key{device.ordinal, kernel};
   {
     std::shared_lock lock(mutex);
     if (loaded.count(key) != 0) return;
   }
   cudaFuncAttributes attributes;
   check_cuda(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
-  const int dynamic_bytes = static_cast<int>(queue.device->shared_bytes_per_block) -
+  const int dynamic_bytes = static_cast<int>(device.shared_bytes_per_block) -
                             static_cast<int>(attributes.sharedSizeBytes);
   check_cuda(
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, dynamic_bytes),
       "raising a kernel's shared memory limit");
-  if (queue.device->runs_hopper_code()) {
+  if (device.runs_hopper_code()) {
     check_cuda(cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1),
                "allowing a kernel large clusters");
   }
   std::unique_lock lock(mutex);
   loaded.insert(key);
+}
+
+cudaLaunchAttribute cluster_attribute(int blocks) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim = {static_cast<unsigned>(blocks), 1, 1};
+  return attribute;
 }
 
 }  // namespace
@@ -76,7 +83,7 @@ void record_name_of(const Queue& queue, const void* kernel) {
 
 void launch_at(const void* kernel, const Queue& queue, const LaunchShape& shape, void** arguments) {
   if (queue.preparing) {
-    load_kernel(queue, kernel);
+    load_kernel(*queue.device, kernel);
     return;
   }
   cudaLaunchConfig_t config{};
@@ -86,11 +93,7 @@ void launch_at(const void* kernel, const Queue& queue, const LaunchShape& shape,
   config.stream = queue.stream;
   cudaLaunchAttribute attributes[3] = {};
   config.attrs = attributes;
-  if (shape.cluster > 1) {
-    cudaLaunchAttribute& cluster = attributes[config.numAttrs++];
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim = {static_cast<unsigned>(shape.cluster), 1, 1};
-  }
+  if (shape.cluster > 1) attributes[config.numAttrs++] = cluster_attribute(shape.cluster);
   if (shape.together) {
     cudaLaunchAttribute& cooperative = attributes[config.numAttrs++];
     cooperative.id = cudaLaunchAttributeCooperative;
@@ -111,63 +114,45 @@ void clear(const Queue& queue, void* memory, std::size_t bytes) {
 
 #endif
 
-int resident_blocks_at(const Queue& queue, [[maybe_unused]] const void* kernel, int threads,
-                       std::size_t shared_bytes) {
+int resident_blocks_at(const Device& device, [[maybe_unused]] const void* kernel, int threads,
+                       std::size_t shared_bytes, int cluster) {
   constexpr std::size_t kReservedBytes = 1024;  // of shared memory, for each block
-  const Device& device = *queue.device;
   const auto by_shared = static_cast<int>((device.shared_bytes_per_block + kReservedBytes) /
                                           (shared_bytes + kReservedBytes));
-  const int most = std::max(1, std::min(device.threads_per_multiprocessor / threads, by_shared));
+  const int allowed = std::max(1, std::min(device.threads_per_multiprocessor / threads, by_shared));
+  const int clusters_allowed = device.multiprocessors * allowed / cluster;
 #ifdef JAX_GPUOPS_INTERPRET
-  return most;
+  return clusters_allowed * cluster;
 #else
-  if (device.ordinal < 0) return most;
+  if (device.ordinal < 0) return clusters_allowed * cluster;
   // The query takes microseconds and its result never changes, so it is cached.
-  using Key = std::tuple<int, const void*, int, std::size_t>;
+  using Key = std::tuple<int, const void*, int, std::size_t, int>;
   static std::mutex mutex;
   static auto& answers = *new std::map<Key, int>;
-  const Key key{device.ordinal, kernel, threads, shared_bytes};
+  const Key key{device.ordinal, kernel, threads, shared_bytes, cluster};
   std::lock_guard lock(mutex);
   const auto found = answers.find(key);
   if (found != answers.end()) return found->second;
-  int blocks = 0;
-  load_kernel(queue, kernel);
-  check_cuda(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
-             "querying the occupancy of a kernel");
-  return answers[key] = std::max(1, blocks);
-#endif
-}
-
-int resident_clusters_at(const Queue& queue, const void* kernel, int threads,
-                         std::size_t shared_bytes, int cluster) {
-  const Device& device = *queue.device;
-  const int blocks =
-      device.multiprocessors * resident_blocks_at(queue, kernel, threads, shared_bytes);
-#ifndef JAX_GPUOPS_INTERPRET
-  if (device.ordinal >= 0) {
-    using Key = std::tuple<int, const void*, int, std::size_t, int>;
-    static std::mutex mutex;
-    static auto& answers = *new std::map<Key, int>;
-    const Key key{device.ordinal, kernel, threads, shared_bytes, cluster};
-    std::lock_guard lock(mutex);
-    const auto found = answers.find(key);
-    if (found != answers.end()) return found->second;
-    cudaLaunchAttribute attribute{};
-    attribute.id = cudaLaunchAttributeClusterDimension;
-    attribute.val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    cudaLaunchConfig_t config{};
-    config.gridDim = dim3(static_cast<unsigned>(cluster));
-    config.blockDim = dim3(static_cast<unsigned>(threads));
-    config.dynamicSmemBytes = shared_bytes;
-    config.attrs = &attribute;
-    config.numAttrs = 1;
-    int clusters = 0;
-    check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
-               "querying how many clusters of a kernel run at a time");
-    return answers[key] = clusters;
+  load_kernel(device, kernel);
+  if (cluster == 1) {
+    int blocks = 0;
+    check_cuda(
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, threads, shared_bytes),
+        "querying the occupancy of a kernel");
+    return answers[key] = device.multiprocessors * std::max(1, blocks);
   }
+  cudaLaunchAttribute attribute = cluster_attribute(cluster);
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(static_cast<unsigned>(cluster));
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared_bytes;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  check_cuda(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config),
+             "querying how many clusters of a kernel run at a time");
+  return answers[key] = clusters * cluster;
 #endif
-  return blocks / cluster;
 }
 
 }  // namespace JAX_GPUOPS_NAMESPACE

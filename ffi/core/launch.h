@@ -96,27 +96,18 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
   launch_as(kernel, queue, shape, std::forward<Arguments>(arguments)...);
 }
 
-// How many blocks of this shape one multiprocessor holds at a time; at least 1. Of a device that is
-// not at hand, and of the host's, it is what threads and shared memory allow.
-int resident_blocks_at(const Queue& queue, const void* kernel, int threads,
-                       std::size_t shared_bytes);
+// How many blocks of this shape a device holds at a time, in whole clusters. Of a device that is
+// not at hand, and of the host's, it is what threads and shared memory allow. Clusters may be fewer
+// than that, since each runs within one of the GPU's groups of multiprocessors; blocks alone are at
+// least one on each multiprocessor.
+int resident_blocks_at(const Device& device, const void* kernel, int threads,
+                       std::size_t shared_bytes, int cluster);
 
 template <class... Parameters>
-int resident_blocks(const Queue& queue, void (*kernel)(Parameters...), int threads,
-                    std::size_t shared_bytes) {
-  return resident_blocks_at(queue, reinterpret_cast<const void*>(kernel), threads, shared_bytes);
-}
-
-// How many clusters of such blocks the GPU holds at a time. It may be fewer than there is room for
-// blocks, since a cluster runs within one of the GPU's groups of multiprocessors.
-int resident_clusters_at(const Queue& queue, const void* kernel, int threads,
-                         std::size_t shared_bytes, int cluster);
-
-template <class... Parameters>
-int resident_clusters(const Queue& queue, void (*kernel)(Parameters...), int threads,
-                      std::size_t shared_bytes, int cluster) {
-  return resident_clusters_at(queue, reinterpret_cast<const void*>(kernel), threads, shared_bytes,
-                              cluster);
+int resident_blocks(const Device& device, void (*kernel)(Parameters...), int threads,
+                    std::size_t shared_bytes, int cluster = 1) {
+  return resident_blocks_at(device, reinterpret_cast<const void*>(kernel), threads, shared_bytes,
+                            cluster);
 }
 
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -27,7 +27,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-static_assert(kMostPartBlocks <= kMostApart, "a thread combines what all blocks sent it at once");
+static_assert(kMostClusterBlocks <= kMostApart,
+              "a thread combines what all blocks sent it at once");
 
 template <class Reducer>
 class ClusterParts {

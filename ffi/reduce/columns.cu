@@ -5,43 +5,20 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
-namespace {
 
-// Calls f(kernel, shared_bytes) for the kernel of a problem.
-template <class F>
-void with_column_kernel(const Problem& problem, int pack, int lanes, int cluster, F&& f) {
+int resident_column_blocks(const Problem& problem, int pack, int lanes, int cluster,
+                           const Device& device) {
+  int blocks = 0;
   dispatch_reduction(problem, [&](auto instance) {
     using Instance = decltype(instance);
     using First = typename Instance::First;
     dispatch_value<1, kWidestPack<typename Instance::Element>>(pack, [&](auto packs) {
       constexpr int kPack = decltype(packs)::value;
-      f(column_kernel<First, kPack, typename Instance::Masks>,
-        column_bytes<First, kPack>(lanes, cluster));
+      blocks = resident_blocks(device, column_kernel<First, kPack, typename Instance::Masks>,
+                               kColumnThreads, column_bytes<First, kPack>(lanes, cluster), cluster);
     });
   });
-}
-
-}  // namespace
-
-int resident_column_blocks(const Problem& problem, int pack, const Device& device) {
-  Queue queue;
-  queue.device = &device;
-  int blocks = 0;
-  with_column_kernel(problem, pack, 1, 1, [&](auto kernel, std::size_t shared_bytes) {
-    blocks = resident_blocks(queue, kernel, kColumnThreads, shared_bytes);
-  });
   return blocks;
-}
-
-int resident_column_clusters(const Problem& problem, int pack, int lanes, int cluster,
-                             const Device& device) {
-  Queue queue;
-  queue.device = &device;
-  int clusters = 0;
-  with_column_kernel(problem, pack, lanes, cluster, [&](auto kernel, std::size_t shared_bytes) {
-    clusters = resident_clusters(queue, kernel, kColumnThreads, shared_bytes, cluster);
-  });
-  return clusters;
 }
 
 void launch_columns(const Queue& queue, const Plan& plan, const Problem& problem,

@@ -7,29 +7,14 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
 int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
-                                const Device& device) {
-  Queue queue;
-  queue.device = &device;
+                                int cluster, const Device& device) {
   int blocks = 0;
   dispatch_unmasked(problem, [&](auto instance) {
     using First = typename decltype(instance)::First;
-    blocks = resident_blocks(queue, interleaved_kernel<First>, threads,
-                             static_cast<std::size_t>(shared_bytes));
+    blocks = resident_blocks(device, interleaved_kernel<First>, threads,
+                             static_cast<std::size_t>(shared_bytes), cluster);
   });
   return blocks;
-}
-
-int resident_interleaved_clusters(const Problem& problem, int threads, std::int64_t shared_bytes,
-                                  int cluster, const Device& device) {
-  Queue queue;
-  queue.device = &device;
-  int clusters = 0;
-  dispatch_unmasked(problem, [&](auto instance) {
-    using First = typename decltype(instance)::First;
-    clusters = resident_clusters(queue, interleaved_kernel<First>, threads,
-                                 static_cast<std::size_t>(shared_bytes), cluster);
-  });
-  return clusters;
 }
 
 void launch_interleaved(const Queue& queue, const Plan& plan, const Problem& problem,

@@ -6,13 +6,11 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
 int resident_multiple_blocks(const Problem& problem, const Device& device) {
-  Queue queue;
-  queue.device = &device;
   int blocks = 0;
   dispatch_reduction(problem, [&](auto instance) {
     using Instance = decltype(instance);
     using First = typename Instance::First;
-    blocks = resident_blocks(queue, multiple_kernel<First, typename Instance::Masks>,
+    blocks = resident_blocks(device, multiple_kernel<First, typename Instance::Masks>,
                              kMultipleThreads, sizeof(BlockStorage<First>));
   });
   return blocks;

@@ -72,9 +72,6 @@ constexpr std::int64_t kLeastClusterBytes = 64 * 1024;
 constexpr std::int64_t kClusterBytes = 256 * 1024;
 // How many packs a thread is to have: with more, fewer blocks have to start and exchange.
 constexpr std::int64_t kClusterThreadPacks = 2;
-// More blocks are hard to place.
-constexpr int kClusterBlocks = 8;
-static_assert(kMostPartBlocks <= kClusterBlocks);
 
 // interleaved: a block reads all packs up to where a column begins at a pack again. Where these are
 // more, the lanes of `column` have all that they can use.
@@ -334,7 +331,6 @@ void configure_staged(const Problem& problem, const Device& device, Config* conf
   config->threads = static_cast<int>(warps * kWarpLanes);
   config->shared_bytes = warps * warp_bytes;
   const std::int64_t resident =
-      std::int64_t{device.multiprocessors} *
       resident_staged_blocks(problem, config->threads, config->shared_bytes, device);
   config->blocks = std::min(resident, divide_up(tiles, warps));
 }
@@ -343,7 +339,7 @@ void configure_cluster(const Problem& problem, Config* config) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
   const std::int64_t threads = divide_up(packs, kClusterThreadPacks);
   config->cluster =
-      std::max(2, power_of_two_from(divide_up(threads, kClusterThreads), kClusterBlocks));
+      std::max(2, power_of_two_from(divide_up(threads, kClusterThreads), kMostClusterBlocks));
   config->threads =
       std::max(kWarpLanes, power_of_two_from(divide_up(threads, config->cluster), kClusterThreads));
 }
@@ -358,8 +354,7 @@ void configure_combine(const Problem& problem, Config* config) {
 void configure_multiple(const Problem& problem, std::int64_t workspace, const Device& device,
                         Config* config) {
   // One wave of blocks over all rows: they finish together, and few partials are left.
-  const std::int64_t resident =
-      std::int64_t{device.multiprocessors} * resident_multiple_blocks(problem, device);
+  const std::int64_t resident = resident_multiple_blocks(problem, device);
   const std::int64_t room = workspace / slot_bytes(problem) / problem.rows();
   const std::int64_t wanted =
       std::min(resident / expected_rows(problem), multiple_partials(problem));
@@ -387,15 +382,15 @@ bool configure_column_cluster(const Problem& problem, std::int64_t in_workspace,
   const auto blocks_of = [&](int lanes, int cluster) { return divide_up(packs, lanes) * cluster; };
   const auto is_worth_it = [&](int lanes, int cluster) {
     const std::int64_t resident =
-        cluster * resident_column_clusters(problem, config->pack, lanes, cluster, device);
+        resident_column_blocks(problem, config->pack, lanes, cluster, device);
     const std::int64_t loads = problem.columns / (cluster * (kColumnThreads / lanes));
     return parts_are_worth_it(blocks_of(lanes, cluster), loads, resident, kColumnThreads, device);
   };
   int cluster = 1;
-  while (cluster < kMostPartBlocks && is_worth_it(config->lanes, 2 * cluster)) cluster *= 2;
+  while (cluster < kMostClusterBlocks && is_worth_it(config->lanes, 2 * cluster)) cluster *= 2;
   const std::int64_t pack_bytes = config->pack * bytes_of(problem.dtype);
   int lanes = config->lanes;
-  if (cluster == kMostPartBlocks) {
+  if (cluster == kMostClusterBlocks) {
     while (lanes * pack_bytes > kLeastLaneBytes && is_worth_it(lanes / 2, cluster)) lanes /= 2;
   }
   const std::int64_t blocks = blocks_of(lanes, cluster);
@@ -415,7 +410,7 @@ void configure_column(const Problem& problem, std::int64_t workspace, const Devi
   config->threads = kColumnThreads;
   config->lanes = column_lanes(problem, config->pack, device);
   const std::int64_t resident =
-      std::int64_t{device.multiprocessors} * resident_column_blocks(problem, config->pack, device);
+      resident_column_blocks(problem, config->pack, config->lanes, 1, device);
   const std::int64_t tiles = divide_up(problem.outer * packs_per_outer, config->lanes);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
   const std::int64_t parts =
@@ -438,13 +433,12 @@ bool configure_interleaved_cluster(const Problem& problem, std::int64_t in_works
     const auto most_bytes = static_cast<std::int64_t>(device.shared_bytes_per_block);
     if (bytes_with(cluster) > most_bytes) return false;
     const std::int64_t resident =
-        cluster * resident_interleaved_clusters(problem, config->threads, bytes_with(cluster),
-                                                cluster, device);
+        resident_interleaved_blocks(problem, config->threads, bytes_with(cluster), cluster, device);
     return parts_are_worth_it(problem.outer * cluster, steps / cluster, resident, config->threads,
                               device);
   };
   int cluster = 1;
-  while (cluster < kMostPartBlocks && is_worth_it(2 * cluster)) cluster *= 2;
+  while (cluster < kMostClusterBlocks && is_worth_it(2 * cluster)) cluster *= 2;
   const std::int64_t blocks = problem.outer * cluster;
   if (clusters_are_too_few(cluster, blocks, in_workspace, config->threads, device)) return false;
   config->shared_bytes = bytes_with(cluster);
@@ -459,8 +453,7 @@ void configure_interleaved(const Problem& problem, std::int64_t workspace, const
   config->threads = static_cast<int>(divide_up(config->stride, kWarpLanes) * kWarpLanes);
   config->shared_bytes = interleaved_bytes(problem);
   const std::int64_t resident =
-      std::int64_t{device.multiprocessors} *
-      resident_interleaved_blocks(problem, config->threads, config->shared_bytes, device);
+      resident_interleaved_blocks(problem, config->threads, config->shared_bytes, 1, device);
   const std::int64_t room = workspace / partial_bytes(problem) / problem.rows();
   const std::int64_t parts = std::max<std::int64_t>(
       1, std::min({resident / problem.outer, interleaved_partials(problem), room}));

@@ -183,21 +183,16 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 // a shard of the problem has only its share. It is enough for shards with a smaller `inner`, too.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
-// How many blocks of the algorithm's first launch a multiprocessor holds at a time; those of
-// `multiple` and `column` with the most threads that they have. A compiled kernel knows its
-// registers, so this is asked of the kernel where the device is at hand.
+// How many blocks of the algorithm's first launch the device holds at a time, in whole clusters;
+// those of `multiple` and `column` with the most threads that they have. A compiled kernel knows
+// its registers, so this is asked of the kernel where the device is at hand.
 int resident_multiple_blocks(const Problem& problem, const Device& device);
-int resident_column_blocks(const Problem& problem, int pack, const Device& device);
 int resident_staged_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
                            const Device& device);
+int resident_column_blocks(const Problem& problem, int pack, int lanes, int cluster,
+                           const Device& device);
 int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
-                                const Device& device);
-
-// How many clusters of them the GPU holds at a time.
-int resident_column_clusters(const Problem& problem, int pack, int lanes, int cluster,
-                             const Device& device);
-int resident_interleaved_clusters(const Problem& problem, int threads, std::int64_t shared_bytes,
-                                  int cluster, const Device& device);
+                                int cluster, const Device& device);
 
 // Runs the plan: x has outer * columns * inner elements, y has rows(), at least one each.
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers);
@@ -233,9 +228,9 @@ inline constexpr int kColumnThreads = 256;
 inline constexpr int kInterleavedThreads = 512;  // at most
 inline constexpr int kCombineThreads = 256;
 
-// column, interleaved: how many blocks of a cluster have parts of a row, at most. More are hard to
-// place, and are not more partials than combine_apart() takes.
-inline constexpr int kMostPartBlocks = 8;
+// How many blocks a cluster has at most: more are hard to place, and are more partials than
+// combine_apart() takes at once.
+inline constexpr int kMostClusterBlocks = 8;
 
 // Shared memory of a block for the partials of `blocks` blocks, which divide `results` results
 // among themselves: see cluster_parts.cuh.

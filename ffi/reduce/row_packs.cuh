@@ -60,7 +60,7 @@ class RowPacks {
     constexpr std::uintptr_t kBytes = kPack * sizeof(T);
     const auto begin = reinterpret_cast<std::uintptr_t>(array + row * rows.columns);
     packs_ = reinterpret_cast<const T*>(begin & ~(kBytes - 1));
-    phase_ = static_cast<int>(begin & (kBytes - 1)) / static_cast<int>(sizeof(T));
+    phase_ = elements_past_alignment<kPack>(array + row * rows.columns);
     end_ = phase_ + static_cast<Index>(rows.columns);
   }
 

@@ -7,12 +7,10 @@ namespace reduce {
 
 int resident_staged_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
                            const Device& device) {
-  Queue queue;
-  queue.device = &device;
   int blocks = 0;
   dispatch_unmasked(problem, [&](auto instance) {
     using First = typename decltype(instance)::First;
-    blocks = resident_blocks(queue, staged_kernel<First>, threads,
+    blocks = resident_blocks(device, staged_kernel<First>, threads,
                              static_cast<std::size_t>(shared_bytes));
   });
   return blocks;

@@ -5,6 +5,7 @@
 #include <string>
 #include <string_view>
 
+#include "core/dispatch.h"
 #include "core/integer.h"
 #include "softmax/instances.h"
 #include "softmax/softmax.h"
@@ -372,16 +373,9 @@ Config warp_config(const Problem& problem) {
   if (!takes_packs) {
     take_from(kElementsWarpInstances);
   } else if (config.layout == RowLayout::kMasked) {
-    switch (masked_packs(operands(problem), info(problem.dtype).bytes)) {
-      case 2:
-        take_from(kMaskedWarpInstances<2>);
-        break;
-      case 4:
-        take_from(kMaskedWarpInstances<4>);
-        break;
-      default:
-        take_from(kMaskedWarpInstances<8>);
-    }
+    dispatch_value<2, 4, 8>(
+        masked_packs(operands(problem), info(problem.dtype).bytes),
+        [&](auto packs) { take_from(kMaskedWarpInstances<decltype(packs)::value>); });
   } else if (config.layout != RowLayout::kAligned) {
     take_from(kUnalignedWarpInstances);
   } else {

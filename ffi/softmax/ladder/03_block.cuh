@@ -203,10 +203,10 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
 // The most threads that cost no residency: with larger blocks fewer fit a multiprocessor, and a
 // block waiting at a barrier then leaves it idle. Only the compiled kernel can tell.
 template <class Kernel>
-unsigned block_shared_threads(const Queue& queue, Kernel kernel, std::size_t shared_bytes) {
-  const int most = resident_blocks(queue, kernel, 128, shared_bytes);
+unsigned block_shared_threads(const Device& device, Kernel kernel, std::size_t shared_bytes) {
+  const int most = resident_blocks(device, kernel, 128, shared_bytes);
   int threads = kMaxBlockThreads;
-  while (threads > 128 && resident_blocks(queue, kernel, threads, shared_bytes) < most) {
+  while (threads > 128 && resident_blocks(device, kernel, threads, shared_bytes) < most) {
     threads /= 2;
   }
   return static_cast<unsigned>(threads);
@@ -219,7 +219,7 @@ void launch_block_shared(const Call& call) {
       call.problem.function, [&](auto function) {
         constexpr auto kKernel = block_shared_kernel<T, function>;
         LaunchShape shape = launch_shape(call, block_shared_bytes<T>(call.problem.columns));
-        shape.block = block_shared_threads(call.queue, kKernel, shape.shared_bytes);
+        shape.block = block_shared_threads(*call.queue.device, kKernel, shape.shared_bytes);
         launch_kernel<kKernel>(call.queue, shape, static_cast<const T*>(buffers.x),
                                static_cast<T*>(buffers.y), make_row_results<T>(buffers.logsumexps),
                                rows_of(call.problem));
