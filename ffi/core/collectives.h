@@ -84,14 +84,14 @@ __device__ inline A group_largest(A value) {
   return group_reduce<kLanes>(value, Largest{});
 }
 
-// group_reduce() for a number of lanes known at run time, of which neighbours lie `stride` apart,
-// another power of two.
-template <class T, class Combine>
+// group_reduce() for a number of lanes known at run time, up to kMost, of which neighbours lie
+// `stride` apart, another power of two.
+template <int kMost = kWarpSize, class T, class Combine>
 __device__ inline T group_reduce(T value, Combine combine, int lanes, int stride = 1) {
   if constexpr (std::is_arithmetic_v<T>) {
     // Not a loop, whose branches would take as long as the shuffles.
 #pragma unroll
-    for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
+    for (int distance = kMost / 2; distance > 0; distance /= 2) {
       if (distance < lanes) value = combine(value, shuffle_xor(value, distance * stride));
     }
   } else {

@@ -316,6 +316,10 @@ void configure_row(const Problem& problem, const Device& device, Config* config)
   }
   config->threads = kRowThreads;
   config->lanes = has_whole_packs(problem) ? threads : std::max(threads, 2);  // an edge each
+  const std::int64_t packs = problem.columns / pack_of(problem);
+  if (has_whole_packs(problem) && packs <= kLoads * threads) {
+    config->row_packs = static_cast<int>(packs);
+  }
 }
 
 void configure_staged(const Problem& problem, const Device& device, Config* config) {

@@ -137,6 +137,7 @@ inline std::string_view name_of(Algorithm algorithm) {
 struct Config {
   int threads = 0;                // of a block
   int lanes = 0;                  // row: threads of a row, 0 for a block; column: along `inner`
+  int row_packs = 0;              // row: packs of a row that its threads hold whole, else 0
   int pack = 1;                   // column: rows that a lane reads at a time
   int stride = 0;                 // interleaved: packs that a block reads at a time
   int lane_rows = 0;              // staged: of a tile, for each lane
@@ -153,6 +154,7 @@ struct Config {
   static void fields(Self& self, Visit&& visit) {
     visit("threads", self.threads);
     visit("lanes", self.lanes);
+    visit("row_packs", self.row_packs);
     visit("pack", self.pack);
     visit("stride", self.stride);
     visit("lane_rows", self.lane_rows);
