@@ -1,6 +1,7 @@
 // Reductions over what a thread holds, and over the lanes of a group, a warp and a block.
 #pragma once
 
+#include <cstdint>
 #include <type_traits>
 
 #include "core/cuda.h"
@@ -69,19 +70,52 @@ __device__ inline T group_reduce(T value, Combine combine) {
   return value;
 }
 
+// The bits of a float as an integer that is ordered like it, and the other way around. A NaN is
+// beyond infinity, on the side of its sign.
+__device__ inline int ordered_bits(float value) {
+  const int bits = __float_as_int(value);
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+__device__ inline float from_ordered_bits(int bits) {
+  return __int_as_float(bits ^ ((bits >> 31) & 0x7fffffff));
+}
+
 // group_reduce() to the largest value. For all lanes of a warp there is an instruction, which takes
-// integers: a float's bits are ordered like it, once those of negative ones are flipped. There a
-// NaN may win, which loses elsewhere.
+// integers. There a NaN may win, which loses elsewhere.
 template <int kLanes, class A>
 __device__ inline A group_largest(A value) {
-#ifndef JAX_GPUOPS_INTERPRET
   if constexpr (kLanes == kWarpSize && std::is_same_v<A, float>) {
-    const auto ordered = [](int bits) { return bits ^ ((bits >> 31) & 0x7fffffff); };
-    const int largest = __reduce_max_sync(kFullWarp, ordered(__float_as_int(value)));
-    return __int_as_float(ordered(largest));
+    return from_ordered_bits(__reduce_max_sync(kFullWarp, ordered_bits(value)));
+  } else {
+    return group_reduce<kLanes>(value, Largest{});
   }
-#endif
-  return group_reduce<kLanes>(value, Largest{});
+}
+
+// group_reduce() of all lanes of a warp for Maximum or Minimum, by an instruction where there is
+// one: NaN wins.
+template <class Extreme, class A>
+__device__ inline A warp_extreme(A value) {
+  constexpr bool kMaximum = std::is_same_v<Extreme, Maximum>;
+  static_assert(kMaximum || std::is_same_v<Extreme, Minimum>);
+  const auto extreme = [](int bits) {
+    return kMaximum ? __reduce_max_sync(kFullWarp, bits) : __reduce_min_sync(kFullWarp, bits);
+  };
+  if constexpr (std::is_same_v<A, float>) {
+    constexpr int kBeyondAll = kMaximum ? 0x7fffffff : ~0x7fffffff;
+    return from_ordered_bits(extreme(value == value ? ordered_bits(value) : kBeyondAll));
+  } else if constexpr (std::is_same_v<A, int>) {
+    return extreme(value);
+  } else {
+    return group_reduce<kWarpSize>(value, Extreme{});
+  }
+}
+
+// The smallest of a warp's integers, none of which is negative.
+__device__ inline std::int64_t warp_smallest(std::int64_t value) {
+  const auto high = static_cast<unsigned>(value >> 32);
+  const unsigned smallest = __reduce_min_sync(kFullWarp, high);
+  const unsigned low = high == smallest ? static_cast<unsigned>(value) : ~0u;
+  return static_cast<std::int64_t>(smallest) << 32 | __reduce_min_sync(kFullWarp, low);
 }
 
 // group_reduce() for a number of lanes known at run time, up to kMost, of which neighbours lie

@@ -32,7 +32,7 @@ struct Call {
 
   ContiguousRows rows() const { return {problem.rows(), problem.columns}; }
   Target result() const {
-    return {buffers.y,       problem.result,   false,       order(),
+    return {buffers.y,       problem.result,   false,       order(),           buffers.divisor != 1,
             buffers.divisor, buffers.variance, buffers.low, buffers.correction};
   }
   Target partials(void* data, DType dtype) const { return {data, dtype, true, order()}; }

@@ -246,8 +246,8 @@ bool has_whole_packs(const Problem& problem) {
   return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
 }
 
-// How many threads take a row, a power of two of them.
-int row_threads(const Problem& problem, const Device& device) {
+// How many threads a row is worth.
+std::int64_t row_threads(const Problem& problem, const Device& device) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
   const std::int64_t busy = kBusyThreads * device.multiprocessors;
   const std::int64_t short_row =
@@ -257,7 +257,13 @@ int row_threads(const Problem& problem, const Device& device) {
                                                                     : kMostThreadPacksOfShortRows);
   while (threads < packs && expected_rows(problem) * threads < busy) threads *= 2;
   const std::int64_t most = std::max<std::int64_t>(kWarpLanes, divide_up(packs, kLeastThreadPacks));
-  return power_of_two_from(std::min(threads, most), kMultipleThreads);
+  return std::min(threads, most);
+}
+
+// The threads of a block that has a row to itself: whole warps.
+int block_threads(const Problem& problem, const Device& device) {
+  const std::int64_t warps = divide_up(row_threads(problem, device), kWarpLanes);
+  return static_cast<int>(std::min<std::int64_t>(warps * kWarpLanes, kMultipleThreads));
 }
 
 bool keeps_busy(std::int64_t blocks, int threads, const Device& device) {
@@ -307,17 +313,18 @@ void configure_step(const Problem& problem, Algorithm algorithm, std::int64_t wo
 }
 
 void configure_row(const Problem& problem, const Device& device, Config* config) {
-  const int threads = row_threads(problem, device);
+  const int threads = power_of_two_from(row_threads(problem, device), kMultipleThreads);
   const bool takes_turns =
       expected_rows(problem) * threads > kResidentThreads * device.multiprocessors;
   if (threads > kRowThreads || (threads > kWarpLanes && takes_turns)) {
-    config->threads = threads;
+    config->threads = block_threads(problem, device);
     return;
   }
   config->threads = kRowThreads;
   config->lanes = has_whole_packs(problem) ? threads : std::max(threads, 2);  // an edge each
   const std::int64_t packs = problem.columns / pack_of(problem);
-  if (has_whole_packs(problem) && packs <= kLoads * threads) {
+  const bool folds_packs = !problem.masked && problem.function != Function::kMeanAndVar;
+  if (folds_packs && has_whole_packs(problem) && packs <= kLoads * threads) {
     config->row_packs = static_cast<int>(packs);
   }
 }
@@ -367,7 +374,7 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   }
   const std::int64_t parts = std::min(wanted, room);
   if (parts <= 1) {
-    config->threads = std::max(kWarpLanes, row_threads(problem, device));
+    config->threads = block_threads(problem, device);
     return;
   }
   config->threads = kMultipleThreads;

@@ -36,8 +36,50 @@ inline constexpr bool kIsIndexed<Indexed<A>> = true;
 
 template <class A>
 __device__ inline Indexed<A> shuffle_xor(Indexed<A> value, int distance) {
-  return {__shfl_xor_sync(kFullWarp, value.value, distance),
-          __shfl_xor_sync(kFullWarp, value.index, distance)};
+  return {JAX_GPUOPS_NAMESPACE::shuffle_xor(value.value, distance),
+          JAX_GPUOPS_NAMESPACE::shuffle_xor(value.index, distance)};
+}
+
+using JAX_GPUOPS_NAMESPACE::group_reduce;
+
+// Whether a value is the best of several, given that: NaN is, if it takes part.
+template <class A>
+__device__ inline bool is_best(A value, A best) {
+  return value == best || value != value;
+}
+
+// group_reduce() of collectives.h, not by a comparison of both members for each halving of the
+// lanes: first the best value is found, then the smallest column of those that have it.
+template <class A, class FindBest, class FindSmallest>
+__device__ __forceinline__ Indexed<A> find_indexed(Indexed<A> own, FindBest&& find_best,
+                                                   FindSmallest&& find_smallest) {
+  const A best = find_best(own.value);
+  constexpr auto kNone = std::numeric_limits<std::int64_t>::max();
+  return {best, find_smallest(is_best(own.value, best) ? own.index : kNone)};
+}
+
+template <int kLanes, class A, class Combine>
+__device__ inline Indexed<A> group_reduce(Indexed<A> own, Combine) {
+  using Best = typename Combine::Best;
+  if constexpr (kLanes == kWarpSize) {
+    return find_indexed(
+        own, [](A value) { return warp_extreme<Best>(value); },
+        [](std::int64_t index) { return warp_smallest(index); });
+  } else {
+    return find_indexed(
+        own, [](A value) { return group_reduce<kLanes>(value, Best{}); },
+        [](std::int64_t index) { return group_reduce<kLanes>(index, Minimum{}); });
+  }
+}
+
+template <int kMost = kWarpSize, class A, class Combine>
+__device__ inline Indexed<A> group_reduce(Indexed<A> own, Combine combine, int lanes,
+                                          int stride = 1) {
+  using Best = typename Combine::Best;
+  if (kMost == kWarpSize && lanes == kWarpSize) return group_reduce<kWarpSize>(own, combine);
+  return find_indexed(
+      own, [&](A value) { return group_reduce<kMost>(value, Best{}, lanes, stride); },
+      [&](std::int64_t index) { return group_reduce<kMost>(index, Minimum{}, lanes, stride); });
 }
 
 // How integers that are compared map to keys, of which the largest is looked for whatever the
@@ -69,7 +111,8 @@ struct Target {
   DType dtype;
   bool partials;
   IntegerOrder order;
-  double divisor = 1;        // sum of floats: what the result is divided by, for a mean
+  bool divides = false;      // sum of floats: for a mean
+  double divisor = 1;        // what the result is divided by then
   void* variance = nullptr;  // mean_and_var: the second result
   void* low = nullptr;       // likewise: the third, if there is one
   double correction = 0;     // likewise: what is taken off the number of elements to divide by
@@ -209,7 +252,7 @@ struct ValueReducer {
       return;
     }
     if constexpr (kFunction == Function::kSum && kFloat) {
-      if (target.divisor != 1) value /= static_cast<A>(target.divisor);
+      if (target.divides) value /= static_cast<A>(target.divisor);
     }
     store_result(target, index, value);
   }
@@ -269,6 +312,8 @@ struct ArgReducer {
   using Partial = Indexed<A>;
 
   struct Combine {
+    using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
+
     // The better value; of equal ones that of the smaller column.
     __device__ Partial operator()(Partial a, Partial b) const {
       if (beats<kFunction>(a.value, b.value)) return a;
@@ -299,8 +344,7 @@ struct ArgReducer {
   class Fold {
    public:
     // Elements of `count` columns: first, first + step, ..., all beyond those of earlier calls.
-    // Only where their best beats the one so far is its column looked for, so an element costs
-    // little more than for max.
+    // Without branches: nearly every call has a new best one in some thread of a warp.
     template <int kCount>
     __device__ void add(const Accumulator<T> (&value)[kCount], std::int64_t first,
                         std::int64_t step) {
@@ -316,22 +360,18 @@ struct ArgReducer {
     template <int kCount>
     __device__ void add_kept(const Accumulator<T> (&value)[kCount], unsigned kept,
                              std::int64_t first, std::int64_t step) {
-      using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
       const auto keeps = [&](int i) { return (kept >> i & 1) != 0; };
       A terms[kCount];
 #pragma unroll
       for (int i = 0; i < kCount; ++i) {
         terms[i] = keeps(i) ? static_cast<A>(value[i]) : identity().value;
       }
-      const A best = tree<Best>(terms);
-      const bool is_first = best_.index == identity().index && kept != 0;
-      if (beats<kFunction>(best, best_.value) || is_first) {
-        int position = 0;
-#pragma unroll
-        for (int i = kCount - 1; i >= 0; --i) {
-          const A term = static_cast<A>(value[i]);
-          if (keeps(i) && (term == best || term != term)) position = i;
-        }
+      const Placed found = first_best<0, kCount>(terms);
+      const A best = Best{}(best_.value, found.value);
+      const bool is_better = !is_best(best_.value, best) || best_.index == identity().index;
+      if (is_better && kept != 0) {
+        // One that does not take part is found only if all that do are as bad.
+        const int position = keeps(found.position) ? found.position : __ffs(kept) - 1;
         best_ = {best, first + position * step};
       }
     }
@@ -339,6 +379,27 @@ struct ArgReducer {
     __device__ Partial value() const { return best_; }
 
    private:
+    using Best = typename Combine::Best;
+
+    // An element and its number in a call.
+    struct Placed {
+      A value;
+      int position;
+    };
+
+    // Of kCount elements from number kFirst on: of equal ones the first.
+    template <int kFirst, int kCount, int kAll>
+    __device__ static Placed first_best(const A (&value)[kAll]) {
+      if constexpr (kCount == 1) {
+        return {value[kFirst], kFirst};
+      } else {
+        const Placed a = first_best<kFirst, kCount / 2>(value);
+        const Placed b = first_best<kFirst + kCount / 2, kCount / 2>(value);
+        const A best = Best{}(a.value, b.value);
+        return {best, is_best(a.value, best) ? a.position : b.position};
+      }
+    }
+
     Partial best_ = identity();
   };
 };

@@ -106,6 +106,14 @@ inline void __threadfence() {}
 inline int min(int a, int b) { return a < b ? a : b; }
 inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 
+// ---- Bits ----
+
+// The number of the lowest bit that is set, from 1; 0 if none is.
+inline int __ffs(int value) { return __builtin_ffs(value); }
+
+inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
+inline float __int_as_float(int value) { return __builtin_bit_cast(float, value); }
+
 // ---- Bytes ----
 
 // Byte i of the result is the one of the eight of (high, low) that digit i of `selector` names.
@@ -166,6 +174,30 @@ T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = warpSize,
   const Segment s = segment(width);
   const int source = s.lane ^ (lane_mask & (warpSize - 1));
   return shuffle("__shfl_xor_sync", site, mask, source <= s.last ? source : s.lane, value);
+}
+
+// ---- Reductions of a warp ----
+
+template <class T, class Combine>
+T warp_reduction(const char* name, unsigned mask, T value, Combine combine, Site site) {
+  T result = value;
+  for (int lane = 0; lane < warpSize; ++lane) {
+    const T other = shuffle(name, site, mask, (mask >> lane & 1) != 0 ? lane : 0, value);
+    if ((mask >> lane & 1) != 0) result = combine(result, other);
+  }
+  return result;
+}
+
+template <class T>
+T __reduce_max_sync(unsigned mask, T value, Site site = Site::here()) {
+  return warp_reduction(
+      "__reduce_max_sync", mask, value, [](T a, T b) { return a < b ? b : a; }, site);
+}
+
+template <class T>
+T __reduce_min_sync(unsigned mask, T value, Site site = Site::here()) {
+  return warp_reduction(
+      "__reduce_min_sync", mask, value, [](T a, T b) { return b < a ? b : a; }, site);
 }
 
 // ---- Atomics ----
