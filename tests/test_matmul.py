@@ -938,10 +938,66 @@ def test_skinny_of_every_tile(transpose_a, m, rows, transpose_b, skinny):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize(
+    "sizes", [(72, 40, 264), (40, 104, 200), (24, 200, 1032), (67, 35, 133)], ids=str
+)
+def test_skinny_of_more_columns_than_a_block_has(sizes, transpose_b, transpose_a, dtype, skinny):
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
+    y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, dtype, **skinny)
+    assert_matmul(y, a, b)
+
+
+# Whose skinny factor is so deep that blocks share it.
+SHARED_BY_BLOCKS = [(16, 64, 60008), (61, 12, 75016), (32, 97, 42008)]
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("sizes", SHARED_BY_BLOCKS, ids=str)
+def test_blocks_of_a_cluster_divide_the_depth_of_skinny(sizes, transpose_b, skinny):
+    """With warps that lie beyond the large factor's edge."""
+    m, n, k = sizes
+    if not transpose_b:
+        n = -(-n // 8) * 8
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    y, config = helpers.recorded_dot(a, b, False, transpose_b, "float32", **skinny)
+    assert_matmul(y, a, b)
+    assert config["splits"] == 4
+
+
+@pytest.mark.kernel
+def test_sums_of_a_cluster_of_skinny_in_any_order_of_threads(skinny):
+    if skinny["implementation"] != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    m, n, k = SHARED_BY_BLOCKS[0]
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    helpers.under_each_schedule(
+        lambda: jax_gpuops.matmul(a, b, **skinny), [(1, {}), (2, {"warp": 0}), (3, {"warp": 13})]
+    )
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("sizes", [(32, 136, 264), (17, 104, 1096), (25, 200, 72)], ids=str)
+def test_skinny_of_32_columns(sizes, transpose_b, skinny):
+    m, n, k = sizes
+    if skinny["implementation"] == "cuda":
+        n *= 32
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    y, config = helpers.recorded_dot(a, b, False, transpose_b, "bfloat16", **skinny)
+    assert_matmul(y, a, b)
+    assert skinny_tile(config, m, n)[:2] == (32, 32)
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("share", ["", "a", "b"])
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("sizes", [(4, 72, 104), (67, 3, 101)], ids=str)
+@pytest.mark.parametrize("sizes", [(4, 72, 104), (67, 3, 101), (9, 72, 264)], ids=str)
 def test_skinny_of_batches(sizes, transpose_b, transpose_a, share, skinny):
     m, n, k = sizes
     a, b = helpers.normal((3, m, k), "bfloat16"), helpers.normal((3, k, n), "bfloat16", 1)
@@ -990,7 +1046,7 @@ def test_skinny_at_any_address(offset, skinny):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("sizes", [(3, 72, 1032), (72, 12, 1029)], ids=str)
+@pytest.mark.parametrize("sizes", [(3, 72, 1032), (72, 12, 1029), (72, 12, 1032)], ids=str)
 def test_skinny_in_any_order_of_threads(sizes, skinny):
     """The warps' sums are added in one order, whichever warp is done first."""
     if skinny["implementation"] != "interpret":
@@ -1021,12 +1077,12 @@ def test_repeats_of_skinny_are_bit_identical(skinny):
         (lambda x, **how: jax_gpuops.matmul(x.astype("float32"), x, **how), "not float32"),
         (lambda x, **how: jax_gpuops.gemm(x, x, x, beta=1, **how), "adds no c"),
         (lambda x, **how: jax_gpuops.gemm(x, x, alpha=2, **how), "has no alpha other than 1"),
-        (lambda x, **how: jax_gpuops.matmul(x, x, **how), "takes at most 16 rows or columns"),
+        (lambda x, **how: jax_gpuops.matmul(x, x, **how), "takes at most 1024 rows or columns"),
     ],
 )
 def test_what_skinny_refuses(call, why, skinny):
     with pytest.raises(ValueError, match=f"algorithm 'skinny' .*{why}"):
-        call(jnp.ones((17, 17), "bfloat16"), **skinny)
+        call(jnp.ones((1025, 1025), "bfloat16"), **skinny)
 
 
 def test_the_plan_prefers_skinny_for_few_rows_or_columns(skinny):
@@ -1037,7 +1093,9 @@ def test_the_plan_prefers_skinny_for_few_rows_or_columns(skinny):
         (2048, 16, 2048, "float16", ["skinny"]),
         (3, 2047, 2047, "float16", ["skinny"]),
         (8, 4096, 128, "bfloat16", ["tensor_core", "split_k"]),  # no depth for eight warps
-        (17, 2048, 2048, "bfloat16", ["tensor_core", "split_k"]),
+        (33, 2048, 2048, "bfloat16", ["tensor_core", "split_k"]),
+        (32, 4096, 2048, "bfloat16", ["skinny"]),
+        (256, 256, 256, "bfloat16", ["skinny" if on_gpu else "tensor_core"]),
         # One block of skinny, but eight of a GPU's for split_k: the host's simulates too few.
         (8, 16, 1 << 20, "bfloat16", ["split_k" if on_gpu else "skinny"]),
         (1, 64, 256, "bfloat16", ["coalesced"]),

@@ -226,7 +226,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "Tensor cores for few rows or columns: the other factor streams through registers, each warp "
      "of a block with a part of the depth.",
      "jax_gpuops",
-     "float16 and bfloat16; at most 16 rows or columns; no c, alpha 1; compute capability 8.0",
+     "float16 and bfloat16; at most 1024 rows or columns; no c, alpha 1; compute capability 8.0",
      "skinny_kernel"},
     {"bf16_x6",
      "float32 at full accuracy on tensor cores: three bfloat16 parts of each element, six products "
@@ -281,7 +281,7 @@ struct Config {
   int cluster_rows = 0;  // blocks of a cluster: neighbours along m
   int stages = 0;        // of slices of a and b, in shared memory
   int group = 0;         // rows of tiles of clusters that are taken together
-  int splits = 1;        // of the depth, among the blocks of a cluster: of split_k
+  int splits = 1;        // of the depth, among the blocks of a cluster: of split_k and skinny
   int vector_bytes = 0;  // that a copy of mma_pipelined moves
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage apart: see Persistent
@@ -530,8 +530,10 @@ inline constexpr SplitKTile kSplitKTiles[] = {{64, 3, 2}, {128, 5, 1}};
 
 // skinny
 
-inline constexpr int kSkinnyExtent = 16;  // rows or columns, at most
+inline constexpr int kSkinnyExtent = 16;        // rows or columns of a block, but for one tile
+inline constexpr int kMostSkinnyExtent = 1024;  // of the problem: more blocks read the large factor
 inline constexpr int kSkinnyThreads = 256;
+inline constexpr int kMostSkinnySplits = 4;  // blocks of a cluster
 
 // A factor as skinny sees it: a's rows or b's columns, each of the depth.
 struct SkinnyFactor {
@@ -550,17 +552,19 @@ inline SkinnyFactors skinny_factors(const Problem& problem) {
   return problem.m > problem.n ? SkinnyFactors{true, a, b} : SkinnyFactors{false, b, a};
 }
 
-// A block's rows of the large factor, and columns for those of the skinny one.
+// A warp's rows of the large factor, and columns for those of the skinny one.
 struct SkinnyTile {
   int rows;
   int cols;
 };
 // Of a large factor that is not read in packs.
 inline constexpr SkinnyTile kSkinnyUnpackedTile{32, 16};
+// Of a skinny factor with more columns than others take, whose depth is contiguous.
+inline constexpr SkinnyTile kSkinnyWideTile{32, 32};
 
-// The sums of each warp.
+// The sums of each warp, those from the blocks of a cluster, and a barrier.
 constexpr int skinny_shared_bytes(int rows, int cols) {
-  return kSkinnyThreads / 32 * cols * (rows + 4) * 4;
+  return (kSkinnyThreads / 32 * (rows + 4) + kMostSkinnySplits * rows) * cols * 4 + 8;
 }
 
 // bf16_x6 and fp16_x3

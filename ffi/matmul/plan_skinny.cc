@@ -1,6 +1,7 @@
 // The plan of skinny.
 
 #include <algorithm>
+#include <limits>
 #include <string>
 
 #include "core/integer.h"
@@ -12,18 +13,71 @@ namespace {
 
 // Below it most warps of skinny's blocks have nothing to multiply.
 constexpr std::int64_t kLeastSkinnyDepth = 256;
+// The same of products that are small both ways, where all that counts is what comes before and
+// behind the few loads.
+constexpr std::int64_t kLeastSmallDepth = 128;
 
 // How long a multiprocessor takes for an element of the large factor, in nanoseconds: what it could
 // read by itself, and its share of what memory gives to all, 60 and 34 bytes a nanosecond.
 constexpr double kSkinnyReadTime = 2.0 / 60;
 constexpr double kMemoryReadTime = 2.0 / 34;
+// Predictions: what a small product takes before and after its loads, and for an element that some
+// block reads from the L2 cache.
+constexpr double kSmallLaunchTime = 2000;
+constexpr double kCacheReadTime = 2.0 / 6500;
 
-// Blocks of many rows read the skinny factor less often, and longer runs of a large one whose rows
+// A prediction: what it takes the blocks of a cluster to exchange their sums.
+constexpr double kSkinnyExchangeTime = 800;
+// The rows of a cluster, at most: more leave too few blocks.
+constexpr int kMostSkinnyRows = 128;
+
+std::int64_t skinny_col_tiles(const SkinnyFactors& factors) {
+  return divide_up(factors.skinny.extent, kSkinnyExtent);
+}
+
+// Warps of many rows read the skinny factor less often, and longer runs of a large one whose rows
 // are contiguous; but each multiprocessor should have some, and every one something to do.
 int skinny_rows(const SkinnyFactors& factors, std::int64_t batch, const Device& device) {
-  const auto tiles = [&](int rows) { return batch * divide_up(factors.large.extent, rows); };
+  const auto tiles = [&](int rows) {
+    return batch * skinny_col_tiles(factors) * divide_up(factors.large.extent, rows);
+  };
   if (tiles(64) >= std::int64_t{3} * device.multiprocessors) return 64;
   return 4 * tiles(32) >= std::int64_t{3} * device.multiprocessors ? 32 : 16;
+}
+
+// How many blocks divide the depth, so that each reads a part of the skinny factor alone. That
+// saves reads from the L2 cache, and costs an exchange of sums.
+int skinny_splits(const Problem& problem, const SkinnyFactors& factors, const SkinnyTile& tile,
+                  const Device& device) {
+  if (!device.runs_hopper_code() || factors.skinny.extent > tile.cols) return 1;
+  const std::int64_t blocks = problem.batch * divide_up(factors.large.extent, tile.rows);
+  const double reads = static_cast<double>(blocks * factors.skinny.extent) *
+                       static_cast<double>(problem.k) * kCacheReadTime;
+  int best = 1;
+  double least = reads;
+  for (int splits = 2; splits <= std::min(kMostSkinnySplits, kMostSkinnyRows / tile.rows);
+       splits *= 2) {
+    const double time = reads / splits + kSkinnyExchangeTime;
+    if (time < least) {
+      best = splits;
+      least = time;
+    }
+  }
+  return best;
+}
+
+// Whether whole packs of so many elements begin at aligned addresses.
+bool fits_skinny_packs(const Problem& problem, std::int64_t length, int pack) {
+  return length % pack == 0 && problem.alignment >= std::int64_t{2} * pack;
+}
+
+bool takes_wide_tile(const Problem& problem, const SkinnyFactors& factors, const Device& device) {
+  constexpr SkinnyTile kTile = kSkinnyWideTile;
+  const std::int64_t tiles = problem.batch * divide_up(factors.large.extent, kTile.rows);
+  return factors.skinny.extent > kSkinnyExtent && factors.skinny.extent <= kTile.cols &&
+         factors.skinny.deep && fits_skinny_packs(problem, problem.k, 8) &&
+         (factors.large.deep || fits_skinny_packs(problem, factors.large.extent, kTile.rows / 8)) &&
+         4 * tiles >= std::int64_t{3} * device.multiprocessors;
 }
 
 // What skinny takes, of problems that it takes: reading is all there is to it. `least` is what any
@@ -45,6 +99,28 @@ SkinnyEstimate estimate_skinny(const Problem& problem, const Device& device) {
   return {kLaunchTime + std::max(own, least), kLaunchTime + least};
 }
 
+// The same of a product with more rows and columns than a block of skinny has, whose blocks all run
+// at the same time and read both factors from the L2 cache; infinite if they do not.
+double estimate_small(const Problem& problem, const Device& device) {
+  const SkinnyFactors factors = skinny_factors(problem);
+  const int rows = skinny_rows(factors, problem.batch, device);
+  const std::int64_t blocks =
+      problem.batch * skinny_col_tiles(factors) * divide_up(factors.large.extent, rows);
+  if (blocks > std::int64_t{2} * device.multiprocessors)
+    return std::numeric_limits<double>::infinity();
+  const double of_block = (rows + kSkinnyExtent) * static_cast<double>(problem.k);
+  const auto turns = static_cast<double>(divide_up(blocks, device.multiprocessors));
+  return kSmallLaunchTime + std::max(turns * of_block * kSkinnyReadTime,
+                                     static_cast<double>(blocks) * of_block * kCacheReadTime);
+}
+
+// What the others on tensor cores take.
+double other_time(const Problem& problem, const Device& device) {
+  const double time = tensor_core_time(problem, device);
+  return refusal_of_split_k(problem, device).empty() ? std::min(time, split_k_time(problem, device))
+                                                     : time;
+}
+
 }  // namespace
 
 // Why skinny does not take the problem; empty if it does.
@@ -55,14 +131,14 @@ std::string refusal_of_skinny(const Problem& problem, const Device& device) {
   if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
   if (problem.has_c) return "adds no c";
   if (problem.scaled) return "has no alpha other than 1";
-  if (std::min(problem.m, problem.n) > kSkinnyExtent) {
-    return "takes at most " + std::to_string(kSkinnyExtent) + " rows or columns";
+  if (std::min(problem.m, problem.n) > kMostSkinnyExtent) {
+    return "takes at most " + std::to_string(kMostSkinnyExtent) + " rows or columns";
   }
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most) {
     return "takes extents of at most 2^30";
   }
-  // As many blocks as the least of them make.
+  // As many blocks as the least of them make, along x of the grid.
   const auto blocks = static_cast<double>(problem.batch) *
                       static_cast<double>(divide_up(std::max(problem.m, problem.n), 16));
   return blocks > static_cast<double>(most) ? "takes at most 2^30 tiles of 16 rows" : "";
@@ -73,9 +149,10 @@ Config configure_skinny(const Problem& problem, const Device& device) {
   // A thread reads 8 elements of the depth, or one for each 8 of a block's rows, if these are whole
   // packs; 2 of the skinny factor's columns.
   const auto fits = [&](std::int64_t length, int pack) {
-    return length % pack == 0 && problem.alignment >= std::int64_t{2} * pack;
+    return fits_skinny_packs(problem, length, pack);
   };
   SkinnyTile tile{skinny_rows(factors, problem.batch, device), kSkinnyExtent};
+  if (takes_wide_tile(problem, factors, device)) tile = kSkinnyWideTile;
   bool packs_large = false;
   if (factors.large.deep) {
     packs_large = fits(problem.k, 8);
@@ -96,7 +173,10 @@ Config configure_skinny(const Problem& problem, const Device& device) {
   config.tile_cols = factors.large_is_a ? tile.cols : tile.rows;
   config.pack_a = factors.large_is_a ? packs_large : packs_skinny;
   config.pack_b = factors.large_is_a ? packs_skinny : packs_large;
-  config.blocks = problem.batch * divide_up(factors.large.extent, tile.rows);
+  if (packs_large) config.splits = skinny_splits(problem, factors, tile, device);
+  config.blocks = config.splits * problem.batch *
+                  divide_up(factors.large.extent, std::int64_t{tile.rows} * config.splits) *
+                  divide_up(factors.skinny.extent, tile.cols);
   config.shared_bytes = skinny_shared_bytes(tile.rows, tile.cols);
   return config;
 }
@@ -108,16 +188,21 @@ bool suits_skinny(const Problem& problem) {
 
 // For long enough depths, unless few rows leave most of the GPU idle while others divide the depth
 // among more blocks, or have fewer products to wait for. No other kernel is as fast where it has to
-// copy a factor.
+// copy a factor. For up to 32 rows or columns too, where they fit a tile. And for what is small
+// both ways, of which others have too few tiles.
 bool prefers_skinny(const Problem& problem, const Device& device) {
-  if (!suits_skinny(problem) || !refusal_of_skinny(problem, device).empty()) return false;
-  if (copies_bytes(problem) > 0 || !refusal_of_tensor_core(problem, device).empty()) return true;
-  const SkinnyEstimate skinny = estimate_skinny(problem, device);
-  double other = tensor_core_time(problem, device);
-  if (refusal_of_split_k(problem, device).empty()) {
-    other = std::min(other, split_k_time(problem, device));
+  if (!is_16_bit_float(problem.dtype) || !refusal_of_skinny(problem, device).empty()) return false;
+  const bool others_take_it =
+      copies_bytes(problem) == 0 && refusal_of_tensor_core(problem, device).empty();
+  const bool suits = suits_skinny(problem);
+  if (!others_take_it) return suits;
+  if (suits || (problem.k >= kLeastSkinnyDepth &&
+                takes_wide_tile(problem, skinny_factors(problem), device))) {
+    const SkinnyEstimate skinny = estimate_skinny(problem, device);
+    return skinny.time <= std::max(other_time(problem, device), skinny.least);
   }
-  return skinny.time <= std::max(other, skinny.least);
+  return std::min(problem.m, problem.n) > kSkinnyExtent && problem.k >= kLeastSmallDepth &&
+         estimate_small(problem, device) < other_time(problem, device);
 }
 
 }  // namespace matmul

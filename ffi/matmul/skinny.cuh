@@ -6,11 +6,20 @@
 // columns:
 //
 //     large factor                   skinny factor                    sums
-//     | kRows x depth |      x       | depth x 8 or 16 |      =       | kRows x 8 or 16 |
+//     | kRows x depth |      x       | depth x kCols |        =       | kRows x kCols |
 //       warp 0 1 .. 7 0 1 ..           warp 0 1 .. 7 0 1 ..            of each warp, then added
 //
-// A block has kRows rows, and its warps take turns along the depth. In the end they add their sums
-// through shared memory, always in the same order.
+// Each of a block's warps has an eighth of the depth, and kRows rows. In the end they add their
+// sums, through shared memory, always in the same order. Where the skinny factor is not that
+// skinny, what each block reads of it counts. Then the blocks of a cluster divide the depth, and
+// each has the rows of all of them: warps side by side read the same part of the skinny factor,
+// from the L1 cache but for once. Each block finishes the rows that one without a cluster would
+// have.
+//
+//     rows 0 ..       | 0 | 1 | 2 .. | 7 |  block 0        | 0 | 2 | 4 | 6 | 0 | 2 | 4 | 6 |
+//     rows kRows ..   | 0 | 1 | 2 .. | 7 |  block 1        | 1 | 3 | 5 | 7 | 1 | 3 | 5 | 7 |
+//                       warps, depth ->                      block 0         block 1
+//                       alone                              in a cluster of two
 //
 // Products can be added in any order, and rows stand where one likes, so that which element is in
 // which register is free as long as both factors agree. In a chunk, 32 of the depth, lane 4 g + t
@@ -32,6 +41,9 @@
 
 #include "core/collectives.h"
 #include "core/cuda.h"
+#include "core/integer.h"
+#include "core/ptx/cluster.cuh"
+#include "core/ptx/mbarrier.cuh"
 #include "core/ptx/memory.cuh"
 #include "core/ptx/mma.cuh"
 #include "core/shared.h"
@@ -66,16 +78,23 @@ struct Skinny {
   static constexpr int kLargeWords = kLaneRows * kLaneDepth / 2;
   static constexpr int kSkinnyWords = kColTiles * kLaneDepth / 2;
 
-  // A stage is what a warp loads before it multiplies: as many chunks as 128 registers have room
-  // for, so that a multiprocessor holds two blocks, each with up to 64 KiB on their way.
-  static constexpr int chunks() {
+  // A warp has kSlots steps on their way, as many as 128 registers have room for, so that a
+  // multiprocessor holds two blocks, each with up to 64 KiB. It multiplies all of them before the
+  // next loads: of loads that go on from one round of a loop to the next, ptxas has a warp wait for
+  // all together.
+  static constexpr int slots() {
     if (!kPacked) return 1;
-    if (kCols == 8) return 128 / kRows;
+    if (kCols == 32) return 3;
+    if (kCols == 8) return kRows == 64 ? 2 : 4;
     if (kReads == SkinnyReads::kElements) return kRows == 64 ? 1 : 2;
     return kRows == 64 ? 1 : kRows == 32 ? 3 : 4;
   }
-  static constexpr int kChunks = chunks();
-  static constexpr int kStageDepth = kChunks * kChunkDepth;
+  static constexpr int kSlots = slots();
+  // So many columns have so many sums that three slots leave room for one block.
+  static constexpr int kResident = kCols == 32 ? 1 : 2;
+  // What a step has of the depth.
+  static constexpr int kChunks = kPacked && kCols == 8 && kRows == 16 ? 2 : 1;
+  static constexpr int kStepDepth = kChunks * kChunkDepth;
 
   static_assert(kReads != SkinnyReads::kColumns || kCols == 16, "a pair of columns for each of 8");
 
@@ -115,12 +134,13 @@ struct SkinnyProduct {
   SkinnyOperand<T> skinny;
   SkinnyResult result;
   int depth;
-  unsigned tiles;  // of rows, for each matrix of the batch
+  Divisor tiles;    // of a cluster's rows, for each matrix of the batch
+  int splits_log2;  // blocks of a cluster
 };
 
-// What a lane has of kChunks chunks.
+// What a lane has of a step.
 template <class Config>
-struct SkinnyStage {
+struct SkinnyStep {
   std::uint32_t large[Config::kChunks][Config::kLargeWords];
   std::uint32_t skinny[Config::kChunks][Config::kSkinnyWords];
 };
@@ -129,6 +149,10 @@ struct SkinnyStage {
 template <class Config>
 struct SkinnyStorage {
   float sums[Config::kWarps][Config::kCols][Config::kRows + 4];
+  // From each block of the cluster, for the rows that this one finishes. Others send while this one
+  // may still multiply.
+  float received[kMostSkinnySplits][Config::kCols][Config::kRows];
+  Mbarrier exchanged;
 };
 
 // ---- Loads ----
@@ -150,40 +174,53 @@ __device__ __forceinline__ void read_pack_once(const T* from, bool valid, std::u
   for (int i = 0; i < kWords; ++i) to[i] = word[i];
 }
 
-// From which addresses a lane reads its rows and columns. Those beyond an edge are read as the last
-// ones within it, and their sums are not written: every row and column is for itself. A depth
-// beyond the last, which all of them would have, is read as 0.
+// From which addresses a lane reads its rows and columns, step by step. Those beyond an edge are
+// read as the last ones within it, and their sums are not written: every row and column is for
+// itself. A depth beyond the last, which all of them would have, is read as 0.
 template <class Config>
 class SkinnyReader {
  public:
   using T = typename Config::Factor;
 
   __device__ SkinnyReader(const SkinnyProduct<T>& product, std::int64_t matrix, int first_row,
-                          int group)
-      : large_(product.large.data + matrix * product.large.batch_stride),
-        skinny_(product.skinny.data + matrix * product.skinny.batch_stride),
-        large_stride_(product.large.stride),
-        col_stride_(product.skinny.deep ? product.skinny.stride : 1),
-        depth_stride_(product.skinny.deep ? 1 : product.skinny.stride),
-        depth_(product.depth) {
+                          int first_col, int lane)
+      : product_(product), lane_depth_(lane % 4 * kLaneDepth) {
+    const int group = lane / 4;
+    large_ = product.large.data + matrix * product.large.batch_stride;
+    skinny_ = product.skinny.data + matrix * product.skinny.batch_stride;
     const int last_row = product.large.extent - (kRowsByPack ? Config::kLaneRows : 1);
 #pragma unroll
     for (int e = 0; e < kLargeRows; ++e) {
-      row_[e] = min(first_row + Config::row(group, e), last_row);
+      const int row = min(first_row + Config::row(group, e), last_row);
+      row_offset_[e] = Config::kDeep ? row * product.large.stride : row;
     }
     const int last_col = product.skinny.extent - (kColsByPair ? 2 : 1);
 #pragma unroll
-    for (int c = 0; c < kSkinnyCols; ++c) col_[c] = min(Config::col(group, c), last_col);
+    for (int c = 0; c < kSkinnyCols; ++c) {
+      const int col = min(first_col + Config::col(group, c), last_col);
+      col_offset_[c] = product.skinny.deep ? col * product.skinny.stride : col;
+    }
   }
 
-  // Starts the loads of the stage in which the lane's depths begin at `k`. All of it lies within
-  // the depth if it is `kWhole`.
+  // Of the step that read() reads next, where the lane's depths begin.
+  __device__ __forceinline__ void seek(int step) {
+    const std::int64_t k = std::int64_t{step} * Config::kStepDepth + lane_depth_;
+    large_at_ = large_ + k * large_stride();
+    skinny_at_ = skinny_ + k * skinny_stride();
+    left_ = product_.depth - static_cast<int>(k);
+  }
+
+  // Starts the loads of the step, and goes on to the next. All of it lies within the depth if it is
+  // `kWhole`.
   template <bool kWhole>
-  __device__ __forceinline__ void read(int k, SkinnyStage<Config>& stage) const {
+  __device__ __forceinline__ void read(SkinnyStep<Config>& step) {
 #pragma unroll
     for (int i = 0; i < Config::kChunks; ++i) {
-      read_skinny<kWhole>(k + i * kChunkDepth, stage.skinny[i]);
-      read_large<kWhole>(k + i * kChunkDepth, stage.large[i]);
+      read_skinny<kWhole>(step.skinny[i]);
+      read_large<kWhole>(step.large[i]);
+      large_at_ += kChunkDepth * large_stride();
+      skinny_at_ += kChunkDepth * skinny_stride();
+      if (!kWhole) left_ -= kChunkDepth;
     }
   }
 
@@ -193,24 +230,33 @@ class SkinnyReader {
   static constexpr int kLargeRows = kRowsByPack ? 1 : Config::kLaneRows;
   static constexpr int kSkinnyCols = kColsByPair ? 1 : Config::kColTiles;
 
+  // From one depth to the next.
+  __device__ __forceinline__ std::int64_t large_stride() const {
+    return Config::kDeep ? 1 : product_.large.stride;
+  }
+  __device__ __forceinline__ std::int64_t skinny_stride() const {
+    if (Config::kReads == SkinnyReads::kDepths) return 1;
+    return !kColsByPair && product_.skinny.deep ? 1 : product_.skinny.stride;
+  }
+
   template <bool kWhole>
-  __device__ __forceinline__ void read_large(int k,
-                                             std::uint32_t (&word)[Config::kLargeWords]) const {
-    const auto at = [&](int e, int j) {
-      return Config::kDeep ? large_ + row_[e] * large_stride_ + (k + j)
-                           : large_ + row_[e] + (k + j) * large_stride_;
-    };
-    const auto valid = [&](int j) { return kWhole || k + j < depth_; };
+  __device__ __forceinline__ bool valid(int j) const {
+    return kWhole || j < left_;
+  }
+
+  template <bool kWhole>
+  __device__ __forceinline__ void read_large(std::uint32_t (&word)[Config::kLargeWords]) const {
+    const auto at = [&](int e, int j) { return large_at_ + row_offset_[e] + j * large_stride(); };
     if constexpr (Config::kDeep) {
 #pragma unroll
       for (int e = 0; e < Config::kLaneRows; ++e) {
         if constexpr (Config::kPacked) {
-          read_pack_once<4>(at(e, 0), valid(0), &word[4 * e]);
+          read_pack_once<4>(at(e, 0), valid<kWhole>(0), &word[4 * e]);
         } else {
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
-            word[4 * e + w] =
-                read_pair(at(e, 2 * w), at(e, 2 * w + 1), valid(2 * w), valid(2 * w + 1));
+            word[4 * e + w] = read_pair(at(e, 2 * w), at(e, 2 * w + 1), valid<kWhole>(2 * w),
+                                        valid<kWhole>(2 * w + 1));
           }
         }
       }
@@ -219,11 +265,12 @@ class SkinnyReader {
 #pragma unroll
       for (int j = 0; j < kLaneDepth; ++j) {
         if constexpr (Config::kPacked) {
-          read_pack_once<kPerDepth>(at(0, j), valid(j), &word[kPerDepth * j]);
+          read_pack_once<kPerDepth>(at(0, j), valid<kWhole>(j), &word[kPerDepth * j]);
         } else {
 #pragma unroll
           for (int w = 0; w < kPerDepth; ++w) {
-            word[kPerDepth * j + w] = read_pair(at(2 * w, j), at(2 * w + 1, j), valid(j), valid(j));
+            word[kPerDepth * j + w] =
+                read_pair(at(2 * w, j), at(2 * w + 1, j), valid<kWhole>(j), valid<kWhole>(j));
           }
         }
       }
@@ -231,45 +278,41 @@ class SkinnyReader {
   }
 
   template <bool kWhole>
-  __device__ __forceinline__ void read_skinny(int k,
-                                              std::uint32_t (&word)[Config::kSkinnyWords]) const {
-    const auto at = [&](int c, int j) {
-      return skinny_ + col_[c] * col_stride_ + (k + j) * depth_stride_;
-    };
-    const auto valid = [&](int j) { return kWhole || k + j < depth_; };
+  __device__ __forceinline__ void read_skinny(std::uint32_t (&word)[Config::kSkinnyWords]) const {
+    const auto at = [&](int c, int j) { return skinny_at_ + col_offset_[c] + j * skinny_stride(); };
     if constexpr (kColsByPair) {
 #pragma unroll
       for (int j = 0; j < kLaneDepth; ++j) {
-        const T* const from = skinny_ + col_[0] + (k + j) * depth_stride_;
-        word[j] = valid(j) ? read_pack<2>(from).reg[0] : 0;
+        word[j] = valid<kWhole>(j) ? read_pack<2>(at(0, j)).reg[0] : 0;
       }
     } else {
 #pragma unroll
       for (int c = 0; c < Config::kColTiles; ++c) {
         if constexpr (Config::kReads == SkinnyReads::kDepths) {
           RegisterPack<T, 8> pack{};
-          if (valid(0)) pack = read_pack<8>(skinny_ + col_[c] * col_stride_ + k);
+          if (valid<kWhole>(0)) pack = read_pack<8>(at(c, 0));
 #pragma unroll
           for (int w = 0; w < 4; ++w) word[4 * c + w] = pack.reg[w];
         } else {
 #pragma unroll
           for (int w = 0; w < 4; ++w) {
-            word[4 * c + w] =
-                read_pair(at(c, 2 * w), at(c, 2 * w + 1), valid(2 * w), valid(2 * w + 1));
+            word[4 * c + w] = read_pair(at(c, 2 * w), at(c, 2 * w + 1), valid<kWhole>(2 * w),
+                                        valid<kWhole>(2 * w + 1));
           }
         }
       }
     }
   }
 
+  const SkinnyProduct<T>& product_;
+  int lane_depth_;
   const T* large_;
   const T* skinny_;
-  std::int64_t large_stride_;
-  std::int64_t col_stride_;    // of the skinny factor
-  std::int64_t depth_stride_;  // the same
-  int depth_;
-  int row_[kLargeRows];
-  int col_[kSkinnyCols];
+  const T* large_at_;
+  const T* skinny_at_;
+  int left_;  // of the depth
+  std::int64_t row_offset_[kLargeRows];
+  std::int64_t col_offset_[kSkinnyCols];
 };
 
 // ---- Products ----
@@ -284,12 +327,11 @@ template <class Config>
 using SkinnySums = float[Config::kRowTiles][Config::kColTiles][4];
 
 template <class Config>
-__device__ __forceinline__ void multiply(const SkinnyStage<Config>& stage,
-                                         SkinnySums<Config>& sums) {
+__device__ __forceinline__ void multiply(const SkinnyStep<Config>& step, SkinnySums<Config>& sums) {
 #pragma unroll
   for (int i = 0; i < Config::kChunks; ++i) {
-    const auto& large = stage.large[i];
-    const auto& skinny = stage.skinny[i];
+    const auto& large = step.large[i];
+    const auto& skinny = step.skinny[i];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       std::uint32_t right[Config::kColTiles][2];
@@ -328,36 +370,134 @@ __device__ __forceinline__ void multiply(const SkinnyStage<Config>& stage,
   }
 }
 
+// Adds the products of the warp's steps, from `step` to `end`, kSlots at a time.
+template <class Config>
+__device__ __forceinline__ void multiply_steps(SkinnyReader<Config>& reader, int step, int end,
+                                               SkinnySums<Config>& sums) {
+  constexpr int kSlots = Config::kSlots;
+  SkinnyStep<Config> slot[kSlots];
+  reader.seek(step);
+#pragma unroll 1
+  for (; step + kSlots <= end; step += kSlots) {
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) reader.template read<true>(slot[i]);
+#pragma unroll
+    for (int i = 0; i < kSlots; ++i) multiply<Config>(slot[i], sums);
+  }
+#pragma unroll
+  for (int i = 0; i < kSlots - 1; ++i) {
+    if (step + i < end) reader.template read<true>(slot[i]);
+  }
+#pragma unroll
+  for (int i = 0; i < kSlots - 1; ++i) {
+    if (step + i < end) multiply<Config>(slot[i], sums);
+  }
+}
+
+// ---- Sums ----
+
+constexpr int log2_of(int power) { return power == 1 ? 0 : 1 + log2_of(power / 2); }
+
+// What a block finishes of the result: rows of the large factor and columns of the skinny one.
+struct SkinnyPlace {
+  unsigned matrix;
+  int first_row;
+  int first_col;
+  int rows;  // within the result, perhaps none
+  int cols;
+};
+
+// Sends the sums of a cluster's rows to the blocks that finish them, four at a time: those of the
+// warps that have a row, added.
+template <class Config>
+__device__ __forceinline__ void exchange(SkinnyStorage<Config>& storage, int cols, int rank,
+                                         int splits_log2) {
+  constexpr int kPacks = Config::kRows / 4;
+  const int splits = 1 << splits_log2;
+  for (int i = threadIdx.x; i < splits * cols * kPacks; i += kSkinnyThreads) {
+    const int row = i % kPacks * 4;
+    const int owner = i / kPacks & (splits - 1);
+    const int col = i / kPacks >> splits_log2;
+    float4 sum{};
+    for (int warp = owner; warp < Config::kWarps; warp += splits) {
+      const auto part = *reinterpret_cast<const float4*>(&storage.sums[warp][col][row]);
+      sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
+    }
+    auto* const to = reinterpret_cast<float4*>(&storage.received[rank][col][row]);
+    if (owner == rank) {
+      *to = sum;
+    } else {
+      send(sum, to, &storage.exchanged, owner);
+    }
+  }
+}
+
+template <class T>
+__device__ __forceinline__ void write_result(const SkinnyResult& result, const SkinnyPlace& place,
+                                             int row, int col, float sum) {
+  if (result.finishes) {
+    const int at_col = result.large_is_a ? place.first_col + col : place.first_row + row;
+    sum += result.is_float ? bias_of<float>(result.finish, place.matrix, at_col)
+                           : bias_of<T>(result.finish, place.matrix, at_col);
+    dispatch_activation(result.finish.op, [&](auto op) {
+      sum = activated<decltype(op)::value, /*kFast=*/false>(sum);
+    });
+  }
+  const std::int64_t at = place.matrix * result.batch_stride +
+                          (place.first_row + row) * result.row_stride +
+                          (place.first_col + col) * result.col_stride;
+  if (result.is_float) {
+    static_cast<float*>(result.data)[at] = sum;
+  } else {
+    static_cast<T*>(result.data)[at] = narrow<T>(sum);
+  }
+}
+
 // ---- The kernel ----
 
 template <class Config>
-__global__ void __launch_bounds__(kSkinnyThreads, 2)
-    skinny_kernel(const SkinnyProduct<typename Config::Factor> product) {
-  const unsigned matrix = blockIdx.x / product.tiles;
-  const int first_row = static_cast<int>(blockIdx.x - matrix * product.tiles) * Config::kRows;
+__global__ void __launch_bounds__(kSkinnyThreads, Config::kResident)
+    skinny_kernel(const __grid_constant__ SkinnyProduct<typename Config::Factor> product) {
+  auto& storage = shared<SkinnyStorage<Config>>();
   // From a shuffle the compiler learns that a warp's threads have it in common.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   const int lane = threadIdx.x % kWarpSize;
   const int group = lane / 4;
-
-  // -- Products: the warps take turns --
-  const SkinnyReader<Config> reader(product, matrix, first_row, group);
-  const int lane_depth = lane % 4 * kLaneDepth;
-  SkinnySums<Config> sums = {};
-#pragma unroll 1
-  for (int k = warp * Config::kStageDepth; k < product.depth;
-       k += Config::kWarps * Config::kStageDepth) {
-    SkinnyStage<Config> stage;
-    if (product.depth - k >= Config::kStageDepth) {
-      reader.template read<true>(k + lane_depth, stage);
-    } else {
-      reader.template read<false>(k + lane_depth, stage);
+  const int splits_log2 = product.splits_log2;
+  const int rank = static_cast<int>(blockIdx.x) & ((1 << splits_log2) - 1);
+  const Division tile = product.tiles.divide(blockIdx.x >> splits_log2);
+  const int first_row = static_cast<int>(tile.remainder << splits_log2) * Config::kRows;
+  const int first_col = static_cast<int>(blockIdx.y) * Config::kCols;
+  const int cols = min(Config::kCols, product.skinny.extent - first_col);
+  if (splits_log2 > 0) {
+    if (threadIdx.x == 0) {
+      initialise(&storage.exchanged);
+      const int bytes_of_block = cols * Config::kRows * static_cast<int>(sizeof(float));
+      announce(&storage.exchanged, ((1 << splits_log2) - 1) * bytes_of_block);
     }
-    multiply<Config>(stage, sums);
+    cluster_arrive();  // who sends must know that the other's barrier is there
+  }
+
+  // -- Products --
+  const int warp_row = first_row + (warp & ((1 << splits_log2) - 1)) * Config::kRows;
+  SkinnyReader<Config> reader(product, tile.quotient, warp_row, first_col, lane);
+  constexpr int kParts = Config::kWarps;  // of the depth
+  const unsigned part = (rank * kParts + warp) >> splits_log2;
+  const int steps = product.depth / Config::kStepDepth;
+  const auto first_step = [&](unsigned of) {
+    return static_cast<int>(of * static_cast<unsigned>(steps) / kParts);
+  };
+  SkinnySums<Config> sums = {};
+  multiply_steps<Config>(reader, first_step(part), first_step(part + 1), sums);
+  // The last part has what is left of the depth.
+  if (part == kParts - 1 && steps * Config::kStepDepth < product.depth) {
+    SkinnyStep<Config> rest;
+    reader.seek(steps);
+    reader.template read<false>(rest);
+    multiply<Config>(rest, sums);
   }
 
   // -- Sums of all warps --
-  auto& storage = shared<SkinnyStorage<Config>>();
 #pragma unroll
   for (int r = 0; r < Config::kRowTiles; ++r) {
 #pragma unroll
@@ -374,31 +514,36 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
 
   // -- Results: neighbouring threads write neighbours --
   const SkinnyResult& result = product.result;
-  const int cols = product.skinny.extent;
-  const int rows = min(Config::kRows, product.large.extent - first_row);
-  for (int i = threadIdx.x; i < rows * cols; i += kSkinnyThreads) {
-    const int row = result.row_stride == 1 ? i % rows : i / cols;
-    const int col = result.row_stride == 1 ? i / rows : i % cols;
-    float sum = storage.sums[0][col][row];
+  const int own_row = first_row + rank * Config::kRows;
+  const SkinnyPlace place{tile.quotient, own_row, first_col, product.large.extent - own_row, cols};
+  const auto write_rows = [&](const auto& sum_of) {
+    for (int i = threadIdx.x; i < Config::kRows * Config::kCols; i += kSkinnyThreads) {
+      const bool down = result.row_stride == 1;
+      const int row = down ? i % Config::kRows : i / Config::kCols;
+      const int col = down ? i / Config::kRows : i % Config::kCols;
+      if (row < place.rows && col < place.cols) {
+        write_result<typename Config::Factor>(result, place, row, col, sum_of(row, col));
+      }
+    }
+  };
+  if (splits_log2 == 0) {
+    write_rows([&](int row, int col) {
+      float sum = 0;
 #pragma unroll
-    for (int w = 1; w < Config::kWarps; ++w) sum += storage.sums[w][col][row];
-    if (result.finishes) {
-      using T = typename Config::Factor;
-      const int at_col = result.large_is_a ? col : first_row + row;
-      sum += result.is_float ? bias_of<float>(result.finish, matrix, at_col)
-                             : bias_of<T>(result.finish, matrix, at_col);
-      dispatch_activation(result.finish.op, [&](auto op) {
-        sum = activated<decltype(op)::value, /*kFast=*/false>(sum);
-      });
-    }
-    const std::int64_t at = matrix * result.batch_stride + (first_row + row) * result.row_stride +
-                            col * result.col_stride;
-    if (result.is_float) {
-      static_cast<float*>(result.data)[at] = sum;
-    } else {
-      using T = typename Config::Factor;
-      static_cast<T*>(result.data)[at] = narrow<T>(sum);
-    }
+      for (int w = 0; w < Config::kWarps; ++w) sum += storage.sums[w][col][row];
+      return sum;
+    });
+  } else {
+    cluster_wait();
+    exchange(storage, cols, rank, splits_log2);
+    __syncthreads();  // for the sums that the block keeps for itself
+    // No block ends before all have sent to it; what it sent itself needs it no more.
+    wait(&storage.exchanged, 0);
+    write_rows([&](int row, int col) {
+      float sum = 0;
+      for (int from = 0; from < 1 << splits_log2; ++from) sum += storage.received[from][col][row];
+      return sum;
+    });
   }
 }
 
