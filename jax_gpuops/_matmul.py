@@ -278,7 +278,7 @@ def named_algorithm(algorithm: str | None, precision: Any, *factors: jax.Array) 
     BATCH_INVARIANT is the one whose rows have the same bits in every batch. Those on tensor cores
     take steps of the depth of one size from the first to the last, whatever their tile, and
     `double_buffered` single terms. Others divide the depth by the sizes of the problem (`split_k`,
-    `skinny`), or choose by what all rows hold (`bf16_x6`, `fp16_x3`).
+    `skinny`, `fma_sliced`), or choose by what all rows hold (`bf16_x6`, `fp16_x3`).
 
     Args:
       algorithm: as `resolve_invariant` returns it.

@@ -24,7 +24,7 @@ LADDER = [
     if a.name
     not in (
         *("tensor_core", "split_k", "skinny", "mma_pipelined"),
-        *("bf16_x6", "fp16_x3", "fma_pipelined", "cublas"),
+        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "cublas"),
     )
 ]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
@@ -383,7 +383,7 @@ def test_precisions_that_tf32_satisfies(precision, on_tensor_cores):
 
 @pytest.mark.parametrize("precision", ["highest", "float32", "F32_F32_F32"])
 def test_precisions_that_tf32_does_not_satisfy(precision, on_tensor_cores):
-    assert plan_of_floats(precision, on_tensor_cores) in [*LADDER, "fma_pipelined"]
+    assert plan_of_floats(precision, on_tensor_cores) in [*LADDER, "fma_pipelined", "fma_sliced"]
     with pytest.raises(ValueError, match=r"multiplies float32 in TF32, which .* excludes"):
         jax_gpuops.matmul(*[jnp.ones((8, 8))] * 2, precision=precision, **on_tensor_cores)
 
@@ -1546,7 +1546,7 @@ def test_plan_says_what_runs(implementation):
         implementation=implementation,
     )
     assert plan.implementation == implementation
-    assert plan.algorithm in ("double_buffered", "fma_pipelined")
+    assert plan.algorithm in ("double_buffered", "fma_pipelined", "fma_sliced")
     plan = jax_gpuops.plan("matmul", [(4, 4), (4, 4)], "float32", implementation=implementation)
     assert plan.algorithm == "coalesced"
 

@@ -37,6 +37,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kBF16X6:
     case Algorithm::kFP16X3:
     case Algorithm::kFmaPipelined:
+    case Algorithm::kFmaSliced:
     case Algorithm::kMmaPipelined:
     case Algorithm::kCublas:
       throw std::logic_error("not a kernel of this source");
@@ -92,6 +93,9 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
   }
   if (plan.algorithm == Algorithm::kFmaPipelined) {
     return launch_fma_pipelined(queue, plan.config, problem, buffers);
+  }
+  if (plan.algorithm == Algorithm::kFmaSliced) {
+    return launch_fma_sliced(queue, plan.config, problem, buffers);
   }
   dispatch<__half, __nv_bfloat16, float, double>(problem.dtype, [&](auto type) {
     using T = typename decltype(type)::type;

@@ -175,6 +175,7 @@ enum class Algorithm {
   kBF16X6,
   kFP16X3,
   kFmaPipelined,
+  kFmaSliced,
   kMmaPipelined,
   kCublas,
 };
@@ -249,6 +250,12 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "float32; arrays aligned to 16 bytes, factors with rows of whole 16 bytes; no bias, no "
      "activation; compute capability 9.0",
      "fma_pipelined_kernel"},
+    {"fma_sliced",
+     "float32 by FMAs for few tiles: small ones, of which each warp of a block multiplies a slice "
+     "of "
+     "the depth, copied by cp.async into a ring of its own.",
+     "jax_gpuops, after NVIDIA CUTLASS's sliced-K kernels", "float32; compute capability 8.0",
+     "fma_sliced_kernel"},
     {"mma_pipelined",
      "Tensor cores of any GPU: slices of the factors come by asynchronous copies into a ring of "
      "stages, warps multiply them by mma.sync.",
@@ -282,7 +289,7 @@ struct Config {
   int stages = 0;        // of slices of a and b, in shared memory
   int group = 0;         // rows of tiles of clusters that are taken together
   int splits = 1;        // of the depth, among the blocks of a cluster: of split_k and skinny
-  int vector_bytes = 0;  // that a copy of mma_pipelined moves
+  int vector_bytes = 0;  // that a copy of mma_pipelined or fma_sliced moves
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage apart: see Persistent
   // A factor may be copied first (see needs_copy); a result whose rows are not whole 16 bytes is
@@ -367,6 +374,10 @@ void launch_fp16_x3(const Queue& queue, const Config& config, const Problem& pro
 // The same of fma_pipelined.
 void launch_fma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers);
+
+// Of fma_sliced, which is compiled for all GPUs.
+void launch_fma_sliced(const Queue& queue, const Config& config, const Problem& problem,
+                       const Buffers& buffers);
 
 // The same of mma_pipelined, for __half, __nv_bfloat16, float or double, which is compiled for all
 // GPUs.
@@ -636,6 +647,29 @@ struct FmaTile {
 };
 
 inline constexpr FmaTile kFmaTiles[] = {{256, 4, 190}, {128, 6, 93}};
+
+// fma_sliced
+
+inline constexpr int kSlicedThreads = 256;
+inline constexpr int kSlicedDepth = 16;  // of a step
+
+// The tiles that it has kernels for.
+struct SlicedTile {
+  int rows;
+  int cols;
+  int stages;
+  int resident;         // blocks on a multiprocessor
+  bool takes_elements;  // of factors whose rows are not whole 16 bytes, too
+  // Predictions, of a multiprocessor for each of the depth, in nanoseconds.
+  double time;
+
+  // The ring of each warp, which has room for the sums of all warps too.
+  constexpr int shared_bytes() const {
+    return kSlicedThreads / 32 * stages * (rows + cols) * kSlicedDepth * 4;
+  }
+};
+
+inline constexpr SlicedTile kSlicedTiles[] = {{64, 32, 4, 1, false, 11}, {32, 16, 4, 2, true, 4}};
 
 // mma_pipelined
 

@@ -143,6 +143,9 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
     case Algorithm::kFmaPipelined:
       config = configure_fma_pipelined(problem, device);
       break;
+    case Algorithm::kFmaSliced:
+      config = configure_fma_sliced(problem, device);
+      break;
     case Algorithm::kMmaPipelined:
       config = configure_mma_pipelined(problem, device);
       break;
@@ -177,6 +180,9 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
       return refusal_of_fp16_x3(problem, device);
     case Algorithm::kFmaPipelined:
       why = refusal_of_fma_pipelined(problem, device);
+      break;
+    case Algorithm::kFmaSliced:
+      why = refusal_of_fma_sliced(problem, device);
       break;
     case Algorithm::kMmaPipelined:
       return refusal_of_mma_pipelined(problem, device);
@@ -255,6 +261,10 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   }
   if (work_of(problem) < kLeastSharedWork) {
     return {Algorithm::kCoalesced, "the problem is too small for tiles to pay"};
+  }
+  if (prefers_fma_sliced(problem, device)) {
+    return {Algorithm::kFmaSliced,
+            "so few tiles that the warps of a block share the depth of each"};
   }
   if (prefers_fma_pipelined(problem, device)) {
     return {Algorithm::kFmaPipelined, "tensor copies can supply FMAs with the factors"};

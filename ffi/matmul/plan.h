@@ -148,5 +148,10 @@ std::string refusal_of_fma_pipelined(const Problem& problem, const Device& devic
 bool prefers_fma_pipelined(const Problem& problem, const Device& device);
 Config configure_fma_pipelined(const Problem& problem, const Device& device);
 
+std::string refusal_of_fma_sliced(const Problem& problem, const Device& device);
+// Whether to take fma_sliced rather than the other kernels of FMAs.
+bool prefers_fma_sliced(const Problem& problem, const Device& device);
+Config configure_fma_sliced(const Problem& problem, const Device& device);
+
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

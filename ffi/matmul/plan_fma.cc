@@ -66,6 +66,62 @@ FmaChoice best_fma_tile(const Problem& problem, const Device& device) {
   return best;
 }
 
+// Predictions for fma_sliced: what a launch takes besides its tiles, a tile before and after its
+// products, and an element that a block reads from the L2 cache.
+constexpr double kSlicedLaunchTime = 1700;
+constexpr double kSlicedTileTime = 800;
+constexpr double kSlicedReadTime = 4.0 / 6000;
+// Of more tiles, larger ones are read less often.
+constexpr std::int64_t kMostSlicedTurns = 4;
+// Of less, some warps have no step to multiply.
+constexpr std::int64_t kLeastSlicedDepth = kSlicedThreads / 32 * kSlicedDepth;
+// Steps are counted by ints.
+constexpr std::int64_t kMostSlicedDepth = std::int64_t{1} << 30;
+
+std::int64_t tiles_of(const Problem& problem, const SlicedTile& tile) {
+  return problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
+}
+
+// Bytes that its copies move at a time: whole 16 if both factors' rows, as stored, consist of them.
+int sliced_vector_bytes(const Problem& problem) {
+  const auto fits = [&](const StoredFactor& factor) { return factor.length % kPack == 0; };
+  return problem.alignment >= 16 && fits(stored_a(problem)) && fits(stored_b(problem)) ? 16 : 4;
+}
+
+struct SlicedChoice {
+  const SlicedTile* tile;
+  double time;
+};
+
+// The tile by which the multiprocessors are done first. What all blocks read must come from the L2
+// cache meanwhile. Single floats take four times as many copies, which take as long as the FMAs.
+SlicedChoice best_sliced_tile(const Problem& problem, const Device& device) {
+  const bool by_element = sliced_vector_bytes(problem) == 4;
+  SlicedChoice best{};
+  for (const SlicedTile& tile : kSlicedTiles) {
+    if (by_element && !tile.takes_elements) continue;
+    const auto tiles = static_cast<double>(tiles_of(problem, tile));
+    const auto turns =
+        static_cast<double>(divide_up(tiles_of(problem, tile), device.multiprocessors));
+    const double multiplying = turns * tile.time * (by_element ? 2 : 1) *
+                               static_cast<double>(std::max(problem.k, kLeastSlicedDepth));
+    const double reading =
+        tiles * (tile.rows + tile.cols) * kSlicedReadTime * static_cast<double>(problem.k);
+    const double time =
+        kSlicedLaunchTime + turns * kSlicedTileTime + std::max(multiplying, reading);
+    if (best.tile == nullptr || time < best.time) best = {&tile, time};
+  }
+  return best;
+}
+
+// Whether fma_sliced takes the problem, and it has few enough tiles, or too few rows or columns for
+// larger ones.
+bool suits_fma_sliced(const Problem& problem, const Device& device) {
+  return refusal_of_fma_sliced(problem, device).empty() &&
+         (std::min(problem.m, problem.n) <= kLeastFmaExtent ||
+          tiles_of(problem, kSlicedTiles[0]) <= kMostSlicedTurns * device.multiprocessors);
+}
+
 }  // namespace
 
 // Why fma_pipelined does not take the problem; empty if it does.
@@ -93,10 +149,46 @@ std::string refusal_of_fma_pipelined(const Problem& problem, const Device& devic
   return tiles > static_cast<double>(most) ? "takes at most 2^30 tiles" : "";
 }
 
+// Why fma_sliced does not take the problem; empty if it does.
+std::string refusal_of_fma_sliced(const Problem& problem, const Device& device) {
+  if (problem.dtype != DType::kFloat32) {
+    return "takes float32, not " + text(info(problem.dtype).name);
+  }
+  if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
+  if (problem.k > kMostSlicedDepth) return "takes a depth of at most 2^30";
+  const double tiles = static_cast<double>(problem.batch) *
+                       static_cast<double>(divide_up(problem.m, kSlicedTiles[1].rows)) *
+                       static_cast<double>(divide_up(problem.n, kSlicedTiles[1].cols));
+  return tiles > static_cast<double>(kMostTensorExtent) ? "takes at most 2^30 tiles" : "";
+}
+
 double fma_time(const Problem& problem, const Device& device) {
-  const double time = block_kernels_time(problem, device);
-  if (!refusal_of_fma_pipelined(problem, device).empty()) return time;
-  return std::min(time, best_fma_tile(problem, device).time);
+  double time = block_kernels_time(problem, device);
+  if (refusal_of_fma_pipelined(problem, device).empty()) {
+    time = std::min(time, best_fma_tile(problem, device).time);
+  }
+  if (suits_fma_sliced(problem, device)) {
+    time = std::min(time, best_sliced_tile(problem, device).time);
+  }
+  return time;
+}
+
+bool prefers_fma_sliced(const Problem& problem, const Device& device) {
+  return suits_fma_sliced(problem, device) &&
+         best_sliced_tile(problem, device).time <= fma_time(problem, device);
+}
+
+Config configure_fma_sliced(const Problem& problem, const Device& device) {
+  const SlicedTile& tile = *best_sliced_tile(problem, device).tile;
+  Config config;
+  config.threads = kSlicedThreads;
+  config.tile_rows = tile.rows;
+  config.tile_cols = tile.cols;
+  config.blocks = tiles_of(problem, tile);
+  config.stages = tile.stages;
+  config.vector_bytes = sliced_vector_bytes(problem);
+  config.shared_bytes = tile.shared_bytes();
+  return config;
 }
 
 bool prefers_fma_pipelined(const Problem& problem, const Device& device) {

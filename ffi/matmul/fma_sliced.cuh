@@ -1,0 +1,297 @@
+// matmul, algorithm `fma_sliced`: float32 products by FMAs, of so few elements that large tiles
+// would leave most multiprocessors idle. What they take is latency, of which there is little here:
+// tiles are small, and each warp of a block has all of a tile, but its own slice of the depth.
+//
+//     depth        | warp 0    | warp 1    | warp 2    | ..     | warp 7    |
+//     steps        | 0 1 2 3   | 4 5 6 7   | 8 9 ..
+//     sums         of the tile   of the tile ..                                 added in that order
+//
+// A warp copies steps, 16 of the depth, by cp.async into a ring of stages of its own, several
+// ahead, and no barrier of the block holds it up before the sums of all warps are added. A lane has
+// 8 x 8 or 4 x 4 elements of the tile, and reads what it multiplies four floats at a time:
+//
+//     lanes of a warp         a lane's rows, if the depth is contiguous (deep)   8 i + lane / 4
+//       0  1  2  3                           else (wide), in packs of 4         32 i + lane / 4 * 4
+//       4  5  6  7            its columns, deep                                  4 j + lane % 4
+//       ..                               wide                                   16 j + lane % 4 * 4
+//      28 29 30 31
+//
+// A stage holds a factor as it lies in memory: deep, in lines of 16 depths of a row, of which the
+// four pieces are swizzled, so that the lanes of a load meet in no bank; wide, in lines of all rows
+// of one depth.
+//
+//     deep   row 0 | 0 1 2 3 | row 1 | 0 1 2 3 |      wide   k 0 | 0 1 2 .. |
+//            row 2 | 1 0 3 2 | row 3 | 1 0 3 2 |             k 1 | 0 1 2 .. |
+#pragma once
+
+#include <cstdint>
+
+#include "core/collectives.h"
+#include "core/cuda.h"
+#include "core/integer.h"
+#include "core/ptx/async_copy.cuh"
+#include "core/shared.h"
+#include "core/vector.h"
+#include "matmul/gemm.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+template <bool kDeepA_, bool kDeepB_, int kVectorBytes_, int kTileIndex>
+struct FmaSliced {
+  static constexpr bool kDeepA = kDeepA_;
+  static constexpr bool kDeepB = kDeepB_;
+  static constexpr int kVectorBytes = kVectorBytes_;  // that a copy moves
+
+  static constexpr SlicedTile kTable = kSlicedTiles[kTileIndex];
+  static constexpr int kRows = kTable.rows;
+  static constexpr int kCols = kTable.cols;
+  static constexpr int kStages = kTable.stages;
+  static constexpr int kResident = kTable.resident;
+  static constexpr int kWarps = kSlicedThreads / kWarpSize;
+  static constexpr int kLaneRows = kRows / 8;
+  static constexpr int kLaneCols = kCols / 4;
+  // Floats from one row of the sums to the next, by which lanes that write at a time, eight packs
+  // or 32 floats, meet in no bank: those of two neighbouring rows, or of rows four apart, are 16
+  // banks apart; columns that are written one by one are four.
+  static constexpr int kSumStride = kDeepA && !kDeepB ? (kCols + 15) / 32 * 32 + 16 : kCols + 4;
+
+  static_assert(kLaneRows % kPack == 0 && kLaneCols % kPack == 0);
+};
+
+template <class Config>
+struct SlicedStage {
+  float a[Config::kRows * kSlicedDepth];
+  float b[Config::kCols * kSlicedDepth];
+};
+
+template <class Config>
+union SlicedStorage {
+  SlicedStage<Config> ring[Config::kWarps][Config::kStages];
+  float sums[Config::kWarps][Config::kRows][Config::kSumStride];  // when all is multiplied
+};
+
+struct SlicedProduct {
+  Gemm<float> gemm;
+  Divisor tiles;      // of a matrix
+  Divisor row_tiles;  // likewise; neighbouring blocks share columns of b
+};
+
+// Where float `k` of row `row` lies in a stage: that of a whole pack, if it is the first of one.
+template <bool kDeep, int kExtent>
+__device__ __forceinline__ constexpr int place_in_stage(int row, int k) {
+  if (!kDeep) return k * kExtent + row;
+  return row * kSlicedDepth + ((k / kPack) ^ (row / 2 % 4)) * kPack + k % kPack;
+}
+
+// ---- Copies ----
+
+// Copies the steps of a warp's slice of a factor, one after the other. What lies beyond the
+// factor's edges is 0.
+template <class Config, bool kDeep, int kExtent>
+class StepCopier {
+ public:
+  __device__ __forceinline__ StepCopier(const Factor<float>& factor, std::int64_t matrix,
+                                        std::int64_t first_row, std::int64_t first_k, int lane)
+      : line_stride_(kDeep ? factor.row_stride : factor.depth_stride),
+        lane_line_(lane / kPerLine),
+        lane_element_(lane % kPerLine * kElements) {
+    const std::int64_t left = factor.extent - first_row;
+    rows_ = left < kExtent ? static_cast<int>(left) : kExtent;
+    next_ = factor.data + matrix * factor.batch_stride +
+            (kDeep ? first_row * line_stride_ + first_k : first_k * line_stride_ + first_row) +
+            lane_line_ * line_stride_ + lane_element_;
+  }
+
+  // Starts the copies of the next step, of which `depth` lie in the factor.
+  __device__ __forceinline__ void copy(float* to, int depth) {
+    const int lines = kDeep ? rows_ : depth;
+    const int length = kDeep ? depth : rows_;
+    const float* from = next_;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int line = lane_line_ + i / kPasses * kLinesAtATime;
+      const int element = lane_element_ + i % kPasses * kWarpSize * kElements;
+      const int row = kDeep ? line : element;
+      const int k = kDeep ? element : line;
+      copy_async<Config::kVectorBytes>(to + place_in_stage<kDeep, kExtent>(row, k),
+                                       from + i % kPasses * kWarpSize * kElements,
+                                       line < lines && element < length);
+      if (i % kPasses == kPasses - 1) from += kLinesAtATime * line_stride_;
+    }
+    next_ += kDeep ? kSlicedDepth : kSlicedDepth * line_stride_;
+  }
+
+ private:
+  static constexpr int kElements = Config::kVectorBytes / static_cast<int>(sizeof(float));
+  static constexpr int kLineVectors = (kDeep ? kSlicedDepth : kExtent) / kElements;
+  // A warp copies several lines at a time, or a line in several passes.
+  static constexpr int kPerLine = kLineVectors < kWarpSize ? kLineVectors : kWarpSize;
+  static constexpr int kPasses = kLineVectors / kPerLine;
+  static constexpr int kLinesAtATime = kWarpSize / kPerLine;
+  static constexpr int kCopies = kExtent * kSlicedDepth / kElements / kWarpSize;
+  static_assert(kCopies * kElements * kWarpSize == kExtent * kSlicedDepth);
+
+  std::int64_t line_stride_;
+  int lane_line_;
+  int lane_element_;
+  int rows_;  // that lie in the factor
+  const float* next_;
+};
+
+// ---- Products ----
+
+// Which row of the tile is row i of a lane's, of kLanes that lie side by side in it; the same of
+// columns.
+template <bool kDeep, int kLanes>
+__device__ __forceinline__ constexpr int row_of_lane(int lane_row, int i) {
+  return kDeep ? kLanes * i + lane_row : i / kPack * kLanes * kPack + lane_row * kPack + i % kPack;
+}
+
+// Four depths of a lane's rows: x[i][e] is row i at depth k + e.
+template <bool kDeep, int kExtent, int kLanes, int kCount>
+__device__ __forceinline__ void load_rows(const float* stage, int lane_row, int k,
+                                          float (&x)[kCount][kPack]) {
+  const auto pack_at = [&](int row, int depth) {
+    return *reinterpret_cast<const Pack<float, kPack>*>(stage +
+                                                        place_in_stage<kDeep, kExtent>(row, depth));
+  };
+  if constexpr (kDeep) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+      const auto pack = pack_at(row_of_lane<true, kLanes>(lane_row, i), k);
+#pragma unroll
+      for (int e = 0; e < kPack; ++e) x[i][e] = pack.element[e];
+    }
+  } else {
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) {
+#pragma unroll
+      for (int i = 0; i < kCount; i += kPack) {
+        const auto pack = pack_at(row_of_lane<false, kLanes>(lane_row, i), k + e);
+#pragma unroll
+        for (int j = 0; j < kPack; ++j) x[i + j][e] = pack.element[j];
+      }
+    }
+  }
+}
+
+template <class Config>
+using LaneSums = float[Config::kLaneRows][Config::kLaneCols];
+
+template <class Config>
+__device__ __forceinline__ void multiply_step(const SlicedStage<Config>& stage, int down,
+                                              int across, LaneSums<Config>& sum) {
+#pragma unroll
+  for (int k = 0; k < kSlicedDepth; k += kPack) {
+    float a[Config::kLaneRows][kPack];
+    float b[Config::kLaneCols][kPack];
+    load_rows<Config::kDeepA, Config::kRows, 8>(stage.a, down, k, a);
+    load_rows<Config::kDeepB, Config::kCols, 4>(stage.b, across, k, b);
+#pragma unroll
+    for (int e = 0; e < kPack; ++e) {
+#pragma unroll
+      for (int i = 0; i < Config::kLaneRows; ++i) {
+#pragma unroll
+        for (int j = 0; j < Config::kLaneCols; ++j) sum[i][j] += a[i][e] * b[j][e];
+      }
+    }
+  }
+}
+
+// ---- The kernel ----
+
+template <class Config>
+__global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
+    fma_sliced_kernel(const __grid_constant__ SlicedProduct product) {
+  constexpr int kStages = Config::kStages;
+  constexpr int kWarps = Config::kWarps;
+  auto& storage = shared<SlicedStorage<Config>>();
+  const Gemm<float>& gemm = product.gemm;
+  const Division in_batch = product.tiles.divide(blockIdx.x);
+  const Division in_matrix = product.row_tiles.divide(in_batch.remainder);
+  const std::int64_t matrix = in_batch.quotient;
+  const std::int64_t tile_row = std::int64_t{in_matrix.remainder} * Config::kRows;
+  const std::int64_t tile_col = std::int64_t{in_matrix.quotient} * Config::kCols;
+  // From a shuffle the compiler learns that a warp's threads have it in common.
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
+  const int lane = threadIdx.x % kWarpSize;
+
+  // -- Copies: the first steps of the warp's slice --
+  const int steps = static_cast<int>((gemm.depth + kSlicedDepth - 1) / kSlicedDepth);
+  const auto first_step = [&](int of) {
+    return static_cast<int>(static_cast<unsigned>(of) * static_cast<unsigned>(steps) / kWarps);
+  };
+  const int begin = first_step(warp);
+  const int count = first_step(warp + 1) - begin;
+  const std::int64_t first_k = std::int64_t{begin} * kSlicedDepth;
+  StepCopier<Config, Config::kDeepA, Config::kRows> a_copier(gemm.a, matrix, tile_row, first_k,
+                                                             lane);
+  StepCopier<Config, Config::kDeepB, Config::kCols> b_copier(gemm.b, matrix, tile_col, first_k,
+                                                             lane);
+  const auto copy_step = [&](int step, int stage) {
+    if (step < count) {
+      const std::int64_t left = gemm.depth - first_k - std::int64_t{step} * kSlicedDepth;
+      const int depth = left < kSlicedDepth ? static_cast<int>(left) : kSlicedDepth;
+      a_copier.copy(storage.ring[warp][stage].a, depth);
+      b_copier.copy(storage.ring[warp][stage].b, depth);
+    }
+    end_copy_group();  // perhaps of none, so that the wait counts steps
+  };
+#pragma unroll 1
+  for (int stage = 0; stage < kStages; ++stage) copy_step(stage, stage);
+
+  // -- Products, while later steps are copied --
+  LaneSums<Config> sum = {};
+  int stage = 0;
+#pragma unroll 1
+  for (int step = 0; step < count; ++step) {
+    wait_for_copy_groups<kStages - 1>();
+    __syncwarp();  // for the copies of the other lanes
+    multiply_step<Config>(storage.ring[warp][stage], lane / 4, lane % 4, sum);
+    __syncwarp();  // all lanes have read the stage
+    copy_step(step + kStages, stage);
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+  __syncthreads();  // no warp needs its ring any more
+
+  // -- Sums of all warps --
+#pragma unroll
+  for (int i = 0; i < Config::kLaneRows; ++i) {
+    float* const row = storage.sums[warp][row_of_lane<Config::kDeepA, 8>(lane / 4, i)];
+#pragma unroll
+    for (int j = 0; j < Config::kLaneCols; j += kPack) {
+      if constexpr (Config::kDeepB) {
+#pragma unroll
+        for (int e = 0; e < kPack; ++e) {
+          row[row_of_lane<true, 4>(lane % 4, j + e)] = sum[i][j + e];
+        }
+      } else {
+        *reinterpret_cast<float4*>(row + row_of_lane<false, 4>(lane % 4, j)) =
+            make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
+      }
+    }
+  }
+  __syncthreads();
+
+  // -- Results: neighbouring threads write neighbours --
+  constexpr int kPerRow = Config::kCols / kPack;
+  constexpr int kPacks = Config::kRows * kPerRow;
+  for (int pack = threadIdx.x; pack < kPacks; pack += kSlicedThreads) {
+    const int row = pack / kPerRow;
+    const int col = pack % kPerRow * kPack;
+    float total[kPack] = {};
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) {
+      const float4 part = *reinterpret_cast<const float4*>(&storage.sums[w][row][col]);
+      total[0] += part.x;
+      total[1] += part.y;
+      total[2] += part.z;
+      total[3] += part.w;
+    }
+    store_results(gemm, matrix, tile_row + row, tile_col + col, total);
+  }
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE
