@@ -573,9 +573,19 @@ inline constexpr SkinnyTile kSkinnyUnpackedTile{32, 16};
 // Of a skinny factor with more columns than others take, whose depth is contiguous.
 inline constexpr SkinnyTile kSkinnyWideTile{32, 32};
 
-// The sums of each warp, those from the blocks of a cluster, and a barrier.
-constexpr int skinny_shared_bytes(int rows, int cols) {
-  return (kSkinnyThreads / 32 * (rows + 4) + kMostSkinnySplits * rows) * cols * 4 + 8;
+// What a warp has on its way, in steps of 32 of the depth, if it copies them: 104 KiB of a block,
+// so that a multiprocessor holds two.
+inline constexpr int kSkinnyStepDepth = 32;
+constexpr int skinny_stages(int rows, int cols) {
+  return 13 * 1024 / ((rows + cols) * kSkinnyStepDepth * 2);
+}
+
+// The steps of each warp or later its sums, those from the blocks of a cluster, and a barrier.
+constexpr int skinny_shared_bytes(int rows, int cols, bool copies) {
+  const int warps = kSkinnyThreads / 32;
+  const int sums = cols * (rows + 4) * 4;
+  const int ring = copies ? skinny_stages(rows, cols) * (rows + cols) * kSkinnyStepDepth * 2 : 0;
+  return warps * (ring > sums ? ring : sums) + kMostSkinnySplits * cols * rows * 4 + 8;
 }
 
 // bf16_x6 and fp16_x3

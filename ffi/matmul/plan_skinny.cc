@@ -76,7 +76,7 @@ bool takes_wide_tile(const Problem& problem, const SkinnyFactors& factors, const
   const std::int64_t tiles = problem.batch * divide_up(factors.large.extent, kTile.rows);
   return factors.skinny.extent > kSkinnyExtent && factors.skinny.extent <= kTile.cols &&
          factors.skinny.deep && fits_skinny_packs(problem, problem.k, 8) &&
-         (factors.large.deep || fits_skinny_packs(problem, factors.large.extent, kTile.rows / 8)) &&
+         (factors.large.deep || fits_skinny_packs(problem, factors.large.extent, 8)) &&
          4 * tiles >= std::int64_t{3} * device.multiprocessors;
 }
 
@@ -162,7 +162,10 @@ Config configure_skinny(const Problem& problem, const Device& device) {
   }
   bool packs_skinny = false;
   if (packs_large) {
-    packs_skinny = factors.skinny.deep ? fits(problem.k, 8) : fits(factors.skinny.extent, 2);
+    // What is copied in steps, is in vectors of 16 bytes.
+    packs_skinny = factors.skinny.deep
+                       ? fits(problem.k, 8) && (factors.large.deep || fits(factors.large.extent, 8))
+                       : fits(factors.skinny.extent, 2);
     if (packs_skinny && factors.skinny.deep && factors.skinny.extent <= 8) tile.cols = 8;
   } else {
     tile = kSkinnyUnpackedTile;
@@ -177,7 +180,9 @@ Config configure_skinny(const Problem& problem, const Device& device) {
   config.blocks = config.splits * problem.batch *
                   divide_up(factors.large.extent, std::int64_t{tile.rows} * config.splits) *
                   divide_up(factors.skinny.extent, tile.cols);
-  config.shared_bytes = skinny_shared_bytes(tile.rows, tile.cols);
+  const bool copies = packs_skinny && factors.skinny.deep;
+  if (copies) config.stages = skinny_stages(tile.rows, tile.cols);
+  config.shared_bytes = skinny_shared_bytes(tile.rows, tile.cols, copies);
   return config;
 }
 

@@ -35,7 +35,8 @@ template <class Kernel>
 void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
                  const Buffers& buffers) {
   using T = typename Kernel::Factor;
-  static_assert(sizeof(SkinnyStorage<Kernel>) == skinny_shared_bytes(Kernel::kRows, Kernel::kCols));
+  static_assert(sizeof(SkinnyStorage<Kernel>) ==
+                skinny_shared_bytes(Kernel::kRows, Kernel::kCols, Kernel::kCopies));
   const std::int64_t cols = divide_up(skinny_factors(problem).skinny.extent, Kernel::kCols);
   const LaunchShape shape{
       dim3(static_cast<unsigned>(config.blocks / cols), static_cast<unsigned>(cols)),

@@ -1,6 +1,6 @@
 // matmul, algorithm `skinny`: one factor, the skinny one, has at most 16 rows or columns. The time
-// is that of reading the other, the large one, once: its elements go from global memory straight to
-// registers, many loads in flight, and from there to the warp's matrix instruction, mma.sync.
+// is that of reading the other, the large one, once: its elements go from global memory, many
+// loads in flight, to the warp's matrix instruction, mma.sync.
 //
 // The large factor's rows (of a, or columns of b) are mma's 16 rows, the skinny one's its 8
 // columns:
@@ -20,6 +20,12 @@
 //     rows kRows ..   | 0 | 1 | 2 .. | 7 |  block 1        | 1 | 3 | 5 | 7 | 1 | 3 | 5 | 7 |
 //                       warps, depth ->                      block 0         block 1
 //                       alone                              in a cluster of two
+//
+// Both factors go to shared memory by cp.async, into a ring of stages of each warp's own, where
+// both have whole vectors of 16 bytes and the depth of the skinny one is contiguous: a stage is
+// free again as soon as it is multiplied, so that all others are on their way all the time.
+// ldmatrix brings them to mma's registers. Else lanes load to registers, several chunks at a time,
+// and multiply them all.
 //
 // Products can be added in any order, and rows stand where one likes, so that which element is in
 // which register is free as long as both factors agree. In a chunk, 32 of the depth, lane 4 g + t
@@ -42,6 +48,7 @@
 #include "core/collectives.h"
 #include "core/cuda.h"
 #include "core/integer.h"
+#include "core/ptx/async_copy.cuh"
 #include "core/ptx/cluster.cuh"
 #include "core/ptx/mbarrier.cuh"
 #include "core/ptx/memory.cuh"
@@ -58,7 +65,7 @@ namespace matmul {
 // columns at each depth; or element by element, whatever lies where.
 enum class SkinnyReads { kDepths, kColumns, kElements };
 
-inline constexpr int kChunkDepth = 32;
+inline constexpr int kChunkDepth = kSkinnyStepDepth;
 inline constexpr int kLaneDepth = 8;  // of a chunk
 
 template <class Factor_, bool kDeep_, bool kPacked_, SkinnyReads kReads_, int kRows_, int kCols_>
@@ -69,6 +76,11 @@ struct Skinny {
   static constexpr SkinnyReads kReads = kReads_;
   static constexpr int kRows = kRows_;
   static constexpr int kCols = kCols_;
+
+  // Whether steps come by copies to shared memory, which take no registers, so that all that is
+  // multiplied is loaded again at once. Other copies would be of few bytes.
+  static constexpr bool kCopies = kReads == SkinnyReads::kDepths;
+  static constexpr int kStages = skinny_stages(kRows, kCols);
 
   static constexpr int kWarps = kSkinnyThreads / kWarpSize;
   static constexpr int kRowTiles = kRows / 16;
@@ -90,18 +102,17 @@ struct Skinny {
     return kRows == 64 ? 1 : kRows == 32 ? 3 : 4;
   }
   static constexpr int kSlots = slots();
-  // So many columns have so many sums that three slots leave room for one block.
-  static constexpr int kResident = kCols == 32 ? 1 : 2;
   // What a step has of the depth.
   static constexpr int kChunks = kPacked && kCols == 8 && kRows == 16 ? 2 : 1;
   static constexpr int kStepDepth = kChunks * kChunkDepth;
 
   static_assert(kReads != SkinnyReads::kColumns || kCols == 16, "a pair of columns for each of 8");
+  static_assert(!kCopies || (kPacked && kStages >= 2));
 
   // Which of a block's rows is element e of a lane's, and where it has column `slot` of mma's, 0 to
   // 7, of tile c.
   __device__ static int row(int group, int e) {
-    return kDeep || !kPacked ? group + 8 * e : group * kLaneRows + e;
+    return kDeep || !kPacked || kCopies ? group + 8 * e : group * kLaneRows + e;
   }
   __device__ static int col(int slot, int c) {
     return kReads == SkinnyReads::kColumns ? 2 * slot + c : 8 * c + slot;
@@ -145,10 +156,23 @@ struct SkinnyStep {
   std::uint32_t skinny[Config::kChunks][Config::kSkinnyWords];
 };
 
-// In shared memory: the warps' sums. The padding spreads mma's columns over the banks.
+// Of a warp's ring.
+template <class Config, bool kCopies = Config::kCopies>
+struct SkinnyStage {
+  unsigned char large[Config::kRows * kChunkDepth * 2];
+  unsigned char skinny[Config::kCols * kChunkDepth * 2];
+};
+template <class Config>
+struct SkinnyStage<Config, false> {};
+
+// In shared memory: the warps' rings, or their sums when all is multiplied. The padding spreads
+// mma's columns over the banks.
 template <class Config>
 struct SkinnyStorage {
-  float sums[Config::kWarps][Config::kCols][Config::kRows + 4];
+  union {
+    SkinnyStage<Config> ring[Config::kWarps][Config::kStages];
+    float sums[Config::kWarps][Config::kCols][Config::kRows + 4];
+  };
   // From each block of the cluster, for the rows that this one finishes. Others send while this one
   // may still multiply.
   float received[kMostSkinnySplits][Config::kCols][Config::kRows];
@@ -394,6 +418,158 @@ __device__ __forceinline__ void multiply_steps(SkinnyReader<Config>& reader, int
   }
 }
 
+// ---- The same through shared memory ----
+
+// A stage holds a chunk of both factors as they lie: deep, in lines of a row's or column's 32
+// depths; else in lines of all rows of one depth. The pieces of 16 bytes of a line are swizzled, so
+// that neither the copies of a warp nor its loads, of a piece of each of 8 lines, meet in a bank.
+template <int kLineBytes>
+__device__ __forceinline__ constexpr int place_in_stage(int line, int piece) {
+  return line * kLineBytes + (piece ^ (line * kLineBytes / 128 % (kLineBytes / 16))) * 16;
+}
+
+// A warp's ring of stages: its copies, one step after the other, and its products.
+template <class Config>
+class SkinnyRing {
+ public:
+  using T = typename Config::Factor;
+
+  __device__ SkinnyRing(SkinnyStage<Config>* ring, const SkinnyProduct<T>& product,
+                        std::int64_t matrix, int first_row, int first_col, int lane)
+      : ring_(ring), product_(product), lane_(lane) {
+    large_ = product.large.data + matrix * product.large.batch_stride;
+    skinny_ = product.skinny.data + matrix * product.skinny.batch_stride;
+    if constexpr (Config::kDeep) {
+#pragma unroll
+      for (int i = 0; i < kCopies; ++i) {
+        const int row = min(first_row + line() + i * kLinesAtATime, product.large.extent - 1);
+        row_offset_[i] = row * product.large.stride + piece() * 8;
+      }
+    } else {
+      row_offset_[0] = min(first_row + piece() * 8, product.large.extent - 8);
+    }
+    const int col = first_col + lane / 4;
+    skinny_ += col * product.skinny.stride + lane % 4 * 8;
+    cols_ = product.skinny.extent - col;
+
+    // A lane's address is that of line lane % 8 of matrix lane / 8, of the four that it gets a word
+    // of each of: 8 rows or the next 8, of 8 depths or the next 8.
+    const int matrix_of_lane = lane / 8, line_of_lane = lane % 8;
+    const int upper_rows = matrix_of_lane % 2, upper_depths = matrix_of_lane / 2;
+    const unsigned address = shared_address(ring);
+    large_from_ =
+        address + (Config::kDeep
+                       ? place_in_stage<kLine>(upper_rows * 8 + line_of_lane, upper_depths)
+                       : place_in_stage<kLine>(upper_depths * 8 + line_of_lane, upper_rows));
+    // Of the skinny factor, 8 columns of all four eighths of the depths of a chunk.
+    skinny_from_ = address + sizeof(ring->large) + place_in_stage<64>(line_of_lane, matrix_of_lane);
+  }
+
+  // Of the step that copy() copies next.
+  __device__ __forceinline__ void seek(int step) {
+    const std::int64_t k = std::int64_t{step} * kChunkDepth;
+    large_at_ = large_ + k * (Config::kDeep ? 1 : product_.large.stride);
+    skinny_at_ = skinny_ + k;
+    left_ = product_.depth - static_cast<int>(k);
+  }
+
+  // Starts the copies of a step. A depth beyond the last is 0; columns beyond it are not copied,
+  // and whatever is multiplied for them not written.
+  __device__ __forceinline__ void copy(int stage) {
+    SkinnyStage<Config>& to = ring_[stage];
+    const std::int64_t stride = product_.large.stride;
+#pragma unroll
+    for (int i = 0; i < kCopies; ++i) {
+      const int at_line = line() + i * kLinesAtATime;
+      const T* const from = Config::kDeep ? large_at_ + row_offset_[i]
+                                          : large_at_ + row_offset_[0] + at_line * stride;
+      copy_async<16>(to.large + place_in_stage<kLine>(at_line, piece()), from,
+                     (Config::kDeep ? piece() * 8 : at_line) < left_);
+    }
+#pragma unroll
+    for (int c = 0; c < Config::kColTiles; ++c) {
+      if (8 * c < cols_) {
+        copy_async<16, true>(to.skinny + place_in_stage<64>(8 * c + lane_ / 4, lane_ % 4),
+                             skinny_at_ + 8 * c * product_.skinny.stride, lane_ % 4 * 8 < left_);
+      }
+    }
+    large_at_ += kChunkDepth * (Config::kDeep ? 1 : stride);
+    skinny_at_ += kChunkDepth;
+    left_ -= kChunkDepth;
+  }
+
+  __device__ __forceinline__ void multiply(int stage, SkinnySums<Config>& sums) const {
+    const unsigned offset = stage * static_cast<unsigned>(sizeof(SkinnyStage<Config>));
+    std::uint32_t right[Config::kColTiles][4];
+#pragma unroll
+    for (int c = 0; c < Config::kColTiles; ++c) {
+      load_matrices<false>(skinny_from_ + offset + 8 * c * 64, right[c]);
+    }
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+#pragma unroll
+      for (int r = 0; r < Config::kRowTiles; ++r) {
+        std::uint32_t left[4];
+        // What is added keeps clear of the bits of a line's key, what is not of those of a piece.
+        const unsigned from = Config::kDeep ? (large_from_ ^ half * 32) + 16 * r * kLine
+                                            : (large_from_ ^ r * 32) + 16 * half * kLine;
+        load_matrices<!Config::kDeep>(from + offset, left);
+#pragma unroll
+        for (int c = 0; c < Config::kColTiles; ++c) {
+          const std::uint32_t words[2] = {right[c][2 * half], right[c][2 * half + 1]};
+          multiply_add_warp<T>(sums[r][c], left, words);
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kLine = Config::kDeep ? kChunkDepth * 2 : Config::kRows * 2;
+  static constexpr int kPieces = kLine / 16;
+  static constexpr int kLinesAtATime = kWarpSize / kPieces;
+  static constexpr int kCopies = Config::kRows * kChunkDepth / 8 / kWarpSize;
+
+  __device__ __forceinline__ int line() const { return lane_ / kPieces; }
+  __device__ __forceinline__ int piece() const { return lane_ % kPieces; }
+
+  SkinnyStage<Config>* ring_;
+  const SkinnyProduct<T>& product_;
+  int lane_;
+  const T* large_;
+  const T* skinny_;  // of the lane
+  const T* large_at_;
+  const T* skinny_at_;
+  int left_;  // of the depth
+  int cols_;  // from the lane's first one to the last
+  std::int64_t row_offset_[Config::kDeep ? kCopies : 1];
+  unsigned large_from_;
+  unsigned skinny_from_;
+};
+
+// Adds the products of the warp's steps, from `step` to `end`, of which kStages are on their way.
+template <class Config>
+__device__ __forceinline__ void multiply_copies(SkinnyRing<Config>& ring, int step, int end,
+                                                SkinnySums<Config>& sums) {
+  constexpr int kStages = Config::kStages;
+  ring.seek(step);
+#pragma unroll
+  for (int stage = 0; stage < kStages; ++stage) {
+    if (step + stage < end) ring.copy(stage);
+    end_copy_group();  // perhaps of none, so that the wait counts steps
+  }
+  int stage = 0;
+#pragma unroll 1
+  for (; step < end; ++step) {
+    wait_for_copy_groups<kStages - 1>();
+    __syncwarp();  // for the copies of the other lanes
+    ring.multiply(stage, sums);
+    __syncwarp();  // all lanes have read the stage
+    if (step + kStages < end) ring.copy(stage);
+    end_copy_group();
+    stage = stage + 1 == kStages ? 0 : stage + 1;
+  }
+}
+
 // ---- Sums ----
 
 constexpr int log2_of(int power) { return power == 1 ? 0 : 1 + log2_of(power / 2); }
@@ -456,7 +632,7 @@ __device__ __forceinline__ void write_result(const SkinnyResult& result, const S
 // ---- The kernel ----
 
 template <class Config>
-__global__ void __launch_bounds__(kSkinnyThreads, Config::kResident)
+__global__ void __launch_bounds__(kSkinnyThreads, 2)
     skinny_kernel(const __grid_constant__ SkinnyProduct<typename Config::Factor> product) {
   auto& storage = shared<SkinnyStorage<Config>>();
   // From a shuffle the compiler learns that a warp's threads have it in common.
@@ -480,21 +656,28 @@ __global__ void __launch_bounds__(kSkinnyThreads, Config::kResident)
 
   // -- Products --
   const int warp_row = first_row + (warp & ((1 << splits_log2) - 1)) * Config::kRows;
-  SkinnyReader<Config> reader(product, tile.quotient, warp_row, first_col, lane);
   constexpr int kParts = Config::kWarps;  // of the depth
   const unsigned part = (rank * kParts + warp) >> splits_log2;
-  const int steps = product.depth / Config::kStepDepth;
-  const auto first_step = [&](unsigned of) {
+  const auto first_step = [&](unsigned of, int steps) {
     return static_cast<int>(of * static_cast<unsigned>(steps) / kParts);
   };
   SkinnySums<Config> sums = {};
-  multiply_steps<Config>(reader, first_step(part), first_step(part + 1), sums);
-  // The last part has what is left of the depth.
-  if (part == kParts - 1 && steps * Config::kStepDepth < product.depth) {
-    SkinnyStep<Config> rest;
-    reader.seek(steps);
-    reader.template read<false>(rest);
-    multiply<Config>(rest, sums);
+  if constexpr (Config::kCopies) {
+    SkinnyRing<Config> ring(storage.ring[warp], product, tile.quotient, warp_row, first_col, lane);
+    const int steps = (product.depth + kChunkDepth - 1) / kChunkDepth;
+    multiply_copies<Config>(ring, first_step(part, steps), first_step(part + 1, steps), sums);
+    __syncthreads();  // no warp needs its ring any more
+  } else {
+    SkinnyReader<Config> reader(product, tile.quotient, warp_row, first_col, lane);
+    const int steps = product.depth / Config::kStepDepth;
+    multiply_steps<Config>(reader, first_step(part, steps), first_step(part + 1, steps), sums);
+    // The last part has what is left of the depth.
+    if (part == kParts - 1 && steps * Config::kStepDepth < product.depth) {
+      SkinnyStep<Config> rest;
+      reader.seek(steps);
+      reader.template read<false>(rest);
+      multiply<Config>(rest, sums);
+    }
   }
 
   // -- Sums of all warps --

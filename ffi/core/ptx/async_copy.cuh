@@ -7,8 +7,9 @@
 namespace JAX_GPUOPS_NAMESPACE {
 
 // Copies kBytes to shared memory, or if not `valid` zeros; `from` is not read then. Both addresses
-// are multiples of kBytes.
-template <int kBytes>
+// are multiples of kBytes. With kShared other threads of the multiprocessor are about to copy the
+// same, and find it in the L1 cache, past which 16 bytes go otherwise.
+template <int kBytes, bool kShared = false>
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid,
                                            [[maybe_unused]] Site site = Site::here()) {
   static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
@@ -16,7 +17,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool vali
   simt::async_copy("copy_async", site, to, valid ? from : nullptr, kBytes);
 #else
   const int bytes = valid ? kBytes : 0;
-  if constexpr (kBytes == 16) {  // past the L1 cache
+  if constexpr (kBytes == 16 && !kShared) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                  "l"(from), "r"(bytes)
                  : "memory");
