@@ -6,6 +6,7 @@
 #include <type_traits>
 
 #include "core/dispatch.h"
+#include "core/launch.h"
 #include "core/ptx/wgmma.cuh"
 #include "core/queue.h"
 #include "core/tensor_map.h"
@@ -63,16 +64,17 @@ TensorMap map_of_factor(const ReadFactor& factor, int box) {
                    factor.pitch, kDeep ? box : kStageDepth<T>);
 }
 
-// Copies a factor if the plan says so, to the beginning of `workspace`, which it moves on.
-template <class T>
+// What tensor copies are to read of a factor: itself, or if the plan says so a copy at the
+// beginning of `workspace`, which it moves on. Launches what transposes it; a copy that only aligns
+// its rows is left to the caller.
+template <class T, class Aligned>
 ReadFactor read_factor(const Queue& queue, const void* data, const StoredFactor& stored,
-                       bool copies, unsigned char*& workspace) {
+                       bool copies, unsigned char*& workspace, RowCopy<Aligned>& aligned) {
   if (!copies) return {data, stored, stored.length};
   void* const copy = workspace;
   workspace += copy_bytes(stored);
   if (!is_transposed(stored)) {
-    launch_align_rows<std::conditional_t<sizeof(T) == 1, std::uint8_t, T>>(queue, data, copy,
-                                                                           stored);
+    aligned = row_copy<Aligned>(data, copy, stored);
   } else if constexpr (sizeof(T) == 4) {
     launch_transpose_rows<T>(queue, data, copy, stored);
   } else if constexpr (sizeof(T) == 1) {
@@ -90,11 +92,23 @@ template <class T>
 ReadFactors read_factors(const Queue& queue, const Config& config, const Problem& problem,
                          const Buffers& buffers) {
   auto* workspace = static_cast<unsigned char*>(buffers.workspace);
+  RowCopy<std::conditional_t<sizeof(T) == 1, std::uint8_t, T>> aligned_a{}, aligned_b{};
   const ReadFactor a =
-      read_factor<T>(queue, buffers.a, stored_a(problem), config.copies_a, workspace);
+      read_factor<T>(queue, buffers.a, stored_a(problem), config.copies_a, workspace, aligned_a);
   const ReadFactor b =
-      read_factor<T>(queue, buffers.b, stored_b(problem), config.copies_b, workspace);
+      read_factor<T>(queue, buffers.b, stored_b(problem), config.copies_b, workspace, aligned_b);
+  if (aligned_a.count + aligned_b.count > 0) launch_align_rows(queue, aligned_a, aligned_b);
   return {a, b};
+}
+
+// How a kernel that reads them starts: after copies, which are launched in order behind all that
+// came before, it may set itself up while they end.
+inline LaunchShape shape_behind_copies(const Config& config, int cluster) {
+  LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
+                    static_cast<unsigned>(config.threads),
+                    static_cast<std::size_t>(config.shared_bytes), cluster};
+  shape.early = config.copies_a || config.copies_b;
+  return shape;
 }
 
 // Calls function(deep_a, deep_b), std::integral_constants that say whether the kernel is to read

@@ -24,9 +24,7 @@ template <class Kernel>
 void launch_persistent(const Queue& queue, const Config& config, const Problem& problem,
                        const Buffers& buffers) {
   using T = typename Kernel::Factor;
-  const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
-                          static_cast<unsigned>(config.threads),
-                          static_cast<std::size_t>(config.shared_bytes), config.cluster_rows};
+  const LaunchShape shape = shape_behind_copies(config, config.cluster_rows);
   const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
   using Result = typename Kernel::Result;
   TensorMap a{}, b{}, result{};

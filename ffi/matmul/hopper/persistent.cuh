@@ -26,6 +26,7 @@
 #include "core/cuda.h"
 #include "core/ptx/bulk_copy.cuh"
 #include "core/ptx/cluster.cuh"
+#include "core/ptx/early_launch.cuh"
 #include "core/ptx/math.cuh"
 #include "core/ptx/mbarrier.cuh"
 #include "core/ptx/tensor_copy.cuh"
@@ -158,6 +159,7 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
   constexpr int kClusterRows = Config::kClusterRows;
   constexpr auto kAll = static_cast<std::uint16_t>((1u << kClusterRows) - 1);
   RingPlace<Config> ring;
+  wait_for_kernel_before();  // which may copy factors
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate<Config>(order, tile, rank);

@@ -14,9 +14,7 @@ template <class Kernel>
 void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
                  const Buffers& buffers) {
   using T = typename Kernel::Factor;
-  const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
-                          static_cast<unsigned>(config.threads),
-                          static_cast<std::size_t>(config.shared_bytes), config.splits};
+  const LaunchShape shape = shape_behind_copies(config, config.splits);
   const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
   TensorMap a{}, b{};
   SplitKResult result{};

@@ -15,6 +15,7 @@
 
 #include "core/cuda.h"
 #include "core/ptx/cluster.cuh"
+#include "core/ptx/early_launch.cuh"
 #include "core/ptx/warpgroup.cuh"
 #include "core/shared.h"
 #include "core/vector.h"
@@ -97,6 +98,7 @@ __device__ __forceinline__ void produce(SplitKStorage<Config>& storage, const Te
                                         const TensorMap& b, const SplitKOrder& order,
                                         const TilePosition& at, int rank) {
   RingPlace<Config> ring;
+  wait_for_kernel_before();  // which may copy factors
   for (int step = order.first_step(rank); step < order.first_step(rank + 1); ++step) {
     // The phase before the first counts as over: the ring begins empty.
     wait(&storage.empty[ring.stage], ring.phase ^ 1);

@@ -23,6 +23,7 @@
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
+#include "core/ptx/early_launch.cuh"
 #include "core/shared.h"
 #include "matmul/matmul.h"
 
@@ -86,6 +87,7 @@ template <bool kPacked>
 __global__ void __launch_bounds__(kByteTransposeThreads)
     transpose_bytes_kernel(const __grid_constant__ ByteTransposition all) {
   constexpr int kTile = kByteTransposeTile;
+  let_next_kernel_start();
   auto& storage = shared<ByteTransposeStorage>();
   const int thread = threadIdx.x;
   for (std::int64_t number = blockIdx.x; number < all.tiles; number += gridDim.x) {

@@ -14,6 +14,7 @@
 
 #include "core/integer.h"
 #include "core/launch.h"
+#include "core/ptx/early_launch.cuh"
 #include "core/shared.h"
 #include "matmul/matmul.h"
 
@@ -46,6 +47,7 @@ template <class T>
 __global__ void __launch_bounds__(kTransposeThreads)
     transpose_rows_kernel(const __grid_constant__ RowTransposition<T> all) {
   constexpr int kWarps = kTransposeThreads / 32;
+  let_next_kernel_start();
   auto& storage = shared<TransposeStorage<T>>();
   const int lane = threadIdx.x % 32;
   const int warp = threadIdx.x / 32;
