@@ -37,6 +37,7 @@
 #include "matmul/epilogue.cuh"
 #include "matmul/hopper/addend.cuh"
 #include "matmul/hopper/scales.cuh"
+#include "matmul/hopper/shifted_packs.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/hopper/tile_columns.cuh"
 #include "matmul/hopper/tile_order.cuh"
@@ -327,7 +328,8 @@ class ResultWriter {
     const int col = at.col + first * Config::kPanelCols;
     const int first_row = at.row + first_row_ + wave * kProductRows;
     if (plain_.data != nullptr) {
-      write_elements(buffer, first_row, col, at.matrix);
+      write_elements(buffer, buffers_ + turn_ * kPanelBytes, first == 0, first == kPerWave - 1,
+                     first_row, col, at.matrix);
     } else if (thread_ == 0) {
       write_tensor(map_, col, first_row, at.matrix, buffer);
     }
@@ -339,25 +341,65 @@ class ResultWriter {
   }
 
  private:
-  // A panel that begins at (first_row, col): each warp has 16 rows, and its lanes neighbours.
-  __device__ __forceinline__ void write_elements(const unsigned char* panel, int first_row, int col,
+  // The panel that begins at (first_row, col), whose rows begin anywhere in memory: between sectors
+  // of 32 bytes, of which memory takes whole ones many times as fast as parts. So what a panel has
+  // of its last sector is left to the next one, while the buffers hold both: each row of the tile
+  // has two parts of sectors, at its ends. Each warp has 16 rows, and eight lanes one; a lane
+  // writes packs of 16 bytes, two of them a sector.
+  //
+  //     sectors    | . . . . | . . . . | . . . . | . . . . | . . . . |
+  //     panel 0        e e e  P P P P P P P P P
+  //     panel 1                              P P P P P P P P P P P P ...     e: element by element
+  //
+  // `before` is the panel to the left, if the tile has one, and `ends` whether none is to the
+  // right.
+  __device__ __forceinline__ void write_elements(const unsigned char* panel,
+                                                 const unsigned char* before, bool begins,
+                                                 bool ends, int first_row, int col,
                                                  int matrix) const {
-    const int lane = thread_ % 32;
-    const int warp_row = thread_ / 32 * 16;
-    const int rows = min(16, plain_.rows - first_row - warp_row);
-    const std::int64_t begin =
-        (std::int64_t{matrix} * plain_.rows + first_row + warp_row) * plain_.cols + col + lane;
-    Result* to = plain_.data + begin;
-#pragma unroll 4
-    for (int r = 0; r < rows; ++r, to += plain_.cols) {
-      const unsigned char* const line = panel + (warp_row + r) * kLineBytes;
-#pragma unroll
-      for (int e = 0; e < Config::kPanelCols; e += 32) {
-        if (col + lane + e >= plain_.cols) break;
-        constexpr int kPerPiece = 16 / static_cast<int>(sizeof(Result));
-        const int piece = (lane + e) / kPerPiece ^ r % 8;  // warp_row is a multiple of 8
-        to[e] = reinterpret_cast<const Result*>(line + piece * 16)[lane % kPerPiece];
+    constexpr int kBytes = static_cast<int>(sizeof(Result));
+    constexpr int kPackBytes = 16;
+    constexpr int kSectorBytes = 32;
+    constexpr int kLanes = kLineBytes / kPackBytes;
+    constexpr int kStep = 32 / kLanes;
+    const int bytes = min(Config::kPanelCols, plain_.cols - col) * kBytes;
+    if (bytes <= 0) return;
+    ends = ends || col + Config::kPanelCols >= plain_.cols;
+    const int lane = thread_ % kLanes;
+    int row = thread_ / 32 * 16 + thread_ % 32 / kLanes;
+    const int end = min(thread_ / 32 * 16 + 16, plain_.rows - first_row);
+    auto* to = reinterpret_cast<unsigned char*>(
+        plain_.data + (std::int64_t{matrix} * plain_.rows + first_row + row) * plain_.cols + col);
+#pragma unroll 1
+    for (; row < end; row += kStep, to += std::int64_t{kStep * kBytes} * plain_.cols) {
+      // Bytes are counted from the panel's first one on; the first sector begins before it.
+      const int skew = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) % kSectorBytes);
+      const auto piece = [&](int number) {
+        return (number < 0 ? before : panel) + row * kLineBytes +
+               ((number ^ row) & (kLanes - 1)) * kPackBytes;
+      };
+      const int packs = ends ? (bytes + skew) / kPackBytes : kLanes;
+#pragma unroll 1
+      for (int pack = lane; pack < packs; pack += kLanes) {  // once, or for its end twice
+        const int at = pack * kPackBytes - skew;
+        if (begins && at < 0) continue;
+        // Where nothing is past the first piece, the second one is of no meaning.
+        const int first = at >> 4;  // rounds down
+        const uint4 low = *reinterpret_cast<const uint4*>(piece(first));
+        const uint4 high = *reinterpret_cast<const uint4*>(piece(first + 1));
+        write_shifted(low, high, static_cast<unsigned>(at) % kPackBytes, to + at);
       }
+      const auto write_elements_of = [&](int from, int until) {
+#pragma unroll 1
+        for (int at = from + lane * kBytes; at < until; at += kLanes * kBytes) {
+          *reinterpret_cast<Result*>(to + at) =
+              *reinterpret_cast<const Result*>(piece(at >> 4) + (at & (kPackBytes - 1)));
+        }
+      };
+      const int head = begins ? min(bytes, -skew & (kPackBytes - 1)) : -kSectorBytes;
+      const int tail = packs * kPackBytes - skew;
+      if (begins) write_elements_of(0, head);
+      if (ends) write_elements_of(tail > head ? tail : head, bytes);
     }
   }
 
