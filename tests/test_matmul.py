@@ -203,8 +203,25 @@ def test_tensor_core(tile, transpose_b, transpose_a, dtype, result, on_tensor_co
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
     assert y.dtype == result
     assert_matmul(y, a, b)
+    turned = config["turned"]
+    if tile == (128, 256):
+        assert turned == (dtype == "float32" and not transpose_a and not transpose_b)
     if not (result == "float32" and tile == (128, 128)):
-        assert (config["tile_rows"], config["tile_cols"]) == tile
+        assert (config["tile_rows"], config["tile_cols"]) == (tile[::-1] if turned else tile)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("sizes", [(200, 504, 136), (240, 508, 67), (600, 1028, 36)], ids=str)
+def test_turned_products_have_the_same_bits(sizes, on_tensor_cores):
+    """Of floats, b is read as it is stored; of its transpose, which has k contiguous, too."""
+    m, n, k = sizes
+    a, b = helpers.normal((3, m, k), "float32"), helpers.normal((3, k, n), "float32", seed=1)
+    y, config = helpers.recorded_dot(a, b, False, False, "float32", **on_tensor_cores)
+    if on_tensor_cores["implementation"] == "interpret":
+        assert config["turned"]
+    other, config = helpers.recorded_dot(a, b, False, True, "float32", **on_tensor_cores)
+    assert not config["turned"]
+    np.testing.assert_array_equal(np.asarray(y).view(np.int32), np.asarray(other).view(np.int32))
 
 
 @pytest.mark.kernel
@@ -247,7 +264,7 @@ def test_tensor_core_of_rows_that_tensor_copies_cannot_take(
     assert_matmul(y, a, b)
     if dtype == "float32":
         assert config["copies_a"] == (transpose_a or k % 4 != 0)
-        assert config["copies_b"] == (not transpose_b or k % 4 != 0)
+        assert config["copies_b"] == ((not transpose_b or k % 4 != 0) and not config["turned"])
     else:
         assert config["copies_a"] == ((m if transpose_a else k) % 8 != 0)
         assert config["copies_b"] == ((k if transpose_b else n) % 8 != 0)

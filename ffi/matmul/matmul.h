@@ -216,7 +216,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "and int8; arrays aligned to 16 bytes; alpha 1; a bias or an activation of floats of 16 or 32 "
      "bits alone, those of 16 not transposed; c of 16 bits alone, of factors that are not "
      "transposed; scales of 8 bits alone, of blocks of float8 alone; compute capability 9.0",
-     "align_rows_kernel transpose_rows_kernel transpose_bytes_kernel persistent_kernel"},
+     "align_rows_kernel transpose_rows_kernel transpose_bytes_kernel persistent_kernel "
+     "turned_kernel"},
     {"split_k",
      "Tensor cores for few tiles: the blocks of a cluster divide the depth of a tile, and exchange "
      "their sums.",
@@ -285,15 +286,16 @@ struct Config {
   bool row_major = false;  // the kernel for row-major factors in packs, of those with two
   // Of the kernels on tensor cores:
   std::int64_t blocks = 0;
-  int cluster_rows = 0;  // blocks of a cluster: neighbours along m
+  int cluster_rows = 0;  // blocks of a cluster: neighbours along m, or if turned along n
   int stages = 0;        // of slices of a and b, in shared memory
   int group = 0;         // rows of tiles of clusters that are taken together
   int splits = 1;        // of the depth, among the blocks of a cluster: of split_k and skinny
   int vector_bytes = 0;  // that a copy of mma_pipelined or fma_sliced moves
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage apart: see Persistent
+  bool turned = false;    // multiplies the transposes of floats: see Turned
   // A factor may be copied first (see needs_copy); a result whose rows are not whole 16 bytes is
-  // written element by element.
+  // written by the threads.
   bool copies_a = false;
   bool copies_b = false;
   bool writes_elements = false;
@@ -316,6 +318,7 @@ struct Config {
     visit("vector_bytes", self.vector_bytes);
     visit("shared_bytes", self.shared_bytes);
     visit("promotes", self.promotes);
+    visit("turned", self.turned);
     visit("copies_a", self.copies_a);
     visit("copies_b", self.copies_b);
     visit("writes_elements", self.writes_elements);
@@ -516,6 +519,10 @@ inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
     {1, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
 };
 // clang-format on
+
+// Of floats whose transposes are multiplied (see Turned), as many as the largest tile has.
+inline constexpr int kTurnedRows = 256;
+inline constexpr int kTurnedCols = 128;
 
 // split_k: the tiles that it has kernels for, all of as many columns.
 inline constexpr int kSplitKCols = 128;

@@ -79,6 +79,14 @@ void configure_copies(const Problem& problem, Config& config) {
   config.workspace_bytes = copies_bytes(problem);
 }
 
+// Whether floats are multiplied as their transposes, for which b need not be copied: in tiles as
+// large as the largest, which alone such a kernel has.
+bool is_turned(const Problem& problem, const TensorCoreTile& tile) {
+  return problem.dtype == DType::kFloat32 && stored_a(problem).deep && !stored_b(problem).deep &&
+         fits_tensor_copies(problem.n * bytes_of(problem.dtype)) &&
+         tile.rows * tile.cols == kTurnedRows * kTurnedCols;
+}
+
 const SplitKTile& split_k_tile(const Problem& problem) {
   return kSplitKTiles[problem.m <= kSplitKTiles[0].rows ? 0 : 1];
 }
@@ -197,6 +205,13 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
   config.promotes = tile.promotes;
   config.writes_elements = !fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
   configure_copies(problem, config);
+  if (is_turned(problem, tile)) {
+    config.turned = true;
+    config.tile_rows = kTurnedRows;
+    config.tile_cols = kTurnedCols;
+    config.copies_b = false;
+    config.workspace_bytes -= copy_bytes(stored_b(problem));
+  }
   return config;
 }
 

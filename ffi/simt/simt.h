@@ -202,7 +202,8 @@ void set_registers(const char* function, Site site, unsigned registers, bool tak
 enum class FactorType { kFloat16, kBFloat16, kTf32, kFloat8E4M3, kFloat8E5M2, kInt8 };
 
 // One wgmma: sums (+)= left right^T, of 64 x `cols` over 32 bytes of the depth. The sums are
-// floats, or ints if the factors are integers.
+// floats, or ints if the factors are integers. The left operand may lie in the threads' registers,
+// four words each.
 struct ProductCall {
   unsigned cols;
   FactorType type;
@@ -211,6 +212,7 @@ struct ProductCall {
   bool add;
   std::uint64_t left;
   std::uint64_t right;
+  const std::uint32_t* left_words = nullptr;  // of the calling thread, if in registers
 };
 void begin_products(const char* function, Site site);
 void multiply_add(const char* function, Site site, void* sums, const ProductCall& call);

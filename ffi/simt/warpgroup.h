@@ -68,12 +68,13 @@ struct Product {
   Site site;
   ProductCall call;
   const Thread* first;  // to call it
-  Operand left;
+  Operand left;         // of no rows if it lies in registers
   Operand right;
   unsigned callers = 0;
   Factor left_factor{};
   Factor right_factor{};
   Sums* sums[kWarpgroupThreads] = {};
+  const std::uint32_t* left_words[kWarpgroupThreads] = {};
 };
 
 struct Warpgroup {

@@ -105,6 +105,30 @@ void read_operand(const unsigned char* shared, unsigned first_address, const Ope
   }
 }
 
+constexpr unsigned kLeftWords = 4;  // that a thread has of an operand in registers
+
+// The place of a thread's word among rows of kProductWords: of rows `row` and `row` + 8, and the
+// first half of the depth and the second.
+unsigned place_of_left_word(unsigned thread, unsigned word) {
+  const unsigned row = thread / kWarpSize * kWarpRows + thread % kWarpSize / 4 + word % 2 * 8;
+  return row * kProductWords + (thread % 4 + word / 2 * 4) * 2;
+}
+
+// Whether a warp's registers hold what they held when its threads called the product.
+bool registers_hold_the_same(const Product& product, unsigned warp) {
+  for (unsigned lane = 0; lane < kWarpSize; ++lane) {
+    const unsigned thread = warp * kWarpSize + lane;
+    for (unsigned word = 0; word < kLeftWords; ++word) {
+      if (std::memcmp(&product.left_words[thread][word],
+                      &product.left_factor.bits[place_of_left_word(thread, word)],
+                      sizeof(std::uint32_t)) != 0) {
+        return false;
+      }
+    }
+  }
+  return true;
+}
+
 // Whether some rows of an operand are what read_operand() read.
 bool holds_the_same(const unsigned char* shared, unsigned first_address, const Operand& operand,
                     unsigned first_row, unsigned rows, const std::vector<std::uint16_t>& bits) {
@@ -224,9 +248,13 @@ struct Window {
   }
 
   void note_operands(Product& product) const {
-    read_operand(block.shared, first_address, product.left, product.left_factor.bits);
     read_operand(block.shared, first_address, product.right, product.right_factor.bits);
-    decode_factor(product.left_factor, product.call.type, /*by_columns=*/false);
+    if (product.call.left_words == nullptr) {
+      read_operand(block.shared, first_address, product.left, product.left_factor.bits);
+      decode_factor(product.left_factor, product.call.type, /*by_columns=*/false);
+    } else {
+      product.left_factor.bits.resize(kProductRows * kProductWords);
+    }
     decode_factor(product.right_factor, product.call.type, /*by_columns=*/true);
   }
 
@@ -234,8 +262,10 @@ struct Window {
   void check_unchanged(const Product& product, unsigned warp) const {
     const bool same = holds_the_same(block.shared, first_address, product.right, 0,
                                      product.right.rows, product.right_factor.bits) &&
-                      holds_the_same(block.shared, first_address, product.left, warp * kWarpRows,
-                                     kWarpRows, product.left_factor.bits);
+                      (product.call.left_words == nullptr
+                           ? holds_the_same(block.shared, first_address, product.left,
+                                            warp * kWarpRows, kWarpRows, product.left_factor.bits)
+                           : registers_hold_the_same(product, warp));
     if (same) return;
     throw Error(product_text(product) + ": an operand was written to while it was under way");
   }
@@ -291,10 +321,13 @@ void Launch::multiply_add(const char* function, Site site, void* sums, const Pro
   if (number == group.first + group.products.size()) {
     group.products.push_back(
         {function, site, call, thread_,
-         decode_operand(caller, "left", call.left, call.deep_left, kProductRows),
+         call.left_words == nullptr
+             ? decode_operand(caller, "left", call.left, call.deep_left, kProductRows)
+             : Operand{},
          decode_operand(caller, "right", call.right, call.deep_right, call.cols)});
     const Product& product = group.products.back();
     for (const Operand* const operand : {&product.left, &product.right}) {
+      if (operand->rows == 0) continue;
       at_shared_address(caller, operand->begin, operand->end - operand->begin);
       for (const Copy& copy : copies_) {
         if (copy.block != &block || !writes_shared(copy)) continue;
@@ -309,7 +342,8 @@ void Launch::multiply_add(const char* function, Site site, void* sums, const Pro
   Product& product = group.product(number);
   const auto same = [](const ProductCall& a, const ProductCall& b) {
     return a.cols == b.cols && a.type == b.type && a.deep_left == b.deep_left &&
-           a.deep_right == b.deep_right && a.add == b.add && a.left == b.left && a.right == b.right;
+           a.deep_right == b.deep_right && a.add == b.add && a.left == b.left &&
+           a.right == b.right && (a.left_words == nullptr) == (b.left_words == nullptr);
   };
   if (!same(product.call, call) || product.site.line != site.line) {
     throw Error(caller +
@@ -339,9 +373,19 @@ void Launch::multiply_add(const char* function, Site site, void* sums, const Pro
   own->landed = false;
   own->last = number;
   product.sums[index] = own;
+  if (call.left_words != nullptr) {
+    product.left_words[index] = call.left_words;
+    for (unsigned word = 0; word < kLeftWords; ++word) {
+      std::memcpy(&product.left_factor.bits[place_of_left_word(static_cast<unsigned>(index), word)],
+                  &call.left_words[word], sizeof(std::uint32_t));
+    }
+  }
   if (++product.callers < kWarpgroupThreads) return;
 
   // All threads have called it.
+  if (call.left_words != nullptr) {
+    decode_factor(product.left_factor, call.type, /*by_columns=*/false);
+  }
   ++group.issued;
   if (timing_ == Timing::kEarly) {
     for (unsigned warp = 0; warp < kWarpgroupWarps; ++warp) {

@@ -496,6 +496,74 @@ void test_products() {
   }
 }
 
+// A product whose left operand lies in registers, of small integers; `write` changes one of them
+// while the product is under way.
+std::string product_of_registers(bool write, bool& is_right) {
+  constexpr int kCols = 256;
+  constexpr int kDepth = kProductBytes / 4;
+  struct Storage {
+    alignas(kAtomBytes) unsigned char right[kCols * kLineBytes];
+    Mbarrier copied;
+  };
+  const auto left_of = [](int row, int k) { return static_cast<float>((row * 5 + k * 3) % 17); };
+  Array<float> right(kCols * 32);
+  Array<float> result(64 * kCols);
+  for (int i = 0; i < kCols * 32; ++i) right[i] = static_cast<float>(i % 13 - 6);
+  const TensorMap map = make_tensor_map({CU_TENSOR_MAP_DATA_TYPE_TFLOAT32,
+                                         right.data(),
+                                         {32, kCols, 1},
+                                         {kLineBytes, kLineBytes * kCols},
+                                         {32, kCols, 1}});
+  const std::string error = error_of(1, 128, kAlignedBytes<Storage>, [&] {
+    auto& storage = aligned<Storage>();
+    const int thread = threadIdx.x;
+    if (thread == 0) {
+      initialise(&storage.copied);
+      announce(&storage.copied, kCols * kLineBytes);
+      copy_tensor(storage.right, map, 0, 0, 0, &storage.copied);
+    }
+    __syncthreads();
+    wait(&storage.copied, 0);
+    const int row = thread / 32 * 16 + thread % 32 / 4;
+    std::uint32_t left[4];
+    for (int i = 0; i < 4; ++i) {
+      const float x = left_of(row + i % 2 * 8, thread % 4 + i / 2 * 4);
+      std::memcpy(&left[i], &x, sizeof(x));
+    }
+    float sums[kCols / 2];
+    begin_products();
+    multiply_add(sums, left, matrix_descriptor<true>(storage.right), false);
+    end_products();
+    if (write && thread == 77) left[2] ^= 1u << 30;
+    wait_for_products<0>();
+    hold(sums);
+    for (int i = 0; i < kCols / 2; ++i) {
+      result[(row + i / 2 % 2 * 8) * kCols + i / 4 * 8 + thread % 4 * 2 + i % 2] = sums[i];
+    }
+  });
+  is_right = true;
+  for (int i = 0; i < 64 * kCols; ++i) {
+    float sum = 0;
+    for (int k = 0; k < kDepth; ++k) sum += left_of(i / kCols, k) * right[i % kCols * 32 + k];
+    is_right = is_right && sum == result[i];
+  }
+  return error;
+}
+
+void test_products_of_registers() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    bool is_right = false;
+    CHECK(product_of_registers(false, is_right).empty());
+    CHECK(is_right);
+    // Products that come early have read their operands.
+    if (comes_late()) {
+      check_contains(product_of_registers(true, is_right),
+                     {"multiply_add()", "an operand was written to"});
+    }
+  }
+}
+
 void test_product_faults() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
@@ -1045,6 +1113,7 @@ void test_tensor() {
   test_named_barriers();
   test_registers();
   test_products();
+  test_products_of_registers();
   test_product_faults();
   test_product_arithmetic();
   check_faults_of_8_bits<__nv_fp8_e4m3>();

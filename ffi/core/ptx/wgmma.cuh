@@ -103,6 +103,14 @@ __device__ inline void hold([[maybe_unused]] int (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(sums[i])::"memory");
 #endif
 }
+// The same for operands in registers: from using these for anything else before the wait.
+template <int kCount>
+__device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
+#ifndef JAX_GPUOPS_INTERPRET
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(left[i])::"memory");
+#endif
+}
 
 // The registers of an instruction with 64, 128, 192 or 256 columns, 32 at a time.
 #define JAX_GPUOPS_NAMES_0                                                 \
@@ -227,6 +235,36 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] ProductSum<T> (&su
   } else {
     JAX_GPUOPS_WGMMAS("+r", JAX_GPUOPS_INT8, JAX_GPUOPS_NO_SIGNS);
   }
+#endif
+}
+
+// The same in TF32 with the left block in registers, whose threads may read it from anywhere: a
+// float operand in shared memory has to be deep. The thread that holds sums of the rows row and
+// row + 8 gives, with k = t % 4,
+//     left[0]: (row, k)   left[1]: (row + 8, k)   left[2]: (row, k + 4)   left[3]: (row + 8, k + 4)
+// and leaves them as they are until the group is done.
+__device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128],
+                                             [[maybe_unused]] const std::uint32_t (&left)[4],
+                                             [[maybe_unused]] std::uint64_t right,
+                                             [[maybe_unused]] bool add,
+                                             [[maybe_unused]] Site site = Site::here()) {
+#ifdef JAX_GPUOPS_INTERPRET
+  simt::multiply_add("multiply_add", site, sums,
+                     {256, simt::FactorType::kTf32, true, true, add, 0, right, left});
+#elif JAX_GPUOPS_HAS_WGMMA
+  asm volatile(
+      "{\n"
+      "  .reg .pred accumulate;\n"
+      "  setp.ne.b32 accumulate, %133, 0;\n"
+      "  wgmma.mma_async.sync.aligned.m64n256" JAX_GPUOPS_TF32
+      " {" JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA
+          JAX_GPUOPS_NAMES_2 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_3
+      "}, {%128, %129, %130, %131}, %132, accumulate, 1, 1;\n"
+      "}"
+      : JAX_GPUOPS_SUMS_32("+f", sums, 0), JAX_GPUOPS_SUMS_32("+f", sums, 32),
+        JAX_GPUOPS_SUMS_32("+f", sums, 64), JAX_GPUOPS_SUMS_32("+f", sums, 96)
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),
+        "r"(static_cast<int>(add)));
 #endif
 }
 

@@ -9,6 +9,7 @@
 #include "core/launch.h"
 #include "matmul/hopper/factors.cuh"
 #include "matmul/hopper/persistent.cuh"
+#include "matmul/hopper/turned.cuh"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -59,6 +60,27 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
     epilogue.beta = static_cast<float>(buffers.beta);
   }
   launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order, epilogue, up);
+}
+
+template <bool kFinishes>
+void launch_turned(const Queue& queue, const Config& config, const Problem& problem,
+                   const Buffers& buffers) {
+  using Kernel = Turned<kFinishes>;
+  static_assert(Kernel::kRows == kTurnedRows && Kernel::kCols == kTurnedCols);
+  static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTensorCoreTiles[3].shared_bytes());
+  const LaunchShape shape = shape_behind_copies(config, Kernel::kBlocks);
+  const ReadFactors factors = read_factors<float>(queue, config, problem, buffers);
+  TensorMap a{}, b{}, result{};
+  TileOrder order{};
+  if (!queue.preparing) {
+    a = map_of_factor<float, /*kDeep=*/true>(factors.a, Kernel::kRows / Kernel::kBlocks);
+    b = map_of_factor<float, /*kDeep=*/false>(factors.b, Kernel::kPanelCols);
+    result = map_of<float>(kResultType<float>, buffers.result, problem.batch, problem.m, problem.n,
+                           problem.n, Kernel::kWrittenRows);
+    order = order_of_tiles<Kernel>(problem, config, Kernel::kDepth);
+  }
+  launch_kernel<turned_kernel<Kernel>>(queue, shape, a, b, result, order,
+                                       finish_of(problem, buffers));
 }
 
 template <class T, class Result, bool kDeepA, bool kDeepB, bool kFinishes, bool kGated,

@@ -1,4 +1,6 @@
 // Compiled for each of: __half+__nv_bfloat16 float+__nv_fp8_e4m3+__nv_fp8_e5m2+int8_t
+#include <type_traits>
+
 #include "core/dispatch.h"
 #include "matmul/hopper/launch_persistent.cuh"
 #include "matmul/matmul.h"
@@ -54,6 +56,12 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
     }
     if (problem.has_c) {
       return launch_layout<T, true, false, true, false, true>(queue, config, problem, buffers);
+    }
+  }
+  if constexpr (std::is_same_v<T, float>) {
+    if (config.turned) {
+      return has_epilogue(problem) ? launch_turned<true>(queue, config, problem, buffers)
+                                   : launch_turned<false>(queue, config, problem, buffers);
     }
   }
   if constexpr (sizeof(T) > 1) {

@@ -1,0 +1,294 @@
+// matmul of floats on Hopper's tensor cores, in TF32, with b as it is stored, k x n: the transposed
+// product, result^T = b^T a^T.
+//
+// wgmma takes floats from shared memory only with k as the contiguous dimension, which it is of a
+// and not of b. But its left factor may come from registers, and threads read shared memory as they
+// like: so b is the left factor, columns of the result are the rows of the products, and nothing is
+// transposed before. Each thread reads two neighbours of a line of b, which are two rows of a
+// product, and so has two neighbours of a row of the result among its sums:
+//
+//     stage of b   k 0 | n 0  n 1  n 2 ... |         sums     m 0  m 1  m 2 ...
+//                  k 1 | n 0  n 1  n 2 ... |           n 0     x    x
+//                  ...    left[0], left[1]             n 1     x    x
+//
+// The rest is as in persistent.cuh, but that the tile of a block is high rather than wide, and its
+// neighbour in the cluster is the one to the right, which needs the same slices of a.
+#pragma once
+
+#include <cstdint>
+
+#include "core/cuda.h"
+#include "core/ptx/bulk_copy.cuh"
+#include "core/ptx/cluster.cuh"
+#include "core/ptx/early_launch.cuh"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/tensor_copy.cuh"
+#include "core/ptx/warpgroup.cuh"
+#include "core/ptx/wgmma.cuh"
+#include "core/shared.h"
+#include "matmul/epilogue.cuh"
+#include "matmul/hopper/persistent.cuh"
+#include "matmul/hopper/stages.cuh"
+#include "matmul/hopper/tile_order.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+template <bool kFinishes_>
+struct Turned {
+  using Factor = float;
+  // Whether sums get a bias or an activation.
+  static constexpr bool kFinishes = kFinishes_;
+  // The tile of a block, of which each consumer has all rows of its half of the columns.
+  static constexpr int kRows = 256;
+  static constexpr int kCols = 128;
+  static constexpr int kConsumers = 2;
+  static constexpr int kStages = 4;
+  // Blocks of a cluster lie side by side: its tile is as TileOrder has it.
+  static constexpr int kBlocks = 2;
+  static constexpr int kClusterRows = 1;
+  static constexpr int kResultCols = kBlocks * kCols;
+
+  static constexpr int kSums = kRows / 2;
+  static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
+  static constexpr int kABytes = kRows * kLineBytes;
+  static constexpr int kBBytes = kCols * kLineBytes;
+  static constexpr int kStageBytes = kABytes + kBBytes;
+  static constexpr int kDepth = kStageDepth<Factor>;
+  static constexpr int kDepthSteps = kLineBytes / kProductBytes;  // of a stage
+  // A stage of b lies in panels of 32 columns, a line for each k.
+  static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Factor));
+  static constexpr int kBPanelBytes = kDepth * kLineBytes;
+
+  // A consumer writes 32 rows of both its panels at once, through one half of a buffer for each
+  // while the copy engine reads the other.
+  static constexpr int kPanelBuffers = kCols / kConsumers / kPanelCols;
+  static constexpr int kWrittenRows = kProductRows / 2;
+  static constexpr int kEmptyArrivals = kConsumers * 4 * kBlocks;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters = 232;
+
+  static_assert(kCols == kConsumers * kProductRows, "a consumer has one row of wgmmas");
+  static_assert(kPanelBuffers == 2);
+};
+
+// ---- The producer ----
+
+template <class Config>
+__device__ __forceinline__ TilePosition locate_turned(const TileOrder& order, unsigned tile,
+                                                      int rank) {
+  TilePosition at = locate<Config>(order, tile, 0);
+  at.col += rank * Config::kCols;
+  return at;
+}
+
+template <class Config>
+__device__ __forceinline__ void produce_turned(PersistentStorage<Config>& storage,
+                                               const TensorMap& a, const TensorMap& b,
+                                               const TileOrder& order, int rank) {
+  constexpr auto kAll = static_cast<std::uint16_t>((1u << Config::kBlocks) - 1);
+  RingPlace<Config> ring;
+  wait_for_kernel_before();  // which may copy a
+  for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
+       tile += gridDim.x / Config::kBlocks) {
+    const TilePosition at = locate_turned<Config>(order, tile, rank);
+    for (int step = 0; step < order.steps; ++step) {
+      wait(&storage.empty[ring.stage], ring.phase ^ 1);
+      Mbarrier* const full = &storage.full[ring.stage];
+      announce(full, Config::kStageBytes);
+      const int k = step * Config::kDepth;
+      copy_slice</*kDeep=*/true, Config::kRows, Config::kBlocks>(
+          storage.a[ring.stage], a, at.row, k, at.matrix * order.a_batch_stride, full, rank, kAll);
+#pragma unroll
+      for (int panel = 0; panel < Config::kCols / Config::kPanelCols; ++panel) {
+        copy_tensor(storage.b[ring.stage] + panel * Config::kBPanelBytes, b,
+                    at.col + panel * Config::kPanelCols, k, at.matrix * order.b_batch_stride, full);
+      }
+      ring.advance();
+    }
+  }
+  drain(storage, ring);
+}
+
+// ---- A consumer ----
+
+// Which columns a thread has: of the products' rows r and r + 8, with r = lane / 4, two neighbours.
+// Which these are is free, as long as each row is some column. A product reads two lines for the
+// four k's that the lanes of a row have; and 16 lanes, which read 128 bytes at once, are to find
+// them in different banks, where piece p of line k lies at p ^ k % 8. So four rows r take pieces
+// that differ in bit 2, the one that the four k's leave alone:
+//
+//     r % 4       0        1           2        3               panel r / 4 of the consumer's two
+//     piece       w, left  w + 4, left w, right w + 4, right    w: the warp
+struct OwnColumns {
+  int panel;
+  int piece;
+  int byte;  // in the piece
+
+  __device__ __forceinline__ OwnColumns() {
+    const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+    const int row = thread % 32 / 4;
+    panel = row / 4;
+    piece = thread / 32 + row % 2 * 4;
+    byte = row / 2 % 2 * 8;
+  }
+  // From the consumer's first one on.
+  __device__ __forceinline__ int first() const { return panel * 32 + piece * 4 + byte / 4; }
+};
+
+// Writes a consumer's columns of a tile from (row, col) on.
+template <class Config>
+__device__ __forceinline__ void write_turned(unsigned char* buffers, const TensorMap& result,
+                                             const float (&sums)[Config::kSums],
+                                             const OwnColumns& own, int row, int col, int matrix,
+                                             int barrier) {
+  constexpr int kRows = Config::kWrittenRows;
+  const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
+#pragma unroll
+  for (int first = 0; first < Config::kRows; first += kRows) {
+    unsigned char* const half = buffers + first / kRows % 2 * kRows * kLineBytes;
+    if (thread == 0) wait_until_read<Config::kPanelBuffers>();
+    meet(barrier, kWarpgroupThreads);
+    // Sums 4 i and 4 i + 2 are neighbours, and the next two in the row below.
+#pragma unroll
+    for (int i = 0; i < kRows / 8; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const int line = 8 * i + thread % 4 * 2 + j;
+        const int s = first / 2 + 4 * i + j;
+        *reinterpret_cast<float2*>(half + own.panel * kPanelBytes + line * kLineBytes +
+                                   (own.piece ^ line % 8) * 16 + own.byte) =
+            make_float2(sums[s], sums[s + 2]);
+      }
+    }
+    finish_writes_before_copies();
+    meet(barrier, kWarpgroupThreads);
+    if (thread == 0) {
+#pragma unroll
+      for (int panel = 0; panel < Config::kPanelBuffers; ++panel) {
+        write_tensor(result, col + panel * Config::kPanelCols, row + first, matrix,
+                     half + panel * kPanelBytes);
+      }
+    }
+  }
+}
+
+template <class Config>
+__device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storage,
+                                               const TensorMap& result, const Finish& finish,
+                                               const TileOrder& order, int rank, int consumer) {
+  constexpr int kOwnCols = Config::kCols / Config::kConsumers;
+  float sums[Config::kSums];
+  RingPlace<Config> ring;
+  const std::uint64_t a_first = matrix_descriptor</*kDeep=*/true>(storage.a[0]);
+  const OwnColumns own;
+  const int lane = threadIdx.x % 32;
+  // Of b's lines of lane % 4 and of the fourth after it.
+  const int k = lane % 4;
+  const unsigned char* const lines =
+      storage.b[0] + (consumer * Config::kPanelBuffers + own.panel) * Config::kBPanelBytes +
+      k * kLineBytes + own.byte;
+  const unsigned char* const upper = lines + (own.piece ^ k) * 16;
+  const unsigned char* const lower = lines + 4 * kLineBytes + (own.piece ^ (k + 4)) * 16;
+
+  const bool tells = lane < Config::kBlocks;
+  const unsigned empty = shared_address_in_block(storage.empty, tells ? lane : rank);
+
+  for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
+       tile += gridDim.x / Config::kBlocks) {
+    // -- Multiply --
+#pragma unroll 1
+    for (int step = 0; step < order.steps; ++step) {
+      wait(&storage.full[ring.stage], ring.phase);
+      std::uint32_t left[Config::kDepthSteps][4];
+      const int stage = ring.stage * Config::kBBytes;
+#pragma unroll
+      for (int i = 0; i < Config::kDepthSteps; ++i) {
+        const int at = stage + i * 8 * kLineBytes;
+        const uint2 first = *reinterpret_cast<const uint2*>(upper + at);
+        const uint2 second = *reinterpret_cast<const uint2*>(lower + at);
+        left[i][0] = first.x;
+        left[i][1] = first.y;
+        left[i][2] = second.x;
+        left[i][3] = second.y;
+      }
+      const std::uint64_t a = a_first + ring.stage * (Config::kABytes / 16);
+      begin_products();
+#pragma unroll
+      for (int i = 0; i < Config::kDepthSteps; ++i) {
+        multiply_add(sums, left[i], a + i * kDepthStepBytes<true> / 16, step > 0 || i > 0);
+      }
+      end_products();
+      // The other consumer's products fill the tensor cores until this one has read its next stage.
+      wait_for_products<0>();
+#pragma unroll
+      for (int i = 0; i < Config::kDepthSteps; ++i) hold(left[i]);
+      if (tells) arrive_at(empty + ring.stage * static_cast<int>(sizeof(Mbarrier)));
+      ring.advance();
+    }
+    hold(sums);
+
+    // -- Write --
+    const TilePosition at = locate_turned<Config>(order, tile, rank);
+    const int col = at.col + consumer * kOwnCols;
+    if constexpr (Config::kFinishes) {
+      const int own_col = col + own.first();
+      const float left = bias_of<float>(finish, at.matrix, own_col);
+      const float right = bias_of<float>(finish, at.matrix, own_col + 1);
+#pragma unroll
+      for (int i = 0; i < Config::kSums; ++i) sums[i] += i % 4 < 2 ? left : right;
+      dispatch_activation(finish.op, [&](auto op) {
+#pragma unroll
+        for (float& sum : sums) sum = activated<decltype(op)::value, /*kFast=*/false>(sum);
+      });
+    }
+    write_turned<Config>(storage.panels[consumer][0], result, sums, own, at.row, col, at.matrix,
+                         1 + consumer);
+  }
+  if (threadIdx.x % kWarpgroupThreads == 0) wait_until_read<0>();
+}
+
+// ---- The kernel ----
+
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    turned_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+                  const __grid_constant__ TensorMap result, const TileOrder order,
+                  const __grid_constant__ Finish finish) {
+#if JAX_GPUOPS_HAS_WGMMA
+  unsigned char* const memory = shared_array<unsigned char>();
+  const unsigned past_atom = shared_address(memory) % kAtomBytes;
+  auto& storage =
+      *reinterpret_cast<PersistentStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
+  const int rank = cluster_rank();
+
+  // -- Set up --
+  if (threadIdx.x == 0) {
+    prefetch_tensor_map(a);
+    prefetch_tensor_map(b);
+    prefetch_tensor_map(result);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      initialise(&storage.full[stage]);
+      initialise(&storage.empty[stage], Config::kEmptyArrivals);
+    }
+  }
+  __syncthreads();
+  cluster_arrive();
+  cluster_wait();
+
+  // -- Roles: warpgroup 0 produces, by one thread; the others consume --
+  if (warpgroup == 0) {
+    give_up_registers<Config::kProducerRegisters>();
+    if (threadIdx.x == 0) produce_turned(storage, a, b, order, rank);
+  } else {
+    take_registers<Config::kConsumerRegisters>();
+    consume_turned(storage, result, finish, order, rank, warpgroup - 1);
+  }
+#else
+  __trap();
+#endif
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE
