@@ -968,48 +968,6 @@ def test_skinny_of_more_columns_than_a_block_has(sizes, transpose_b, transpose_a
     assert_matmul(y, a, b)
 
 
-# Whose skinny factor is so deep that blocks share it.
-SHARED_BY_BLOCKS = [(16, 64, 60008), (61, 12, 75016), (32, 97, 42008)]
-
-
-@pytest.mark.kernel
-@pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("sizes", SHARED_BY_BLOCKS, ids=str)
-def test_blocks_of_a_cluster_divide_the_depth_of_skinny(sizes, transpose_b, skinny):
-    """With warps that lie beyond the large factor's edge."""
-    m, n, k = sizes
-    if not transpose_b:
-        n = -(-n // 8) * 8
-    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
-    y, config = helpers.recorded_dot(a, b, False, transpose_b, "float32", **skinny)
-    assert_matmul(y, a, b)
-    assert config["splits"] == 4
-
-
-@pytest.mark.kernel
-def test_sums_of_a_cluster_of_skinny_in_any_order_of_threads(skinny):
-    if skinny["implementation"] != "interpret":
-        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
-    m, n, k = SHARED_BY_BLOCKS[0]
-    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
-    helpers.under_each_schedule(
-        lambda: jax_gpuops.matmul(a, b, **skinny), [(1, {}), (2, {"warp": 0}), (3, {"warp": 13})]
-    )
-
-
-@pytest.mark.kernel
-@pytest.mark.parametrize("transpose_b", [False, True])
-@pytest.mark.parametrize("sizes", [(32, 136, 264), (17, 104, 1096), (25, 200, 72)], ids=str)
-def test_skinny_of_32_columns(sizes, transpose_b, skinny):
-    m, n, k = sizes
-    if skinny["implementation"] == "cuda":
-        n *= 32
-    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
-    y, config = helpers.recorded_dot(a, b, False, transpose_b, "bfloat16", **skinny)
-    assert_matmul(y, a, b)
-    assert skinny_tile(config, m, n)[:2] == (32, 32)
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize("share", ["", "a", "b"])
 @pytest.mark.parametrize("transpose_a", [False, True])
@@ -1111,8 +1069,9 @@ def test_the_plan_prefers_skinny_for_few_rows_or_columns(skinny):
         (3, 2047, 2047, "float16", ["skinny"]),
         (8, 4096, 128, "bfloat16", ["tensor_core", "split_k"]),  # no depth for eight warps
         (33, 2048, 2048, "bfloat16", ["tensor_core", "split_k"]),
-        (32, 4096, 2048, "bfloat16", ["skinny"]),
+        (32, 4096, 2048, "bfloat16", ["tensor_core", "split_k"]),
         (256, 256, 256, "bfloat16", ["skinny" if on_gpu else "tensor_core"]),
+        (40, 128, 4096, "bfloat16", ["split_k"]),
         # One block of skinny, but eight of a GPU's for split_k: the host's simulates too few.
         (8, 16, 1 << 20, "bfloat16", ["split_k" if on_gpu else "skinny"]),
         (1, 64, 256, "bfloat16", ["coalesced"]),

@@ -253,8 +253,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "fma_pipelined_kernel"},
     {"fma_sliced",
      "float32 by FMAs for few tiles: small ones, of which each warp of a block multiplies a slice "
-     "of "
-     "the depth, copied by cp.async into a ring of its own.",
+     "of the depth, copied by cp.async into a ring of its own.",
      "jax_gpuops, after NVIDIA CUTLASS's sliced-K kernels", "float32; compute capability 8.0",
      "fma_sliced_kernel"},
     {"mma_pipelined",
@@ -289,7 +288,7 @@ struct Config {
   int cluster_rows = 0;  // blocks of a cluster: neighbours along m, or if turned along n
   int stages = 0;        // of slices of a and b, in shared memory
   int group = 0;         // rows of tiles of clusters that are taken together
-  int splits = 1;        // of the depth, among the blocks of a cluster: of split_k and skinny
+  int splits = 1;        // of the depth, among the blocks of a cluster: of split_k
   int vector_bytes = 0;  // that a copy of mma_pipelined or fma_sliced moves
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage apart: see Persistent
@@ -548,10 +547,9 @@ inline constexpr SplitKTile kSplitKTiles[] = {{64, 3, 2}, {128, 5, 1}};
 
 // skinny
 
-inline constexpr int kSkinnyExtent = 16;        // rows or columns of a block, but for one tile
+inline constexpr int kSkinnyExtent = 16;        // rows or columns of a block
 inline constexpr int kMostSkinnyExtent = 1024;  // of the problem: more blocks read the large factor
 inline constexpr int kSkinnyThreads = 256;
-inline constexpr int kMostSkinnySplits = 4;  // blocks of a cluster
 
 // A factor as skinny sees it: a's rows or b's columns, each of the depth.
 struct SkinnyFactor {
@@ -577,8 +575,6 @@ struct SkinnyTile {
 };
 // Of a large factor that is not read in packs.
 inline constexpr SkinnyTile kSkinnyUnpackedTile{32, 16};
-// Of a skinny factor with more columns than others take, whose depth is contiguous.
-inline constexpr SkinnyTile kSkinnyWideTile{32, 32};
 
 // What a warp has on its way, in steps of 32 of the depth, if it copies them: 104 KiB of a block,
 // so that a multiprocessor holds two.
@@ -587,12 +583,12 @@ constexpr int skinny_stages(int rows, int cols) {
   return 13 * 1024 / ((rows + cols) * kSkinnyStepDepth * 2);
 }
 
-// The steps of each warp or later its sums, those from the blocks of a cluster, and a barrier.
+// The steps of each warp, or later its sums.
 constexpr int skinny_shared_bytes(int rows, int cols, bool copies) {
   const int warps = kSkinnyThreads / 32;
   const int sums = cols * (rows + 4) * 4;
   const int ring = copies ? skinny_stages(rows, cols) * (rows + cols) * kSkinnyStepDepth * 2 : 0;
-  return warps * (ring > sums ? ring : sums) + kMostSkinnySplits * cols * rows * 4 + 8;
+  return warps * (ring > sums ? ring : sums);
 }
 
 // bf16_x6 and fp16_x3

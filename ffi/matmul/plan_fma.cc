@@ -72,7 +72,7 @@ constexpr double kSlicedLaunchTime = 1700;
 constexpr double kSlicedTileTime = 800;
 constexpr double kSlicedReadTime = 4.0 / 6000;
 // Of more tiles, larger ones are read less often.
-constexpr std::int64_t kMostSlicedTurns = 4;
+constexpr std::int64_t kMostSlicedTurns = 2;
 // Of less, some warps have no step to multiply.
 constexpr std::int64_t kLeastSlicedDepth = kSlicedThreads / 32 * kSlicedDepth;
 // Steps are counted by ints.

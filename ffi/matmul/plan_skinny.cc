@@ -21,15 +21,15 @@ constexpr std::int64_t kLeastSmallDepth = 128;
 // read by itself, and its share of what memory gives to all, 60 and 34 bytes a nanosecond.
 constexpr double kSkinnyReadTime = 2.0 / 60;
 constexpr double kMemoryReadTime = 2.0 / 34;
+// A block that copies has more than a third of a multiprocessor's shared memory, which so holds two
+// of them: with three, 1x8192 by 8192x28672 took 118 us in place of 107.
+constexpr int kLeastSkinnySharedBytes = 80 * 1024;
+// Of a product that is small both ways: others divide a deeper one among more blocks.
+constexpr std::int64_t kMostSmallDepth = 1024;
 // Predictions: what a small product takes before and after its loads, and for an element that some
 // block reads from the L2 cache.
 constexpr double kSmallLaunchTime = 2000;
 constexpr double kCacheReadTime = 2.0 / 6500;
-
-// A prediction: what it takes the blocks of a cluster to exchange their sums.
-constexpr double kSkinnyExchangeTime = 800;
-// The rows of a cluster, at most: more leave too few blocks.
-constexpr int kMostSkinnyRows = 128;
 
 std::int64_t skinny_col_tiles(const SkinnyFactors& factors) {
   return divide_up(factors.skinny.extent, kSkinnyExtent);
@@ -45,39 +45,9 @@ int skinny_rows(const SkinnyFactors& factors, std::int64_t batch, const Device& 
   return 4 * tiles(32) >= std::int64_t{3} * device.multiprocessors ? 32 : 16;
 }
 
-// How many blocks divide the depth, so that each reads a part of the skinny factor alone. That
-// saves reads from the L2 cache, and costs an exchange of sums.
-int skinny_splits(const Problem& problem, const SkinnyFactors& factors, const SkinnyTile& tile,
-                  const Device& device) {
-  if (!device.runs_hopper_code() || factors.skinny.extent > tile.cols) return 1;
-  const std::int64_t blocks = problem.batch * divide_up(factors.large.extent, tile.rows);
-  const double reads = static_cast<double>(blocks * factors.skinny.extent) *
-                       static_cast<double>(problem.k) * kCacheReadTime;
-  int best = 1;
-  double least = reads;
-  for (int splits = 2; splits <= std::min(kMostSkinnySplits, kMostSkinnyRows / tile.rows);
-       splits *= 2) {
-    const double time = reads / splits + kSkinnyExchangeTime;
-    if (time < least) {
-      best = splits;
-      least = time;
-    }
-  }
-  return best;
-}
-
 // Whether whole packs of so many elements begin at aligned addresses.
 bool fits_skinny_packs(const Problem& problem, std::int64_t length, int pack) {
   return length % pack == 0 && problem.alignment >= std::int64_t{2} * pack;
-}
-
-bool takes_wide_tile(const Problem& problem, const SkinnyFactors& factors, const Device& device) {
-  constexpr SkinnyTile kTile = kSkinnyWideTile;
-  const std::int64_t tiles = problem.batch * divide_up(factors.large.extent, kTile.rows);
-  return factors.skinny.extent > kSkinnyExtent && factors.skinny.extent <= kTile.cols &&
-         factors.skinny.deep && fits_skinny_packs(problem, problem.k, 8) &&
-         (factors.large.deep || fits_skinny_packs(problem, factors.large.extent, 8)) &&
-         4 * tiles >= std::int64_t{3} * device.multiprocessors;
 }
 
 // What skinny takes, of problems that it takes: reading is all there is to it. `least` is what any
@@ -152,7 +122,6 @@ Config configure_skinny(const Problem& problem, const Device& device) {
     return fits_skinny_packs(problem, length, pack);
   };
   SkinnyTile tile{skinny_rows(factors, problem.batch, device), kSkinnyExtent};
-  if (takes_wide_tile(problem, factors, device)) tile = kSkinnyWideTile;
   bool packs_large = false;
   if (factors.large.deep) {
     packs_large = fits(problem.k, 8);
@@ -166,7 +135,13 @@ Config configure_skinny(const Problem& problem, const Device& device) {
     packs_skinny = factors.skinny.deep
                        ? fits(problem.k, 8) && (factors.large.deep || fits(factors.large.extent, 8))
                        : fits(factors.skinny.extent, 2);
-    if (packs_skinny && factors.skinny.deep && factors.skinny.extent <= 8) tile.cols = 8;
+    if (packs_skinny && factors.skinny.deep) {
+      if (factors.skinny.extent <= 8) tile.cols = 8;
+      // Of some GPUs a block has less shared memory; then lanes read the elements themselves.
+      packs_skinny = skinny_shared_bytes(tile.rows, tile.cols, true) <=
+                     static_cast<std::int64_t>(device.shared_bytes_per_block);
+      if (!packs_skinny) tile.cols = kSkinnyExtent;
+    }
   } else {
     tile = kSkinnyUnpackedTile;
   }
@@ -176,13 +151,14 @@ Config configure_skinny(const Problem& problem, const Device& device) {
   config.tile_cols = factors.large_is_a ? tile.cols : tile.rows;
   config.pack_a = factors.large_is_a ? packs_large : packs_skinny;
   config.pack_b = factors.large_is_a ? packs_skinny : packs_large;
-  if (packs_large) config.splits = skinny_splits(problem, factors, tile, device);
-  config.blocks = config.splits * problem.batch *
-                  divide_up(factors.large.extent, std::int64_t{tile.rows} * config.splits) *
+  config.blocks = problem.batch * divide_up(factors.large.extent, tile.rows) *
                   divide_up(factors.skinny.extent, tile.cols);
   const bool copies = packs_skinny && factors.skinny.deep;
-  if (copies) config.stages = skinny_stages(tile.rows, tile.cols);
   config.shared_bytes = skinny_shared_bytes(tile.rows, tile.cols, copies);
+  if (copies) {
+    config.stages = skinny_stages(tile.rows, tile.cols);
+    config.shared_bytes = std::max<std::int64_t>(config.shared_bytes, kLeastSkinnySharedBytes);
+  }
   return config;
 }
 
@@ -193,20 +169,19 @@ bool suits_skinny(const Problem& problem) {
 
 // For long enough depths, unless few rows leave most of the GPU idle while others divide the depth
 // among more blocks, or have fewer products to wait for. No other kernel is as fast where it has to
-// copy a factor. For up to 32 rows or columns too, where they fit a tile. And for what is small
-// both ways, of which others have too few tiles.
+// copy a factor. And for what is small both ways, of which others have too few tiles.
 bool prefers_skinny(const Problem& problem, const Device& device) {
   if (!is_16_bit_float(problem.dtype) || !refusal_of_skinny(problem, device).empty()) return false;
   const bool others_take_it =
       copies_bytes(problem) == 0 && refusal_of_tensor_core(problem, device).empty();
   const bool suits = suits_skinny(problem);
   if (!others_take_it) return suits;
-  if (suits || (problem.k >= kLeastSkinnyDepth &&
-                takes_wide_tile(problem, skinny_factors(problem), device))) {
+  if (suits) {
     const SkinnyEstimate skinny = estimate_skinny(problem, device);
     return skinny.time <= std::max(other_time(problem, device), skinny.least);
   }
   return std::min(problem.m, problem.n) > kSkinnyExtent && problem.k >= kLeastSmallDepth &&
+         problem.k <= kMostSmallDepth &&
          estimate_small(problem, device) < other_time(problem, device);
 }
 

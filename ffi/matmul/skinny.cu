@@ -1,4 +1,4 @@
-// Compiled for each architecture, some of which have clusters, and each of: __half+__nv_bfloat16
+// Compiled for each of: __half+__nv_bfloat16
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -17,8 +17,7 @@ SkinnyOperand<T> make_operand(const void* data, const SkinnyFactor& factor, std:
 
 // The result is m x n; the large factor's rows are its rows if that is a, else its columns.
 template <class T>
-SkinnyProduct<T> make_product(const Config& config, const Problem& problem, const Buffers& buffers,
-                              int rows) {
+SkinnyProduct<T> make_product(const Problem& problem, const Buffers& buffers, int rows) {
   const SkinnyFactors factors = skinny_factors(problem);
   const bool large_is_a = factors.large_is_a;
   return {make_operand<T>(large_is_a ? buffers.a : buffers.b, factors.large, problem.k),
@@ -27,8 +26,7 @@ SkinnyProduct<T> make_product(const Config& config, const Problem& problem, cons
            large_is_a ? 1 : problem.n, problem.result_dtype == DType::kFloat32, large_is_a,
            has_epilogue(problem), finish_of(problem, buffers)},
           static_cast<int>(problem.k),
-          Divisor(divide_up(factors.large.extent, std::int64_t{rows} * config.splits)),
-          log2_of(config.splits)};
+          Divisor(divide_up(factors.large.extent, rows))};
 }
 
 template <class Kernel>
@@ -40,10 +38,9 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
   const std::int64_t cols = divide_up(skinny_factors(problem).skinny.extent, Kernel::kCols);
   const LaunchShape shape{
       dim3(static_cast<unsigned>(config.blocks / cols), static_cast<unsigned>(cols)),
-      static_cast<unsigned>(config.threads), static_cast<std::size_t>(config.shared_bytes),
-      config.splits};
+      static_cast<unsigned>(config.threads), static_cast<std::size_t>(config.shared_bytes)};
   launch_kernel<skinny_kernel<Kernel>>(queue, shape,
-                                       make_product<T>(config, problem, buffers, Kernel::kRows));
+                                       make_product<T>(problem, buffers, Kernel::kRows));
 }
 
 }  // namespace
@@ -71,12 +68,7 @@ void launch_skinny(const Queue& queue, const Config& config, const Problem& prob
     }
     dispatch_power_of_two<16, 64>(rows, [&](auto tile_rows) {
       const Constant<true> packed;
-      if (cols == kSkinnyWideTile.cols) {
-        if constexpr (decltype(tile_rows)::value == kSkinnyWideTile.rows) {
-          run(packed, Constant<SkinnyReads::kDepths>{}, tile_rows,
-              Constant<kSkinnyWideTile.cols>{});
-        }
-      } else if (packs_skinny && factors.skinny.deep) {
+      if (packs_skinny && factors.skinny.deep) {
         dispatch_power_of_two<8, 16>(cols, [&](auto tile_cols) {
           run(packed, Constant<SkinnyReads::kDepths>{}, tile_rows, tile_cols);
         });

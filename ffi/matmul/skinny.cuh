@@ -10,16 +10,8 @@
 //       warp 0 1 .. 7 0 1 ..           warp 0 1 .. 7 0 1 ..            of each warp, then added
 //
 // Each of a block's warps has an eighth of the depth, and kRows rows. In the end they add their
-// sums, through shared memory, always in the same order. Where the skinny factor is not that
-// skinny, what each block reads of it counts. Then the blocks of a cluster divide the depth, and
-// each has the rows of all of them: warps side by side read the same part of the skinny factor,
-// from the L1 cache but for once. Each block finishes the rows that one without a cluster would
-// have.
-//
-//     rows 0 ..       | 0 | 1 | 2 .. | 7 |  block 0        | 0 | 2 | 4 | 6 | 0 | 2 | 4 | 6 |
-//     rows kRows ..   | 0 | 1 | 2 .. | 7 |  block 1        | 1 | 3 | 5 | 7 | 1 | 3 | 5 | 7 |
-//                       warps, depth ->                      block 0         block 1
-//                       alone                              in a cluster of two
+// sums, through shared memory, always in the same order. To have the blocks of a cluster divide the
+// depth, so that each reads less of the skinny factor, took longer with 2 to 32 of its columns.
 //
 // Both factors go to shared memory by cp.async, into a ring of stages of each warp's own, where
 // both have whole vectors of 16 bytes and the depth of the skinny one is contiguous: a stage is
@@ -49,8 +41,6 @@
 #include "core/cuda.h"
 #include "core/integer.h"
 #include "core/ptx/async_copy.cuh"
-#include "core/ptx/cluster.cuh"
-#include "core/ptx/mbarrier.cuh"
 #include "core/ptx/memory.cuh"
 #include "core/ptx/mma.cuh"
 #include "core/shared.h"
@@ -96,7 +86,6 @@ struct Skinny {
   // all together.
   static constexpr int slots() {
     if (!kPacked) return 1;
-    if (kCols == 32) return 3;
     if (kCols == 8) return kRows == 64 ? 2 : 4;
     if (kReads == SkinnyReads::kElements) return kRows == 64 ? 1 : 2;
     return kRows == 64 ? 1 : kRows == 32 ? 3 : 4;
@@ -145,8 +134,7 @@ struct SkinnyProduct {
   SkinnyOperand<T> skinny;
   SkinnyResult result;
   int depth;
-  Divisor tiles;    // of a cluster's rows, for each matrix of the batch
-  int splits_log2;  // blocks of a cluster
+  Divisor tiles;  // of a block's rows, for each matrix of the batch
 };
 
 // What a lane has of a step.
@@ -168,15 +156,9 @@ struct SkinnyStage<Config, false> {};
 // In shared memory: the warps' rings, or their sums when all is multiplied. The padding spreads
 // mma's columns over the banks.
 template <class Config>
-struct SkinnyStorage {
-  union {
-    SkinnyStage<Config> ring[Config::kWarps][Config::kStages];
-    float sums[Config::kWarps][Config::kCols][Config::kRows + 4];
-  };
-  // From each block of the cluster, for the rows that this one finishes. Others send while this one
-  // may still multiply.
-  float received[kMostSkinnySplits][Config::kCols][Config::kRows];
-  Mbarrier exchanged;
+union SkinnyStorage {
+  SkinnyStage<Config> ring[Config::kWarps][Config::kStages];
+  float sums[Config::kWarps][Config::kCols][Config::kRows + 4];
 };
 
 // ---- Loads ----
@@ -572,41 +554,14 @@ __device__ __forceinline__ void multiply_copies(SkinnyRing<Config>& ring, int st
 
 // ---- Sums ----
 
-constexpr int log2_of(int power) { return power == 1 ? 0 : 1 + log2_of(power / 2); }
-
 // What a block finishes of the result: rows of the large factor and columns of the skinny one.
 struct SkinnyPlace {
   unsigned matrix;
   int first_row;
   int first_col;
-  int rows;  // within the result, perhaps none
+  int rows;  // from there to the result's edge
   int cols;
 };
-
-// Sends the sums of a cluster's rows to the blocks that finish them, four at a time: those of the
-// warps that have a row, added.
-template <class Config>
-__device__ __forceinline__ void exchange(SkinnyStorage<Config>& storage, int cols, int rank,
-                                         int splits_log2) {
-  constexpr int kPacks = Config::kRows / 4;
-  const int splits = 1 << splits_log2;
-  for (int i = threadIdx.x; i < splits * cols * kPacks; i += kSkinnyThreads) {
-    const int row = i % kPacks * 4;
-    const int owner = i / kPacks & (splits - 1);
-    const int col = i / kPacks >> splits_log2;
-    float4 sum{};
-    for (int warp = owner; warp < Config::kWarps; warp += splits) {
-      const auto part = *reinterpret_cast<const float4*>(&storage.sums[warp][col][row]);
-      sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
-    }
-    auto* const to = reinterpret_cast<float4*>(&storage.received[rank][col][row]);
-    if (owner == rank) {
-      *to = sum;
-    } else {
-      send(sum, to, &storage.exchanged, owner);
-    }
-  }
-}
 
 template <class T>
 __device__ __forceinline__ void write_result(const SkinnyResult& result, const SkinnyPlace& place,
@@ -639,36 +594,24 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   const int lane = threadIdx.x % kWarpSize;
   const int group = lane / 4;
-  const int splits_log2 = product.splits_log2;
-  const int rank = static_cast<int>(blockIdx.x) & ((1 << splits_log2) - 1);
-  const Division tile = product.tiles.divide(blockIdx.x >> splits_log2);
-  const int first_row = static_cast<int>(tile.remainder << splits_log2) * Config::kRows;
+  const Division tile = product.tiles.divide(blockIdx.x);
+  const int first_row = static_cast<int>(tile.remainder) * Config::kRows;
   const int first_col = static_cast<int>(blockIdx.y) * Config::kCols;
-  const int cols = min(Config::kCols, product.skinny.extent - first_col);
-  if (splits_log2 > 0) {
-    if (threadIdx.x == 0) {
-      initialise(&storage.exchanged);
-      const int bytes_of_block = cols * Config::kRows * static_cast<int>(sizeof(float));
-      announce(&storage.exchanged, ((1 << splits_log2) - 1) * bytes_of_block);
-    }
-    cluster_arrive();  // who sends must know that the other's barrier is there
-  }
 
   // -- Products --
-  const int warp_row = first_row + (warp & ((1 << splits_log2) - 1)) * Config::kRows;
-  constexpr int kParts = Config::kWarps;  // of the depth
-  const unsigned part = (rank * kParts + warp) >> splits_log2;
+  constexpr unsigned kParts = Config::kWarps;  // of the depth
+  const auto part = static_cast<unsigned>(warp);
   const auto first_step = [&](unsigned of, int steps) {
     return static_cast<int>(of * static_cast<unsigned>(steps) / kParts);
   };
   SkinnySums<Config> sums = {};
   if constexpr (Config::kCopies) {
-    SkinnyRing<Config> ring(storage.ring[warp], product, tile.quotient, warp_row, first_col, lane);
+    SkinnyRing<Config> ring(storage.ring[warp], product, tile.quotient, first_row, first_col, lane);
     const int steps = (product.depth + kChunkDepth - 1) / kChunkDepth;
     multiply_copies<Config>(ring, first_step(part, steps), first_step(part + 1, steps), sums);
     __syncthreads();  // no warp needs its ring any more
   } else {
-    SkinnyReader<Config> reader(product, tile.quotient, warp_row, first_col, lane);
+    SkinnyReader<Config> reader(product, tile.quotient, first_row, first_col, lane);
     const int steps = product.depth / Config::kStepDepth;
     multiply_steps<Config>(reader, first_step(part, steps), first_step(part + 1, steps), sums);
     // The last part has what is left of the depth.
@@ -697,36 +640,17 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
 
   // -- Results: neighbouring threads write neighbours --
   const SkinnyResult& result = product.result;
-  const int own_row = first_row + rank * Config::kRows;
-  const SkinnyPlace place{tile.quotient, own_row, first_col, product.large.extent - own_row, cols};
-  const auto write_rows = [&](const auto& sum_of) {
-    for (int i = threadIdx.x; i < Config::kRows * Config::kCols; i += kSkinnyThreads) {
-      const bool down = result.row_stride == 1;
-      const int row = down ? i % Config::kRows : i / Config::kCols;
-      const int col = down ? i / Config::kRows : i % Config::kCols;
-      if (row < place.rows && col < place.cols) {
-        write_result<typename Config::Factor>(result, place, row, col, sum_of(row, col));
-      }
-    }
-  };
-  if (splits_log2 == 0) {
-    write_rows([&](int row, int col) {
-      float sum = 0;
+  const SkinnyPlace place{tile.quotient, first_row, first_col, product.large.extent - first_row,
+                          product.skinny.extent - first_col};
+  for (int i = threadIdx.x; i < Config::kRows * Config::kCols; i += kSkinnyThreads) {
+    const bool down = result.row_stride == 1;
+    const int row = down ? i % Config::kRows : i / Config::kCols;
+    const int col = down ? i / Config::kRows : i % Config::kCols;
+    if (row >= place.rows || col >= place.cols) continue;
+    float sum = 0;
 #pragma unroll
-      for (int w = 0; w < Config::kWarps; ++w) sum += storage.sums[w][col][row];
-      return sum;
-    });
-  } else {
-    cluster_wait();
-    exchange(storage, cols, rank, splits_log2);
-    __syncthreads();  // for the sums that the block keeps for itself
-    // No block ends before all have sent to it; what it sent itself needs it no more.
-    wait(&storage.exchanged, 0);
-    write_rows([&](int row, int col) {
-      float sum = 0;
-      for (int from = 0; from < 1 << splits_log2; ++from) sum += storage.received[from][col][row];
-      return sum;
-    });
+    for (int w = 0; w < Config::kWarps; ++w) sum += storage.sums[w][col][row];
+    write_result<typename Config::Factor>(result, place, row, col, sum);
   }
 }
 
