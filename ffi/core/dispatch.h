@@ -2,8 +2,6 @@
 // Each throws if the value is none of those that kernels were compiled for.
 #pragma once
 
-#include <stdexcept>
-#include <string>
 #include <type_traits>
 
 #include "core/dtype.h"
@@ -13,21 +11,23 @@ namespace JAX_GPUOPS_NAMESPACE {
 template <auto kValue>
 using Constant = std::integral_constant<decltype(kValue), kValue>;
 
+// What they throw: functions of their own, since most sources of kernels would compile them often.
+[[noreturn]] void throw_no_kernel_for(DType dtype);
+[[noreturn]] void throw_no_kernel_for_size(int size);
+[[noreturn]] void throw_no_kernel_for_plan();
+
 // Calls f(Type<T>{}) for the T among Ts that `dtype` names.
 template <class... Ts, class F>
 void dispatch(DType dtype, F&& f) {
   const bool found = ((dtype == kDTypeOf<Ts> ? (f(Type<Ts>{}), true) : false) || ...);
-  if (!found) {
-    throw std::invalid_argument("dtype " + std::string(info(dtype).name) +
-                                " is not among those this op has kernels for");
-  }
+  if (!found) throw_no_kernel_for(dtype);
 }
 
 // Calls f(Constant<value>{}) for the value among kValues that is `value`.
 template <auto... kValues, class Value, class F>
 void dispatch_value(Value value, F&& f) {
   const bool found = ((value == kValues ? (f(Constant<kValues>{}), true) : false) || ...);
-  if (!found) throw std::logic_error("no kernel was compiled for a value of the plan");
+  if (!found) throw_no_kernel_for_plan();
 }
 
 // Calls f(Constant<n>{}) for the power of two n in [kSmallest, kLargest] that is `value`.
@@ -38,7 +38,7 @@ void dispatch_power_of_two(int value, F&& f) {
   } else if constexpr (kSmallest < kLargest) {
     dispatch_power_of_two<2 * kSmallest, kLargest>(value, f);
   } else {
-    throw std::logic_error("no kernel was compiled for the size " + std::to_string(value));
+    throw_no_kernel_for_size(value);
   }
 }
 
@@ -49,7 +49,7 @@ void dispatch_instance(Matches&& matches, F&& f) {
     if (matches(kTable[kIndex])) return f(Constant<kIndex>{});
     dispatch_instance<kTable, kIndex + 1>(matches, f);
   } else {
-    throw std::logic_error("no kernel was compiled for the configuration of the plan");
+    throw_no_kernel_for_plan();
   }
 }
 

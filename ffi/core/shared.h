@@ -10,8 +10,6 @@
 #include "core/cuda.h"
 
 #ifdef JAX_GPUOPS_INTERPRET
-#include <string>
-
 #include "simt/simt.h"
 #endif
 
@@ -37,11 +35,7 @@ __device__ inline T* shared_array() {
 template <class Storage>
 __device__ inline Storage& shared() {
 #ifdef JAX_GPUOPS_INTERPRET
-  if (sizeof(Storage) > simt::shared_memory_bytes()) {
-    simt::fail("the kernel uses " + std::to_string(sizeof(Storage)) +
-               " bytes of shared memory, but its launch gave it " +
-               std::to_string(simt::shared_memory_bytes()));
-  }
+  if (sizeof(Storage) > simt::shared_memory_bytes()) simt::fail_shared_memory(sizeof(Storage));
 #endif
   return *shared_array<Storage>();
 }

@@ -702,6 +702,11 @@ void fail_width(int width) {
   fail("a shuffle has width " + std::to_string(width) + ", which is not a power of 2 up to 32");
 }
 
+void fail_shared_memory(std::size_t used_bytes) {
+  fail("the kernel uses " + std::to_string(used_bytes) +
+       " bytes of shared memory, but its launch gave it " + std::to_string(shared_memory_bytes()));
+}
+
 int block_barrier(const char* function, Site site, bool predicate) {
   Launch& launch = active_launch();
   launch.thread().call = {function, site, Scope::kBlock, 0, predicate};

@@ -96,8 +96,10 @@ std::size_t shared_memory_bytes();
 // Throws an Error that begins with the calling thread's block and thread index.
 [[noreturn]] void fail(const std::string& what);
 
-// The same of a shuffle in segments of a width that warps do not have.
+// The same of a shuffle in segments of a width that warps do not have, and of a kernel that uses
+// more shared memory than its launch gave it.
 [[noreturn]] void fail_width(int width);
+[[noreturn]] void fail_shared_memory(std::size_t used_bytes);
 
 // ---- What simt/cuda.h and core/ptx/ are made of ----
 
