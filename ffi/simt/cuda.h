@@ -182,8 +182,7 @@ template <class T, class Combine>
 T warp_reduction(const char* name, unsigned mask, T value, Combine combine, Site site) {
   T result = value;
   for (int lane = 0; lane < warpSize; ++lane) {
-    const T other = shuffle(name, site, mask, (mask >> lane & 1) != 0 ? lane : 0, value);
-    if ((mask >> lane & 1) != 0) result = combine(result, other);
+    if ((mask >> lane & 1) != 0) result = combine(result, shuffle(name, site, mask, lane, value));
   }
   return result;
 }

@@ -230,6 +230,23 @@ void test_shuffles() {
   }
 }
 
+void test_reductions_of_a_warp() {
+  for (const std::uint64_t seed : {0, 9, 10}) {
+    const Seed seeded(seed);
+    simt::launch(1, 64, 0, [&] {
+      const int lane = threadIdx.x % 32;
+      const int value = (lane * 7 + 3) % 32 - 16;  // each of -16 .. 15 once
+      CHECK(__reduce_max_sync(kFull, value) == 15);
+      CHECK(__reduce_min_sync(kFull, value) == -16);
+      CHECK(__reduce_min_sync(kFull, static_cast<unsigned>(value)) == 0);
+      CHECK(__reduce_max_sync(kFull, static_cast<unsigned>(value)) == ~0u);
+      const unsigned half = lane < 16 ? 0x0000ffff : 0xffff0000;
+      CHECK(__reduce_max_sync(half, lane) == (lane < 16 ? 15 : 31));
+      CHECK(__reduce_min_sync(half, lane) == (lane < 16 ? 0 : 16));
+    });
+  }
+}
+
 // Lanes may reach a collective while others are still in one that does not name them.
 void test_overlapping_masks() {
   for (std::uint64_t seed = 0; seed < 20; ++seed) {
@@ -722,6 +739,7 @@ void run_all() {
   test_barriers();
   test_votes();
   test_shuffles();
+  test_reductions_of_a_warp();
   test_overlapping_masks();
   test_syncwarp_of_exited_lanes();
   test_atomics();
