@@ -225,8 +225,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "as tensor_core, but no dtypes of 8 bits, no c, and a depth of more than 128 bytes",
      "align_rows_kernel transpose_rows_kernel split_k_kernel"},
     {"skinny",
-     "Tensor cores for few rows or columns: the other factor streams through registers, each warp "
-     "of a block with a part of the depth.",
+     "Tensor cores for few rows or columns: the other factor is read once, each warp of a block "
+     "with a part of the depth.",
      "jax_gpuops",
      "float16 and bfloat16; at most 1024 rows or columns; no c, alpha 1; compute capability 8.0",
      "skinny_kernel"},

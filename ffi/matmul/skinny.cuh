@@ -1,6 +1,6 @@
-// matmul, algorithm `skinny`: one factor, the skinny one, has at most 16 rows or columns. The time
-// is that of reading the other, the large one, once: its elements go from global memory, many
-// loads in flight, to the warp's matrix instruction, mma.sync.
+// matmul, algorithm `skinny`: one factor, the skinny one, has few rows or columns, of which a block
+// takes at most 16. The time is that of reading the other, the large one, once: its elements go
+// from global memory, many loads in flight, to the warp's matrix instruction, mma.sync.
 //
 // The large factor's rows (of a, or columns of b) are mma's 16 rows, the skinny one's its 8
 // columns:
@@ -51,8 +51,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// How a lane reads the skinny factor: a load of 8 neighbours in depth; one of 2 neighbouring
-// columns at each depth; or element by element, whatever lies where.
+// How a lane reads the skinny factor: by copies of 8 neighbours in depth; by loads of 2
+// neighbouring columns at each depth; or element by element, whatever lies where.
 enum class SkinnyReads { kDepths, kColumns, kElements };
 
 inline constexpr int kChunkDepth = kSkinnyStepDepth;
@@ -86,14 +86,10 @@ struct Skinny {
   // all together.
   static constexpr int slots() {
     if (!kPacked) return 1;
-    if (kCols == 8) return kRows == 64 ? 2 : 4;
     if (kReads == SkinnyReads::kElements) return kRows == 64 ? 1 : 2;
     return kRows == 64 ? 1 : kRows == 32 ? 3 : 4;
   }
   static constexpr int kSlots = slots();
-  // What a step has of the depth.
-  static constexpr int kChunks = kPacked && kCols == 8 && kRows == 16 ? 2 : 1;
-  static constexpr int kStepDepth = kChunks * kChunkDepth;
 
   static_assert(kReads != SkinnyReads::kColumns || kCols == 16, "a pair of columns for each of 8");
   static_assert(!kCopies || (kPacked && kStages >= 2));
@@ -137,11 +133,11 @@ struct SkinnyProduct {
   Divisor tiles;  // of a block's rows, for each matrix of the batch
 };
 
-// What a lane has of a step.
+// What a lane has of a step, which is a chunk.
 template <class Config>
 struct SkinnyStep {
-  std::uint32_t large[Config::kChunks][Config::kLargeWords];
-  std::uint32_t skinny[Config::kChunks][Config::kSkinnyWords];
+  std::uint32_t large[Config::kLargeWords];
+  std::uint32_t skinny[Config::kSkinnyWords];
 };
 
 // Of a warp's ring.
@@ -210,7 +206,7 @@ class SkinnyReader {
 
   // Of the step that read() reads next, where the lane's depths begin.
   __device__ __forceinline__ void seek(int step) {
-    const std::int64_t k = std::int64_t{step} * Config::kStepDepth + lane_depth_;
+    const std::int64_t k = std::int64_t{step} * kChunkDepth + lane_depth_;
     large_at_ = large_ + k * large_stride();
     skinny_at_ = skinny_ + k * skinny_stride();
     left_ = product_.depth - static_cast<int>(k);
@@ -220,14 +216,10 @@ class SkinnyReader {
   // `kWhole`.
   template <bool kWhole>
   __device__ __forceinline__ void read(SkinnyStep<Config>& step) {
-#pragma unroll
-    for (int i = 0; i < Config::kChunks; ++i) {
-      read_skinny<kWhole>(step.skinny[i]);
-      read_large<kWhole>(step.large[i]);
-      large_at_ += kChunkDepth * large_stride();
-      skinny_at_ += kChunkDepth * skinny_stride();
-      if (!kWhole) left_ -= kChunkDepth;
-    }
+    read_skinny<kWhole>(step.skinny);
+    read_large<kWhole>(step.large);
+    large_at_ += kChunkDepth * large_stride();
+    skinny_at_ += kChunkDepth * skinny_stride();
   }
 
  private:
@@ -241,7 +233,6 @@ class SkinnyReader {
     return Config::kDeep ? 1 : product_.large.stride;
   }
   __device__ __forceinline__ std::int64_t skinny_stride() const {
-    if (Config::kReads == SkinnyReads::kDepths) return 1;
     return !kColsByPair && product_.skinny.deep ? 1 : product_.skinny.stride;
   }
 
@@ -294,17 +285,10 @@ class SkinnyReader {
     } else {
 #pragma unroll
       for (int c = 0; c < Config::kColTiles; ++c) {
-        if constexpr (Config::kReads == SkinnyReads::kDepths) {
-          RegisterPack<T, 8> pack{};
-          if (valid<kWhole>(0)) pack = read_pack<8>(at(c, 0));
 #pragma unroll
-          for (int w = 0; w < 4; ++w) word[4 * c + w] = pack.reg[w];
-        } else {
-#pragma unroll
-          for (int w = 0; w < 4; ++w) {
-            word[4 * c + w] = read_pair(at(c, 2 * w), at(c, 2 * w + 1), valid<kWhole>(2 * w),
-                                        valid<kWhole>(2 * w + 1));
-          }
+        for (int w = 0; w < 4; ++w) {
+          word[4 * c + w] = read_pair(at(c, 2 * w), at(c, 2 * w + 1), valid<kWhole>(2 * w),
+                                      valid<kWhole>(2 * w + 1));
         }
       }
     }
@@ -334,43 +318,39 @@ using SkinnySums = float[Config::kRowTiles][Config::kColTiles][4];
 
 template <class Config>
 __device__ __forceinline__ void multiply(const SkinnyStep<Config>& step, SkinnySums<Config>& sums) {
+  const auto& large = step.large;
+  const auto& skinny = step.skinny;
 #pragma unroll
-  for (int i = 0; i < Config::kChunks; ++i) {
-    const auto& large = step.large[i];
-    const auto& skinny = step.skinny[i];
+  for (int half = 0; half < 2; ++half) {
+    std::uint32_t right[Config::kColTiles][2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      std::uint32_t right[Config::kColTiles][2];
+    for (int c = 0; c < Config::kColTiles; ++c) {
 #pragma unroll
-      for (int c = 0; c < Config::kColTiles; ++c) {
+      for (int w = 0; w < 2; ++w) {
+        if constexpr (Config::kReads == SkinnyReads::kColumns) {
+          const int j = 4 * half + 2 * w;
+          right[c][w] = transpose_pair(skinny[j], skinny[j + 1], c);
+        } else {
+          right[c][w] = skinny[4 * c + 2 * half + w];
+        }
+      }
+    }
 #pragma unroll
-        for (int w = 0; w < 2; ++w) {
-          if constexpr (Config::kReads == SkinnyReads::kColumns) {
-            const int j = 4 * half + 2 * w;
-            right[c][w] = transpose_pair(skinny[j], skinny[j + 1], c);
-          } else {
-            right[c][w] = skinny[4 * c + 2 * half + w];
-          }
+    for (int r = 0; r < Config::kRowTiles; ++r) {
+      std::uint32_t left[4];  // elements 2 r and 2 r + 1 of the lane's rows, two words of each
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+        if constexpr (Config::kDeep) {
+          left[w] = large[4 * (2 * r + w % 2) + 2 * half + w / 2];
+        } else {
+          constexpr int kPerDepth = Config::kLaneRows / 2;
+          const int j = 4 * half + w / 2 * 2;
+          left[w] = transpose_pair(large[kPerDepth * j + r], large[kPerDepth * (j + 1) + r], w % 2);
         }
       }
 #pragma unroll
-      for (int r = 0; r < Config::kRowTiles; ++r) {
-        std::uint32_t left[4];  // elements 2 r and 2 r + 1 of the lane's rows, two words of each
-#pragma unroll
-        for (int w = 0; w < 4; ++w) {
-          if constexpr (Config::kDeep) {
-            left[w] = large[4 * (2 * r + w % 2) + 2 * half + w / 2];
-          } else {
-            constexpr int kPerDepth = Config::kLaneRows / 2;
-            const int j = 4 * half + w / 2 * 2;
-            left[w] =
-                transpose_pair(large[kPerDepth * j + r], large[kPerDepth * (j + 1) + r], w % 2);
-          }
-        }
-#pragma unroll
-        for (int c = 0; c < Config::kColTiles; ++c) {
-          multiply_add_warp<typename Config::Factor>(sums[r][c], left, right[c]);
-        }
+      for (int c = 0; c < Config::kColTiles; ++c) {
+        multiply_add_warp<typename Config::Factor>(sums[r][c], left, right[c]);
       }
     }
   }
@@ -612,10 +592,10 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     __syncthreads();  // no warp needs its ring any more
   } else {
     SkinnyReader<Config> reader(product, tile.quotient, first_row, first_col, lane);
-    const int steps = product.depth / Config::kStepDepth;
+    const int steps = product.depth / kChunkDepth;
     multiply_steps<Config>(reader, first_step(part, steps), first_step(part + 1, steps), sums);
     // The last part has what is left of the depth.
-    if (part == kParts - 1 && steps * Config::kStepDepth < product.depth) {
+    if (part == kParts - 1 && steps * kChunkDepth < product.depth) {
       SkinnyStep<Config> rest;
       reader.seek(steps);
       reader.template read<false>(rest);
