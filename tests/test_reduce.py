@@ -42,6 +42,10 @@ def as_taken(algorithm, x):
         return np.ascontiguousarray(x.T), 0
     if algorithm == "staged":
         return np.ascontiguousarray(x[:, : 1024 // x.itemsize]), 1
+    if algorithm == "held":
+        pack = 16 // x.itemsize
+        columns = min(x.shape[1] // pack * pack, (1 << 16) // x.itemsize)
+        return np.ascontiguousarray(x[:, :columns]), 1
     return x, 1
 
 
@@ -259,6 +263,29 @@ def test_rows_of_up_to_a_kilobyte_in_shared_memory(dtype, implementation):
     xs = [data(shape, dtype) for shape in shapes]
     names = "sum", "max", "argmax"
     assert_each_right(names, xs, implementation=implementation, algorithm="staged")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
+def test_rows_that_registers_hold(names, dtype, implementation):
+    """Rows of a thread, of a part of a warp, a warp, several and a block, with the last of them in
+    a block that has no more; of one pack for a thread, as many as it holds, and in between."""
+    pack = 16 // helpers.np_dtype(dtype).itemsize
+    packs = [(1, 1), (700, 2), (33, 3), (9, 31), (70, 33), (5, 128), (3, 129), (2, 1000), (1, 4096)]
+    xs = [data((rows, pack * n), dtype) for rows, n in packs if n < 200 or "prod" not in names]
+    assert_each_right(names, xs, implementation=implementation, algorithm="held")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
+def test_rows_that_registers_hold_in_narrow_packs(names, dtype, implementation):
+    """Of 8 bytes, of 4 and of 2, up to the longest ones."""
+    shapes = [(3, 1), (1000, 3), (9, 10), (40, 33), (9, 100), (7, 129), (2, 258), (2, 1028)]
+    shapes += [(1, 8191), (1, 4099 * 2)] if "prod" not in names else []
+    xs = [data(shape, dtype) for shape in shapes]
+    assert_each_right(names, xs, implementation=implementation, algorithm="held")
 
 
 @pytest.mark.kernel
@@ -958,6 +985,9 @@ def test_plan(name, shape, axis, dtype, options, algorithm, implementation):
     [
         ("staged", (9, 257), 1, {}, "takes rows of up to 1024 bytes, not 1028; 'row' takes any"),
         ("staged", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
+        ("held", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
+        ("held", (9, 8193), 1, {}, "takes rows of up to 8192 elements of these; 'row' takes any"),
+        ("held", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("staged", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("cluster", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("interleaved", (9, 33), 1, {}, "'row' takes neighbours in memory"),

@@ -118,6 +118,10 @@ __device__ inline std::int64_t warp_smallest(std::int64_t value) {
   return static_cast<std::int64_t>(smallest) << 32 | __reduce_min_sync(kFullWarp, low);
 }
 
+__device__ inline int warp_smallest(int value) {
+  return static_cast<int>(__reduce_min_sync(kFullWarp, static_cast<unsigned>(value)));
+}
+
 // group_reduce() for a number of lanes known at run time, up to kMost, of which neighbours lie
 // `stride` apart, another power of two.
 template <int kMost = kWarpSize, class T, class Combine>

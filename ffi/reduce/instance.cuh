@@ -56,6 +56,7 @@ struct Instance {
   using Element = T;
   using Value = A;
   using First = Reducer<kFunction, T, A>;
+  using OfShortRows = Reducer<kFunction, T, A, int>;  // without partials for another launch
   using Partial = typename First::Partial;
   using Last = Reducer<kFunction, Partial, A>;
 

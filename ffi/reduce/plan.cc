@@ -58,6 +58,11 @@ constexpr std::int64_t kLeastThreadPacks = 4;
 // where all run at once, fewer blocks start sooner.
 constexpr std::int64_t kResidentThreads = 1024;
 
+// held: threads of a block; and how many packs of less than 16 bytes are read sooner than fewer
+// wide ones whose elements are not all of the same row.
+constexpr int kHeldThreads = 256;
+constexpr std::int64_t kMostNarrowPacks = 1 << 20;
+
 // staged: longer rows keep a group of lanes busy, and take much shared memory.
 constexpr std::int64_t kStagedBytes = 512;
 // The longest row of which a tile fits every GPU's shared memory; kAlgorithms names it.
@@ -194,6 +199,24 @@ std::int64_t interleaved_bytes(const Problem& problem) {
   return interleaved_stride(problem) * pack_of(problem) * partial_bytes(problem);
 }
 
+// held: the elements of the widest pack that rows consist of; 0 if it is none of those that there
+// are kernels for.
+int held_pack(const Problem& problem) {
+  const std::int64_t bytes = bytes_of(problem.dtype);
+  const std::int64_t least = holds_narrow_packs(problem.dtype) ? kLeastHeldBytes : kPackBytes;
+  for (std::int64_t pack = pack_of(problem); pack * bytes >= least; pack /= 2) {
+    if (problem.columns % pack == 0 && problem.alignment >= pack * bytes) {
+      return static_cast<int>(pack);
+    }
+  }
+  return 0;
+}
+
+std::int64_t most_held_columns(const Problem& problem) {
+  const std::int64_t pack = held_pack(problem);
+  return pack * held_packs(pack * bytes_of(problem.dtype)) * kMostHeldThreads;
+}
+
 // Why an algorithm cannot take a problem; empty if it can.
 std::string refusal(Algorithm algorithm, const Problem& problem, const Device& device) {
   const bool takes_apart = algorithm == Algorithm::kColumn || algorithm == Algorithm::kInterleaved;
@@ -209,6 +232,23 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
     if (problem.masked) return "takes no mask; 'multiple', 'row' and 'column' do";
   }
   switch (algorithm) {
+    case Algorithm::kHeld:
+      if (problem.masked) return "takes no mask; 'row' does";
+      if (problem.function == Function::kMeanAndVar) {
+        return "computes no mean and variance; 'row' does";
+      }
+      if (problem.rows() > std::numeric_limits<std::int32_t>::max()) {
+        return "takes fewer rows; 'row' takes any number";
+      }
+      if (held_pack(problem) == 0) {
+        return "takes rows of whole packs, of 16 bytes or of 4 if float32, float16 or bfloat16, in "
+               "an array at a multiple of these; 'row' takes any";
+      }
+      if (problem.columns > most_held_columns(problem)) {
+        return "takes rows of up to " + std::to_string(most_held_columns(problem)) +
+               " elements of these; 'row' takes any length";
+      }
+      return "";
     case Algorithm::kStaged:
       if (problem.masked) return "takes no mask; 'row' does";
       if (!is_aligned(problem)) return "needs an array at a multiple of 16 bytes; 'row' does not";
@@ -322,10 +362,25 @@ void configure_row(const Problem& problem, const Device& device, Config* config)
   }
   config->threads = kRowThreads;
   config->lanes = has_whole_packs(problem) ? threads : std::max(threads, 2);  // an edge each
-  const std::int64_t packs = problem.columns / pack_of(problem);
-  const bool folds_packs = !problem.masked && problem.function != Function::kMeanAndVar;
-  if (folds_packs && has_whole_packs(problem) && packs <= kLoads * threads) {
-    config->row_packs = static_cast<int>(packs);
+}
+
+void configure_held(const Problem& problem, const Device& device, Config* config) {
+  config->pack = held_pack(problem);
+  const std::int64_t packs = problem.columns / config->pack;
+  const std::int64_t busy = kBusyThreads * device.multiprocessors;
+  config->lanes = power_of_two_from(
+      divide_up(packs, held_packs(config->pack * bytes_of(problem.dtype))), kMostHeldThreads);
+  // More threads load sooner, but those of a warp alone are combined soon.
+  while (config->lanes < std::min<std::int64_t>(packs, kWarpLanes) &&
+         expected_rows(problem) * config->lanes < busy) {
+    config->lanes *= 2;
+  }
+  // A block is large even where a row needs few threads, as it takes the GPU long to start many
+  // small ones, unless multiprocessors would have none.
+  config->threads = std::max(config->lanes, kHeldThreads);
+  while (config->threads > std::max(config->lanes, kWarpLanes) &&
+         problem.rows() * config->lanes < device.multiprocessors * config->threads) {
+    config->threads /= 2;
   }
 }
 
@@ -485,6 +540,9 @@ Config configure(const Problem& problem, Algorithm algorithm, std::int64_t works
     case Algorithm::kRow:
       configure_row(problem, device, &config);
       break;
+    case Algorithm::kHeld:
+      configure_held(problem, device, &config);
+      break;
     case Algorithm::kStaged:
       configure_staged(problem, device, &config);
       break;
@@ -505,6 +563,11 @@ Config configure(const Problem& problem, Algorithm algorithm, std::int64_t works
 }
 
 // Where an algorithm that can take a problem is the best.
+
+bool held_is_best(const Problem& problem) {
+  return has_whole_packs(problem) ||
+         problem.columns / held_pack(problem) <= kMostNarrowPacks / expected_rows(problem);
+}
 
 bool staged_is_best(const Problem& problem) {
   return row_bytes(problem) <= kStagedBytes && !has_whole_packs(problem);
@@ -538,6 +601,9 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   const std::string rows =
       problem.batch_invariant ? "rows" : std::to_string(problem.rows()) + " rows";
   const std::string rows_of = rows + " of " + std::to_string(problem.columns);
+  if (takes(Algorithm::kHeld) && held_is_best(problem)) {
+    return {Algorithm::kHeld, rows_of + " elements are held by a group of threads each"};
+  }
   if (takes(Algorithm::kCluster) && cluster_is_best(problem, device)) {
     return {Algorithm::kCluster, rows_of + " elements are read by a cluster of blocks each"};
   }
@@ -595,6 +661,7 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
     case Algorithm::kMultiple:
       return of_multiple;
     case Algorithm::kRow:
+    case Algorithm::kHeld:
     case Algorithm::kStaged:
     case Algorithm::kCluster:
       return 0;

@@ -68,6 +68,8 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
     case Algorithm::kRow:
       if (plan.config.lanes == 0) return launch_multiple(queue, plan, problem, buffers);
       return launch_rows(queue, plan, problem, buffers);
+    case Algorithm::kHeld:
+      return launch_held(queue, plan, problem, buffers);
     case Algorithm::kStaged:
       return launch_staged(queue, plan, problem, buffers);
     case Algorithm::kCluster:

@@ -81,6 +81,7 @@ enum class Algorithm {
   kUnroll,
   kMultiple,
   kRow,
+  kHeld,
   kStaged,
   kCluster,
   kColumn,
@@ -111,6 +112,12 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      kContiguous, "multiple_kernel"},
     {"row", "A group of threads per row, of a few lanes up to a block, by its length.",
      "NVIDIA CUB, segmented reduction", kContiguous, "row_kernel multiple_kernel"},
+    {"held", "As row, but without a loop: its threads load the whole row before they fold any of it.",
+     "NVIDIA CUB, segmented reduction",
+     "sum, prod, max, min, argmax and argmin; no mask of floats; rows that are contiguous in "
+     "memory, of whole packs of 16 bytes, or of 4 if float32, float16 or bfloat16; at most 64 KiB, "
+     "or 32 KiB of packs of 4",
+     "held_kernel"},
     {"staged", "Tiles of whole rows in shared memory; each lane folds rows of its own.",
      "this project",
      "no mask of floats; rows that are contiguous in memory, of up to 1024 bytes; arrays at a "
@@ -136,9 +143,8 @@ inline std::string_view name_of(Algorithm algorithm) {
 // in the workspace.
 struct Config {
   int threads = 0;                // of a block
-  int lanes = 0;                  // row: threads of a row, 0 for a block; column: along `inner`
-  int row_packs = 0;              // row: packs of a row that its threads hold whole, else 0
-  int pack = 1;                   // column: rows that a lane reads at a time
+  int lanes = 0;  // row, held: threads of a row, 0 for a block; column: along `inner`
+  int pack = 1;   // held: elements of a pack; column: rows that a lane reads at a time
   int stride = 0;                 // interleaved: packs that a block reads at a time
   int lane_rows = 0;              // staged: of a tile, for each lane
   int cluster = 1;                // blocks of one; column, interleaved: 1, or `parts`
@@ -154,7 +160,6 @@ struct Config {
   static void fields(Self& self, Visit&& visit) {
     visit("threads", self.threads);
     visit("lanes", self.lanes);
-    visit("row_packs", self.row_packs);
     visit("pack", self.pack);
     visit("stride", self.stride);
     visit("lane_rows", self.lane_rows);
@@ -204,6 +209,8 @@ void launch_multiple(const Queue& queue, const Plan& plan, const Problem& proble
                      const Buffers& buffers);
 void launch_rows(const Queue& queue, const Plan& plan, const Problem& problem,
                  const Buffers& buffers);
+void launch_held(const Queue& queue, const Plan& plan, const Problem& problem,
+                 const Buffers& buffers);
 void launch_staged(const Queue& queue, const Plan& plan, const Problem& problem,
                    const Buffers& buffers);
 void launch_clusters(const Queue& queue, const Plan& plan, const Problem& problem,
@@ -222,6 +229,7 @@ inline constexpr int kLadderThreads = 256;
 inline constexpr int kMultipleThreads = 512;  // at most
 inline constexpr int kMultipleLoads = 4;      // packs that a thread loads before it folds one
 inline constexpr int kRowThreads = 128;
+inline constexpr int kMostHeldThreads = 1024;
 inline constexpr int kStagedThreads = 256;   // at most
 inline constexpr int kStagedStages = 2;      // tiles of a warp: one is folded while others arrive
 inline constexpr int kClusterThreads = 512;  // at most
@@ -229,6 +237,18 @@ inline constexpr int kClusterLoads = 4;      // packs that a thread loads before
 inline constexpr int kColumnThreads = 256;
 inline constexpr int kInterleavedThreads = 512;  // at most
 inline constexpr int kCombineThreads = 256;
+
+// held: how many packs a thread has at most, for which the registers suffice that are left if all
+// threads fit that a multiprocessor may have.
+constexpr int held_packs(std::int64_t pack_bytes) {
+  return pack_bytes < 8 ? 8 : static_cast<int>(64 / pack_bytes);
+}
+
+// Whether rows are held in packs of less than 16 bytes, too, of at least kLeastHeldBytes.
+inline constexpr int kLeastHeldBytes = 4;
+constexpr bool holds_narrow_packs(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32;
+}
 
 // How many blocks a cluster has at most: more are hard to place, and are more partials than
 // combine_apart() takes at once.

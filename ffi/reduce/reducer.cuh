@@ -23,10 +23,10 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
 // An element and its column: what argmax and argmin combine.
-template <class A>
+template <class A, class Index = std::int64_t>
 struct Indexed {
   A value;
-  std::int64_t index;
+  Index index;
 };
 
 template <class>
@@ -34,8 +34,8 @@ inline constexpr bool kIsIndexed = false;
 template <class A>
 inline constexpr bool kIsIndexed<Indexed<A>> = true;
 
-template <class A>
-__device__ inline Indexed<A> shuffle_xor(Indexed<A> value, int distance) {
+template <class A, class Index>
+__device__ inline Indexed<A, Index> shuffle_xor(Indexed<A, Index> value, int distance) {
   return {JAX_GPUOPS_NAMESPACE::shuffle_xor(value.value, distance),
           JAX_GPUOPS_NAMESPACE::shuffle_xor(value.index, distance)};
 }
@@ -50,36 +50,37 @@ __device__ inline bool is_best(A value, A best) {
 
 // group_reduce() of collectives.h, not by a comparison of both members for each halving of the
 // lanes: first the best value is found, then the smallest column of those that have it.
-template <class A, class FindBest, class FindSmallest>
-__device__ __forceinline__ Indexed<A> find_indexed(Indexed<A> own, FindBest&& find_best,
-                                                   FindSmallest&& find_smallest) {
+template <class A, class Index, class FindBest, class FindSmallest>
+__device__ __forceinline__ Indexed<A, Index> find_indexed(Indexed<A, Index> own,
+                                                          FindBest&& find_best,
+                                                          FindSmallest&& find_smallest) {
   const A best = find_best(own.value);
-  constexpr auto kNone = std::numeric_limits<std::int64_t>::max();
+  constexpr auto kNone = std::numeric_limits<Index>::max();
   return {best, find_smallest(is_best(own.value, best) ? own.index : kNone)};
 }
 
-template <int kLanes, class A, class Combine>
-__device__ inline Indexed<A> group_reduce(Indexed<A> own, Combine) {
+template <int kLanes, class A, class Index, class Combine>
+__device__ inline Indexed<A, Index> group_reduce(Indexed<A, Index> own, Combine) {
   using Best = typename Combine::Best;
   if constexpr (kLanes == kWarpSize) {
     return find_indexed(
         own, [](A value) { return warp_extreme<Best>(value); },
-        [](std::int64_t index) { return warp_smallest(index); });
+        [](Index index) { return warp_smallest(index); });
   } else {
     return find_indexed(
         own, [](A value) { return group_reduce<kLanes>(value, Best{}); },
-        [](std::int64_t index) { return group_reduce<kLanes>(index, Minimum{}); });
+        [](Index index) { return group_reduce<kLanes>(index, Minimum{}); });
   }
 }
 
-template <int kMost = kWarpSize, class A, class Combine>
-__device__ inline Indexed<A> group_reduce(Indexed<A> own, Combine combine, int lanes,
-                                          int stride = 1) {
+template <int kMost = kWarpSize, class A, class Index, class Combine>
+__device__ inline Indexed<A, Index> group_reduce(Indexed<A, Index> own, Combine combine, int lanes,
+                                                 int stride = 1) {
   using Best = typename Combine::Best;
   if (kMost == kWarpSize && lanes == kWarpSize) return group_reduce<kWarpSize>(own, combine);
   return find_indexed(
       own, [&](A value) { return group_reduce<kMost>(value, Best{}, lanes, stride); },
-      [&](std::int64_t index) { return group_reduce<kMost>(index, Minimum{}, lanes, stride); });
+      [&](Index index) { return group_reduce<kMost>(index, Minimum{}, lanes, stride); });
 }
 
 // How integers that are compared map to keys, of which the largest is looked for whatever the
@@ -219,14 +220,20 @@ __device__ inline void store_result(const Target& target, std::int64_t index, A 
 
 // sum, prod, max and min of elements of T, computed in A.
 template <Function kFunction, class T, class A>
-struct ValueReducer {
+class ValueReducer {
+  static constexpr bool kSum = kFunction == Function::kSum;
+  static constexpr bool kFloat = std::is_floating_point_v<A>;
+  // A few small integers cannot overflow 32 bits, in which a GPU adds twice as fast as in 64.
+  static constexpr bool kSmall = kSum && std::is_integral_v<T> && sizeof(T) <= 2;
+  using Term = std::conditional_t<kSmall, std::int32_t, A>;
+
+ public:
   using Element = T;
   using Partial = A;
   using Combine = std::conditional_t<
       kFunction == Function::kSum, Add,
       std::conditional_t<kFunction == Function::kProd, Multiply,
                          std::conditional_t<kFunction == Function::kMax, Maximum, Minimum>>>;
-  static constexpr bool kFloat = std::is_floating_point_v<A>;
 
   __device__ static A identity() {
     using Limits = std::numeric_limits<A>;
@@ -255,6 +262,15 @@ struct ValueReducer {
       if (target.divides) value /= static_cast<A>(target.divisor);
     }
     store_result(target, index, value);
+  }
+
+  // What neighbouring elements from column `first` on make.
+  template <int kCount>
+  __device__ static A of(const Accumulator<T> (&value)[kCount], int) {
+    Term terms[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) terms[i] = static_cast<Term>(value[i]);
+    return static_cast<A>(tree<Combine>(terms));
   }
 
   // What one thread makes of its elements. Sums of floats are compensated, once for every call of
@@ -289,13 +305,9 @@ struct ValueReducer {
       __device__ A value() const { return partial; }
     };
 
-    static constexpr bool kSum = kFunction == Function::kSum;
-    // A few small integers cannot overflow 32 bits, in which a GPU adds twice as fast as in 64.
-    static constexpr bool kSmall = kSum && std::is_integral_v<T> && sizeof(T) <= 2;
-    using Term = std::conditional_t<kSmall, std::int32_t, A>;
-
     std::conditional_t<kSum && kFloat, CompensatedSum<A>, Plain> state_;
   };
+
 };
 
 // Whether a beats b for argmax (argmin), for values alone: NaN beats all that is not NaN.
@@ -306,10 +318,11 @@ __device__ inline bool beats(A a, A b) {
 }
 
 // argmax and argmin of elements of T, computed in A, or of the Indexed<A> of an earlier launch.
-template <Function kFunction, class T, class A>
+// `Index` counts the elements of a row.
+template <Function kFunction, class T, class A, class Index = std::int64_t>
 struct ArgReducer {
   using Element = T;
-  using Partial = Indexed<A>;
+  using Partial = Indexed<A, Index>;
 
   struct Combine {
     using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
@@ -325,7 +338,7 @@ struct ArgReducer {
   // Loses against every element, even one of the same value.
   __device__ static Partial identity() {
     constexpr Function kExtreme = kFunction == Function::kArgMax ? Function::kMax : Function::kMin;
-    return {ValueReducer<kExtreme, A, A>::identity(), std::numeric_limits<std::int64_t>::max()};
+    return {ValueReducer<kExtreme, A, A>::identity(), std::numeric_limits<Index>::max()};
   }
 
   static constexpr bool kKeys = kComparesKeys<kFunction, A>;
@@ -337,8 +350,18 @@ struct ArgReducer {
       if constexpr (kKeys) value.value ^= target.order.template flipped<A>();
       static_cast<Partial*>(target.data)[index] = value;
     } else {
-      store_result(target, index, value.index);
+      store_result(target, index, std::int64_t{value.index});
     }
+  }
+
+  // What neighbouring elements from column `first` on make.
+  template <int kCount>
+  __device__ static Partial of(const Accumulator<T> (&value)[kCount], Index first) {
+    A terms[kCount];
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) terms[i] = static_cast<A>(value[i]);
+    const Placed found = first_best<0, kCount>(terms);
+    return {found.value, first + found.position};
   }
 
   class Fold {
@@ -379,29 +402,30 @@ struct ArgReducer {
     __device__ Partial value() const { return best_; }
 
    private:
-    using Best = typename Combine::Best;
-
-    // An element and its number in a call.
-    struct Placed {
-      A value;
-      int position;
-    };
-
-    // Of kCount elements from number kFirst on: of equal ones the first.
-    template <int kFirst, int kCount, int kAll>
-    __device__ static Placed first_best(const A (&value)[kAll]) {
-      if constexpr (kCount == 1) {
-        return {value[kFirst], kFirst};
-      } else {
-        const Placed a = first_best<kFirst, kCount / 2>(value);
-        const Placed b = first_best<kFirst + kCount / 2, kCount / 2>(value);
-        const A best = Best{}(a.value, b.value);
-        return {best, is_best(a.value, best) ? a.position : b.position};
-      }
-    }
-
     Partial best_ = identity();
   };
+
+ private:
+  using Best = typename Combine::Best;
+
+  // An element and its number in a call.
+  struct Placed {
+    A value;
+    int position;
+  };
+
+  // Of kCount elements from number kFirst on: of equal ones the first.
+  template <int kFirst, int kCount, int kAll>
+  __device__ static Placed first_best(const A (&value)[kAll]) {
+    if constexpr (kCount == 1) {
+      return {value[kFirst], kFirst};
+    } else {
+      const Placed a = first_best<kFirst, kCount / 2>(value);
+      const Placed b = first_best<kFirst + kCount / 2, kCount / 2>(value);
+      const A best = Best{}(a.value, b.value);
+      return {best, is_best(a.value, best) ? a.position : b.position};
+    }
+  }
 };
 
 // mean_and_var of elements of T, computed in A, or of the Moments<A> of an earlier launch.
@@ -441,10 +465,10 @@ constexpr int packs_folded(int loaded, int pack) {
   return packs < loaded ? packs : loaded;
 }
 
-template <Function kFunction, class T, class A>
+template <Function kFunction, class T, class A, class Index = std::int64_t>
 using Reducer =
     std::conditional_t<kFunction == Function::kMeanAndVar, MomentsReducer<T, A>,
-                       std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A>,
+                       std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A, Index>,
                                           ValueReducer<kFunction, T, A>>>;
 
 // Combines partials[first], [first + apart], ... before [end] in shared memory, up to kMostApart of

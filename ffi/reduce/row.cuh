@@ -8,9 +8,6 @@
 //     8 threads a row:     threads 0 ..  7 -> row r    threads  8 ..  15 -> row r + 1   ...
 //     64 threads a row:    warps 0 and 1   -> row r    warps 2 and 3     -> row r + 1   ...
 //
-// Rows that a group holds whole are read without a loop, and without what rows that begin or end
-// inside a pack take: for small arrays instructions, not memory, are what takes time.
-//
 // Rows that need more threads than a block of this kernel has get the kernel of `multiple`, with
 // one block a row.
 #pragma once
@@ -25,47 +22,10 @@ inline constexpr int kRowWarps = kRowThreads / kWarpSize;
 // Of a multiprocessor, at least: fewer do not keep memory busy.
 inline constexpr int kRowBlocks = 1024 / kRowThreads;
 
-// fold_row() of a row of `packs` whole packs, of which a thread has at most kLoads.
-template <class Reducer>
-__device__ __forceinline__ typename Reducer::Partial fold_held_row(
-    const RowPacks<typename Reducer::Element, int>& row, int packs,
-    const typename Reducer::Reader& read, int thread, int threads) {
-  using Element = typename Reducer::Element;
-  constexpr int kPack = kWidestPack<Element>;
-  RegisterPack<Element, kPack> elements[kLoads];
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int pack = thread + i * threads;
-    if (pack < packs) elements[i] = row.read(pack);
-  }
-  typename Reducer::Fold fold;
-#pragma unroll
-  for (int i = 0; i < kLoads; ++i) {
-    const int pack = thread + i * threads;
-    if (pack >= packs) break;
-    Accumulator<Element> value[kPack];
-    read.widen(elements[i], value);
-    fold.add(value, pack * kPack, 1);
-  }
-  return fold.value();
-}
-
-// By the way that suits the row; `row_packs` is that of the plan.
-template <class Reducer, class Masks>
-__device__ __forceinline__ typename Reducer::Partial fold_row_of(
-    const typename Reducer::Element* x, ContiguousRows rows, std::int64_t row, int row_packs,
-    const Masks& masks, const typename Reducer::Reader& read, int thread, int threads) {
-  const RowPacks<typename Reducer::Element, int> packs(x, rows, row);
-  if constexpr (!Masks::kMasks && Reducer::kChunk == 1) {  // others fold several packs at a time
-    if (row_packs != 0) return fold_held_row<Reducer>(packs, row_packs, read, thread, threads);
-  }
-  return fold_row<Reducer, kLoads>(packs, masks.of(row), read, thread, threads);
-}
-
 template <class Reducer, class Masks>
 __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
     row_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
-               int row_packs, int threads_log2, Masks masks) {
+               int threads_log2, Masks masks) {
   const auto warps = shared<BlockStorage<Reducer>>().warps;
   const int threads = 1 << threads_log2;
   const int thread = threadIdx.x & (threads - 1);
@@ -81,7 +41,8 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   const bool has_row = row < rows.count;
   auto partial = Reducer::identity();
   if (has_row) {
-    partial = fold_row_of<Reducer>(x, rows, row, row_packs, masks, read, thread, threads);
+    const RowPacks<typename Reducer::Element, int> packs(x, rows, row);
+    partial = fold_row<Reducer, kLoads>(packs, masks.of(row), read, thread, threads);
   }
   partial = group_reduce(partial, combine, row_warps == 0 ? threads : kWarpSize);
   if (row_warps <= 1) {
@@ -108,7 +69,7 @@ void launch_row(const Call& call) {
       call.queue,
       {grid_extent(divide_up(call.problem.rows(), rows_per_block)),
        static_cast<unsigned>(config.threads), sizeof(BlockStorage<typename Instance::First>)},
-      Instance::elements(call), call.result(), call.rows(), config.row_packs, threads_log2,
+      Instance::elements(call), call.result(), call.rows(), threads_log2,
       Instance::masks(call));
 }
 
