@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -358,8 +359,14 @@ def bind_product(
             *("dtype", "result_dtype", "precision", "has_c", "has_bias", "gated", "epilogue", "k"),
             *("a_scale", "b_scale"),
         )
-        known = {key: problem[key] for key in named} | _measurements.traits(problem)
-        if not _measurements.may_hold("matmul", known):
+        known = {key: problem[key] for key in named}
+        forms = [problem]
+        if _primitive.KERNELS[p].as_stored:  # how factors are stored is known when it is lowered
+            flags = itertools.product((0, 1), repeat=2)
+            forms = [problem | {"transpose_a": a, "transpose_b": b} for a, b in flags]
+        if not any(
+            _measurements.may_hold("matmul", known | _measurements.traits(form)) for form in forms
+        ):
             raise NoKernelError(
                 "no measurement says that a kernel is level with XLA", second_best="a kernel"
             )
@@ -611,6 +618,12 @@ def _remaining(ndim: int, *used: Sequence[int]) -> tuple[int, ...]:
     return tuple(d for d in range(ndim) if not any(d in dims for dims in used))
 
 
+def _is_in_place(order: Sequence[int], shape: Sequence[int]) -> bool:
+    """True if a permutation of the dims of an array moves no data."""
+    moved = [d for d in order if shape[d] != 1]
+    return moved == sorted(moved)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Matrices:
     """An operand as a batch of matrices, or as one matrix for the whole batch.
@@ -620,11 +633,13 @@ class _Matrices:
         change their order.
       shape: (batch, rows, cols), or (rows, cols) for one matrix.
       transpose: True if the matrices are the transposed ones.
+      moves: True if data moves.
     """
 
     order: tuple[int, ...]
     shape: tuple[int, ...]
     transpose: bool
+    moves: bool
 
     @classmethod
     def of(
@@ -636,17 +651,14 @@ class _Matrices:
         *,
         is_batched: bool,
     ) -> _Matrices:
-        def is_in_place(order):
-            moved = [d for d in order if shape[d] != 1]
-            return moved == sorted(moved)
-
         plain, transposed = (*batch, *rows, *cols), (*batch, *cols, *rows)
-        transpose = not is_in_place(plain) and is_in_place(transposed)
+        transpose = not _is_in_place(plain, shape) and _is_in_place(transposed, shape)
         groups = [cols, rows] if transpose else [rows, cols]
         if is_batched:
             groups.insert(0, batch)
         sizes = tuple(math.prod(shape[d] for d in group) for group in groups)
-        return cls(transposed if transpose else plain, sizes, transpose)
+        order = transposed if transpose else plain
+        return cls(order, sizes, transpose, not _is_in_place(order, shape))
 
     def apply(self, x: jax.Array) -> jax.Array:
         return lax.transpose(x, self.order).reshape(self.shape)
@@ -845,6 +857,34 @@ def _call(
     return form.to_result(y)
 
 
+def _as_stored(operand: int, permutation, avals, params) -> dict[str, Any] | None:
+    """The product with a transposed factor as it is stored, whose dims have other numbers.
+
+    None if the dims of its result had another order, or an array would be moved for it.
+    """
+    is_factor = operand < 2
+    # Of 16 bits tensor_core adds c to factors that are not transposed, and others are slower.
+    if not is_factor or (len(avals) == 3 and avals[0].dtype.itemsize == 2):
+        return None
+    numbers = params["dimension_numbers"]
+    shapes = [tuple(aval.shape) for aval in avals[:2]]
+    old = _Canonical.of(shapes[0], shapes[1], numbers)
+    contract, batch = map(list, numbers)
+    free = _remaining(len(permutation), contract[operand], batch[operand])
+    if sorted(free, key=permutation.__getitem__) != list(free):
+        return None
+    for dims in (contract, batch):
+        dims[operand] = tuple(permutation[d] for d in dims[operand])
+    shapes[operand] = tuple(shapes[operand][d] for d in np.argsort(permutation))
+    numbers = tuple(contract), tuple(batch)
+    new = _Canonical.of(shapes[0], shapes[1], numbers)
+    own, other = (new.a, new.b) if operand == 0 else (new.b, new.a)
+    other_moved = (old.b if operand == 0 else old.a).moves
+    if own.moves or other.moves > other_moved or new.result_order != old.result_order:
+        return None
+    return params | {"dimension_numbers": numbers}
+
+
 gemm_p = _primitive.primitive(
     _primitive.Kernel(
         name="gpuops_gemm",
@@ -852,6 +892,7 @@ gemm_p = _primitive.primitive(
         reference=_product,
         problem=problem_of_product,
         call=_call,
+        as_stored=_as_stored,
     )
 )
 
@@ -920,7 +961,7 @@ OF_FLOAT8 = {
 
 
 def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **params):
-    """The cotangent of one factor: that of the result times the other factor.
+    """The cotangent of one factor: that of the result times the other factor, or the other way.
 
     The cotangent's dims are batch, free dims of lhs, free dims of rhs. Contracted with the other
     factor's free dims, it leaves batch, free and contracted dims of the linear factor.
@@ -934,18 +975,26 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
     their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
     if params["precision"] in OF_FLOAT8:  # which no product with a cotangent is of
         params["precision"] = (OF_FLOAT8[params["precision"]],) * 2
+    # What remains of the other factor are its contracted dims, in ascending order.
+    by_theirs = [m for _, m in sorted(zip(contract[theirs], contract[mine], strict=True))]
+    # The dtype of the cotangent is that of a and b, or wider.
+    factors = [
+        (cotangent, their_dims, batch_dims),
+        (other.astype(cotangent.dtype), their_free, batch[theirs]),
+    ]
+    dims, swapped = [*batch[mine], *my_free, *by_theirs], [*batch[mine], *by_theirs, *my_free]
+    if swapped == sorted(swapped):  # the other factor comes first, and the result is in place
+        factors.reverse()
+        dims = swapped
+    operands, contracted, batches = zip(*factors, strict=True)
     y = bind_derivative(
-        cotangent,
-        other.astype(cotangent.dtype),  # which is that of a and b, or wider
-        dimension_numbers=((their_dims, their_free), (batch_dims, batch[theirs])),
+        *operands,
+        dimension_numbers=(contracted, batches),
         preferred_element_type=cotangent.dtype,
         beta=0.0,
         **params,
     )
-    # What remains of the other factor are its contracted dims, in ascending order.
-    by_theirs = [m for _, m in sorted(zip(contract[theirs], contract[mine], strict=True))]
-    order = np.argsort([*batch[mine], *my_free, *by_theirs])
-    y = lax.transpose(y, order).astype(linear.dtype)
+    y = lax.transpose(y, np.argsort(dims)).astype(linear.dtype)
     if jax.typeof(y).sharding != linear.sharding:  # in the type only: it is all on one device
         y = jax.sharding.reshard(y, linear.sharding.spec)
     return y
