@@ -57,6 +57,7 @@ def matmul(
     """Matrix product of two arrays; drop-in for `jax.numpy.matmul`.
 
     Leading dims are batch dims and broadcast. A matrix that a whole batch shares is not copied.
+    Under `jax.jit` neither is a transposed one, as `w.T` in `matmul(x, w.T)`.
 
     Args:
       a: an array of shape (..., m, k) or (k,). The kernels support float16, bfloat16, float32 and
@@ -117,6 +118,7 @@ def dot_general(
 
     Flax layers accept it: `nnx.Linear(..., dot_general=jax_gpuops.dot_general)`. The kernels
     multiply batches of matrices; operands whose layout in memory is no such batch are transposed.
+    Under `jax.jit` the layout of an operand that is a transposed array is that of the array.
 
     Args:
       lhs: an array, dtypes as for `matmul`.

@@ -383,3 +383,16 @@ def test_symbolic_shapes(implementation):
     assert "stablehlo.transpose" not in exported.mlir_module()
     assert "transpose_b = true" in exported.mlir_module()
     np.testing.assert_allclose(exported.call(x, w), x @ w.T, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.kernel
+def test_layers_without_bias_and_activation(implementation):
+    x, w = helpers.normal((M, K), "float32"), helpers.normal((N, K), "float32", seed=1)
+
+    def function(x, w):
+        return jax_gpuops.linear(x, w.T, implementation=implementation)
+
+    text = compiled(function, x, w)
+    assert "jax_gpuops_gemm" in text
+    assert " transpose(" not in text
+    np.testing.assert_allclose(jax.jit(function)(x, w), x @ w.T, rtol=1e-5, atol=1e-5)
