@@ -604,9 +604,10 @@ class _Broadcast:
 
 
 def _product(
-    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta
+    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta, outer=None
 ) -> jax.Array:
     """The primitive in JAX's operations."""
+    del outer  # which says how the kernels' form of the product divides it
     if alpha == 1 and not c:
         return lax.dot_general(a, b, dimension_numbers, precision, preferred_element_type)
     wide = _primitive.accumulator(preferred_element_type)
@@ -678,6 +679,7 @@ class _Canonical:
       b: the right operand, (batch, k, n).
       result_order: the permutation that makes the result of dot_general (batch, m, n).
       result_dims: the result's dims in that order.
+      outer: the free dims of b that are a batch.
       has_batch: True if the result is (batch, m, n) rather than (m, n).
     """
 
@@ -685,12 +687,25 @@ class _Canonical:
     b: _Matrices
     result_order: tuple[int, ...]
     result_dims: tuple[int, ...]
+    outer: tuple[int, ...]
     has_batch: bool
 
     @classmethod
     def of(
-        cls, a_shape: Sequence[int], b_shape: Sequence[int], dimension_numbers: DimensionNumbers
+        cls,
+        a_shape: Sequence[int],
+        b_shape: Sequence[int],
+        dimension_numbers: DimensionNumbers,
+        outer: Sequence[int] | None = None,
     ) -> _Canonical:
+        """Returns the form of a dot_general.
+
+        Args:
+          a_shape: of the left operand.
+          b_shape: of the right operand.
+          dimension_numbers: of the dot_general.
+          outer: free dims of b to be a batch; None for those outside the contracted ones.
+        """
         (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
         pairs = sorted(zip(a_contract, b_contract, strict=True))
         a_contract, b_contract = [a for a, _ in pairs], [b for _, b in pairs]
@@ -698,7 +713,9 @@ class _Canonical:
         b_free = _remaining(len(b_shape), b_contract, b_batch)
         a_outer: Sequence[int] = ()
         b_outer: Sequence[int] = ()
-        if not a_batch:
+        if outer is not None:
+            b_outer = outer
+        elif not a_batch:
             a_outer = _outer_dims(a_shape, a_contract, a_free)
             b_outer = () if a_outer else _outer_dims(b_shape, b_contract, b_free)
         a_rows = [d for d in a_free if d not in a_outer]
@@ -712,9 +729,10 @@ class _Canonical:
         # dot_general orders its result's dims: batch, a_free, b_free.
         sizes = [*(a_shape[d] for d in (*a_batch, *a_free)), *(b_shape[d] for d in b_free)]
         first_b = len(a_batch) + len(a_free)
-        outer = [first_b + b_free.index(d) for d in b_outer]
-        order = (*outer, *_remaining(len(sizes), outer))
-        return cls(a, b, order, tuple(sizes[d] for d in order), bool(a_batch or a_outer or b_outer))
+        first = [first_b + b_free.index(d) for d in b_outer]
+        order = (*first, *_remaining(len(sizes), first))
+        has_batch = bool(a_batch or a_outer or b_outer)
+        return cls(a, b, order, tuple(sizes[d] for d in order), tuple(b_outer), has_batch)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -776,11 +794,11 @@ WITHOUT_SCALES = {"a_scale": "none", "b_scale": "none", "share_a_scale": 0, "sha
 
 
 def problem_of_product(
-    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha=1.0, beta=0.0
+    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha=1.0, beta=0.0, outer=None
 ) -> dict[str, Any]:
     """The problem of a product without bias and activation, as the module's plan takes it."""
     del beta
-    form = _Canonical.of(a.shape, b.shape, dimension_numbers)
+    form = _Canonical.of(a.shape, b.shape, dimension_numbers, outer)
     return {
         "dtype": a.dtype.name,
         "result_dtype": preferred_element_type.name,
@@ -828,6 +846,7 @@ def _call(
     preferred_element_type,
     alpha,
     beta,
+    outer=None,
 ) -> jax.Array:
     """The custom call and the moves around it. cuBLAS is a target of its own: see handler.cc."""
     problem = problem_of_product(
@@ -839,8 +858,9 @@ def _call(
         preferred_element_type=preferred_element_type,
         alpha=alpha,
         beta=beta,
+        outer=outer,
     )
-    form = _Canonical.of(a.shape, b.shape, dimension_numbers)
+    form = _Canonical.of(a.shape, b.shape, dimension_numbers, outer)
     library = "cublas_" if launch.algorithm == "cublas" else ""
     y, _ = launch.custom_call(
         f"jax_gpuops_{library}gemm_v2",
@@ -868,9 +888,9 @@ def _as_stored(operand: int, permutation, avals, params) -> dict[str, Any] | Non
     # Of 16 bits tensor_core adds c to factors that are not transposed, and others are slower.
     if not is_factor or (len(avals) == 3 and avals[0].dtype.itemsize == 2):
         return None
-    numbers = params["dimension_numbers"]
+    numbers, outer = params["dimension_numbers"], params.get("outer")
     shapes = [tuple(aval.shape) for aval in avals[:2]]
-    old = _Canonical.of(shapes[0], shapes[1], numbers)
+    old = _Canonical.of(shapes[0], shapes[1], numbers, outer)
     contract, batch = map(list, numbers)
     free = _remaining(len(permutation), contract[operand], batch[operand])
     if sorted(free, key=permutation.__getitem__) != list(free):
@@ -879,12 +899,14 @@ def _as_stored(operand: int, permutation, avals, params) -> dict[str, Any] | Non
         dims[operand] = tuple(permutation[d] for d in dims[operand])
     shapes[operand] = tuple(shapes[operand][d] for d in np.argsort(permutation))
     numbers = tuple(contract), tuple(batch)
-    new = _Canonical.of(shapes[0], shapes[1], numbers)
+    if old.outer:  # the result has them first, too
+        outer = tuple(permutation[d] for d in old.outer) if operand == 1 else old.outer
+    new = _Canonical.of(shapes[0], shapes[1], numbers, outer)
     own, other = (new.a, new.b) if operand == 0 else (new.b, new.a)
     other_moved = (old.b if operand == 0 else old.a).moves
     if own.moves or other.moves > other_moved or new.result_order != old.result_order:
         return None
-    return params | {"dimension_numbers": numbers}
+    return params | {"dimension_numbers": numbers, "outer": outer}
 
 
 gemm_p = _primitive.primitive(
