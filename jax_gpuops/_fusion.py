@@ -67,10 +67,7 @@ def _source(value: ir.Value, symbols: ir.SymbolTable) -> ir.Operation | ir.Block
     while not isinstance(value.owner, ir.Block):
         operation = value.owner.operation
         if operation.name == "func.call":
-            callee = ir.FlatSymbolRefAttr(operation.attributes["callee"]).value
-            body = symbols[callee].regions[0].blocks[0]
-            returned = list(body.operations)[-1].operands[ir.OpResult(value).result_number]
-            source = _source(returned, symbols)
+            source = _source(returned(value, symbols), symbols)
             if isinstance(source, ir.Operation):
                 return source
             value = operation.operands[source.arg_number]
@@ -79,6 +76,14 @@ def _source(value: ir.Value, symbols: ir.SymbolTable) -> ir.Operation | ir.Block
         else:
             return operation
     return ir.BlockArgument(value)
+
+
+def returned(value: ir.Value, symbols: ir.SymbolTable) -> ir.Value:
+    """Returns what a function returns as a value that a call of it makes."""
+    result: ir.OpResult = ir.OpResult(value)
+    callee = ir.FlatSymbolRefAttr(result.owner.operation.attributes["callee"]).value
+    body = symbols[callee].regions[0].blocks[0]
+    return list(body.operations)[-1].operands[result.result_number]
 
 
 # In a jaxpr
@@ -119,22 +124,31 @@ def is_fusible_in(var: Any, defined: Makers, is_kernel: Callable[[Any], bool]) -
 
 def _source_in(var: Any, defined: Makers) -> Any:
     """Returns the equation that makes a variable, or what it is: an argument or a literal."""
-    while not isinstance(var, Literal) and var in defined:
-        eqn = defined[var]
+    while (eqn := maker(var, defined)) is not None:
         at = eqn.outvars.index(var)
-        body = next((x for x in map(_jaxpr, eqn.params.values()) if x is not None), None)
         if eqn.primitive.name in _BARRIER_PRIMITIVES:
             return eqn
-        if body is not None and len(body.outvars) == len(eqn.outvars):
-            source = _source_in(body.outvars[at], makers(body))
-            if source not in body.invars:
+        if (called := body(eqn)) is not None:
+            source = _source_in(called.outvars[at], makers(called))
+            if source not in called.invars:
                 return source
-            var = eqn.invars[body.invars.index(source)]
+            var = eqn.invars[called.invars.index(source)]
         elif eqn.primitive.name in _MOVE_PRIMITIVES:
             var = eqn.invars[at]
         else:
             return eqn
     return var
+
+
+def maker(var: Any, defined: Makers) -> Any:
+    """The equation that defines a variable of a jaxpr; None for arguments and literals."""
+    return None if isinstance(var, Literal) else defined.get(var)
+
+
+def body(eqn: Any) -> Any:
+    """The jaxpr of the function that an equation calls, if it does and returns what that does."""
+    called = next((x for x in map(_jaxpr, eqn.params.values()) if x is not None), None)
+    return None if called is None or len(called.outvars) != len(eqn.outvars) else called
 
 
 def _jaxpr(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import math
 import operator
 from collections.abc import Sequence
@@ -56,6 +57,7 @@ def matmul(
     """Matrix product of two arrays; drop-in for `jax.numpy.matmul`.
 
     Leading dims are batch dims and broadcast. A matrix that a whole batch shares is not copied.
+    Under `jax.jit` neither is a transposed one, as `w.T` in `matmul(x, w.T)`.
 
     Args:
       a: an array of shape (..., m, k) or (k,). The kernels support float16, bfloat16, float32 and
@@ -116,6 +118,7 @@ def dot_general(
 
     Flax layers accept it: `nnx.Linear(..., dot_general=jax_gpuops.dot_general)`. The kernels
     multiply batches of matrices; operands whose layout in memory is no such batch are transposed.
+    Under `jax.jit` the layout of an operand that is a transposed array is that of the array.
 
     Args:
       lhs: an array, dtypes as for `matmul`.
@@ -358,8 +361,14 @@ def bind_product(
             *("dtype", "result_dtype", "precision", "has_c", "has_bias", "gated", "epilogue", "k"),
             *("a_scale", "b_scale"),
         )
-        known = {key: problem[key] for key in named} | _measurements.traits(problem)
-        if not _measurements.may_hold("matmul", known):
+        known = {key: problem[key] for key in named}
+        forms = [problem]
+        if _primitive.KERNELS[p].as_stored:  # how factors are stored is known when it is lowered
+            flags = itertools.product((0, 1), repeat=2)
+            forms = [problem | {"transpose_a": a, "transpose_b": b} for a, b in flags]
+        if not any(
+            _measurements.may_hold("matmul", known | _measurements.traits(form)) for form in forms
+        ):
             raise NoKernelError(
                 "no measurement says that a kernel is level with XLA", second_best="a kernel"
             )
@@ -595,9 +604,10 @@ class _Broadcast:
 
 
 def _product(
-    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta
+    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta, outer=None
 ) -> jax.Array:
     """The primitive in JAX's operations."""
+    del outer  # which says how the kernels' form of the product divides it
     if alpha == 1 and not c:
         return lax.dot_general(a, b, dimension_numbers, precision, preferred_element_type)
     wide = _primitive.accumulator(preferred_element_type)
@@ -611,6 +621,12 @@ def _remaining(ndim: int, *used: Sequence[int]) -> tuple[int, ...]:
     return tuple(d for d in range(ndim) if not any(d in dims for dims in used))
 
 
+def _is_in_place(order: Sequence[int], shape: Sequence[int]) -> bool:
+    """True if a permutation of the dims of an array moves no data."""
+    moved = [d for d in order if shape[d] != 1]
+    return moved == sorted(moved)
+
+
 @dataclasses.dataclass(frozen=True)
 class _Matrices:
     """An operand as a batch of matrices, or as one matrix for the whole batch.
@@ -620,11 +636,13 @@ class _Matrices:
         change their order.
       shape: (batch, rows, cols), or (rows, cols) for one matrix.
       transpose: True if the matrices are the transposed ones.
+      moves: True if data moves.
     """
 
     order: tuple[int, ...]
     shape: tuple[int, ...]
     transpose: bool
+    moves: bool
 
     @classmethod
     def of(
@@ -636,17 +654,14 @@ class _Matrices:
         *,
         is_batched: bool,
     ) -> _Matrices:
-        def is_in_place(order):
-            moved = [d for d in order if shape[d] != 1]
-            return moved == sorted(moved)
-
         plain, transposed = (*batch, *rows, *cols), (*batch, *cols, *rows)
-        transpose = not is_in_place(plain) and is_in_place(transposed)
+        transpose = not _is_in_place(plain, shape) and _is_in_place(transposed, shape)
         groups = [cols, rows] if transpose else [rows, cols]
         if is_batched:
             groups.insert(0, batch)
         sizes = tuple(math.prod(shape[d] for d in group) for group in groups)
-        return cls(transposed if transpose else plain, sizes, transpose)
+        order = transposed if transpose else plain
+        return cls(order, sizes, transpose, not _is_in_place(order, shape))
 
     def apply(self, x: jax.Array) -> jax.Array:
         return lax.transpose(x, self.order).reshape(self.shape)
@@ -664,6 +679,7 @@ class _Canonical:
       b: the right operand, (batch, k, n).
       result_order: the permutation that makes the result of dot_general (batch, m, n).
       result_dims: the result's dims in that order.
+      outer: the free dims of b that are a batch.
       has_batch: True if the result is (batch, m, n) rather than (m, n).
     """
 
@@ -671,12 +687,25 @@ class _Canonical:
     b: _Matrices
     result_order: tuple[int, ...]
     result_dims: tuple[int, ...]
+    outer: tuple[int, ...]
     has_batch: bool
 
     @classmethod
     def of(
-        cls, a_shape: Sequence[int], b_shape: Sequence[int], dimension_numbers: DimensionNumbers
+        cls,
+        a_shape: Sequence[int],
+        b_shape: Sequence[int],
+        dimension_numbers: DimensionNumbers,
+        outer: Sequence[int] | None = None,
     ) -> _Canonical:
+        """Returns the form of a dot_general.
+
+        Args:
+          a_shape: of the left operand.
+          b_shape: of the right operand.
+          dimension_numbers: of the dot_general.
+          outer: free dims of b to be a batch; None for those outside the contracted ones.
+        """
         (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
         pairs = sorted(zip(a_contract, b_contract, strict=True))
         a_contract, b_contract = [a for a, _ in pairs], [b for _, b in pairs]
@@ -684,7 +713,9 @@ class _Canonical:
         b_free = _remaining(len(b_shape), b_contract, b_batch)
         a_outer: Sequence[int] = ()
         b_outer: Sequence[int] = ()
-        if not a_batch:
+        if outer is not None:
+            b_outer = outer
+        elif not a_batch:
             a_outer = _outer_dims(a_shape, a_contract, a_free)
             b_outer = () if a_outer else _outer_dims(b_shape, b_contract, b_free)
         a_rows = [d for d in a_free if d not in a_outer]
@@ -698,9 +729,10 @@ class _Canonical:
         # dot_general orders its result's dims: batch, a_free, b_free.
         sizes = [*(a_shape[d] for d in (*a_batch, *a_free)), *(b_shape[d] for d in b_free)]
         first_b = len(a_batch) + len(a_free)
-        outer = [first_b + b_free.index(d) for d in b_outer]
-        order = (*outer, *_remaining(len(sizes), outer))
-        return cls(a, b, order, tuple(sizes[d] for d in order), bool(a_batch or a_outer or b_outer))
+        first = [first_b + b_free.index(d) for d in b_outer]
+        order = (*first, *_remaining(len(sizes), first))
+        has_batch = bool(a_batch or a_outer or b_outer)
+        return cls(a, b, order, tuple(sizes[d] for d in order), tuple(b_outer), has_batch)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -762,11 +794,11 @@ WITHOUT_SCALES = {"a_scale": "none", "b_scale": "none", "share_a_scale": 0, "sha
 
 
 def problem_of_product(
-    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha=1.0, beta=0.0
+    a, b, *c, dimension_numbers, precision, preferred_element_type, alpha=1.0, beta=0.0, outer=None
 ) -> dict[str, Any]:
     """The problem of a product without bias and activation, as the module's plan takes it."""
     del beta
-    form = _Canonical.of(a.shape, b.shape, dimension_numbers)
+    form = _Canonical.of(a.shape, b.shape, dimension_numbers, outer)
     return {
         "dtype": a.dtype.name,
         "result_dtype": preferred_element_type.name,
@@ -814,6 +846,7 @@ def _call(
     preferred_element_type,
     alpha,
     beta,
+    outer=None,
 ) -> jax.Array:
     """The custom call and the moves around it. cuBLAS is a target of its own: see handler.cc."""
     problem = problem_of_product(
@@ -825,8 +858,9 @@ def _call(
         preferred_element_type=preferred_element_type,
         alpha=alpha,
         beta=beta,
+        outer=outer,
     )
-    form = _Canonical.of(a.shape, b.shape, dimension_numbers)
+    form = _Canonical.of(a.shape, b.shape, dimension_numbers, outer)
     library = "cublas_" if launch.algorithm == "cublas" else ""
     y, _ = launch.custom_call(
         f"jax_gpuops_{library}gemm_v2",
@@ -845,6 +879,36 @@ def _call(
     return form.to_result(y)
 
 
+def _as_stored(operand: int, permutation, avals, params) -> dict[str, Any] | None:
+    """The product with a transposed factor as it is stored, whose dims have other numbers.
+
+    None if the dims of its result had another order, or an array would be moved for it.
+    """
+    is_factor = operand < 2
+    # Of 16 bits tensor_core adds c to factors that are not transposed, and others are slower.
+    if not is_factor or (len(avals) == 3 and avals[0].dtype.itemsize == 2):
+        return None
+    numbers, outer = params["dimension_numbers"], params.get("outer")
+    shapes = [tuple(aval.shape) for aval in avals[:2]]
+    old = _Canonical.of(shapes[0], shapes[1], numbers, outer)
+    contract, batch = map(list, numbers)
+    free = _remaining(len(permutation), contract[operand], batch[operand])
+    if sorted(free, key=permutation.__getitem__) != list(free):
+        return None
+    for dims in (contract, batch):
+        dims[operand] = tuple(permutation[d] for d in dims[operand])
+    shapes[operand] = tuple(shapes[operand][d] for d in np.argsort(permutation))
+    numbers = tuple(contract), tuple(batch)
+    if old.outer:  # the result has them first, too
+        outer = tuple(permutation[d] for d in old.outer) if operand == 1 else old.outer
+    new = _Canonical.of(shapes[0], shapes[1], numbers, outer)
+    own, other = (new.a, new.b) if operand == 0 else (new.b, new.a)
+    other_moved = (old.b if operand == 0 else old.a).moves
+    if own.moves or other.moves > other_moved or new.result_order != old.result_order:
+        return None
+    return params | {"dimension_numbers": numbers, "outer": outer}
+
+
 gemm_p = _primitive.primitive(
     _primitive.Kernel(
         name="gpuops_gemm",
@@ -852,6 +916,7 @@ gemm_p = _primitive.primitive(
         reference=_product,
         problem=problem_of_product,
         call=_call,
+        as_stored=_as_stored,
     )
 )
 
@@ -920,7 +985,7 @@ OF_FLOAT8 = {
 
 
 def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **params):
-    """The cotangent of one factor: that of the result times the other factor.
+    """The cotangent of one factor: that of the result times the other factor, or the other way.
 
     The cotangent's dims are batch, free dims of lhs, free dims of rhs. Contracted with the other
     factor's free dims, it leaves batch, free and contracted dims of the linear factor.
@@ -934,18 +999,26 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
     their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
     if params["precision"] in OF_FLOAT8:  # which no product with a cotangent is of
         params["precision"] = (OF_FLOAT8[params["precision"]],) * 2
+    # What remains of the other factor are its contracted dims, in ascending order.
+    by_theirs = [m for _, m in sorted(zip(contract[theirs], contract[mine], strict=True))]
+    # The dtype of the cotangent is that of a and b, or wider.
+    factors = [
+        (cotangent, their_dims, batch_dims),
+        (other.astype(cotangent.dtype), their_free, batch[theirs]),
+    ]
+    dims, swapped = [*batch[mine], *my_free, *by_theirs], [*batch[mine], *by_theirs, *my_free]
+    if swapped == sorted(swapped):  # the other factor comes first, and the result is in place
+        factors.reverse()
+        dims = swapped
+    operands, contracted, batches = zip(*factors, strict=True)
     y = bind_derivative(
-        cotangent,
-        other.astype(cotangent.dtype),  # which is that of a and b, or wider
-        dimension_numbers=((their_dims, their_free), (batch_dims, batch[theirs])),
+        *operands,
+        dimension_numbers=(contracted, batches),
         preferred_element_type=cotangent.dtype,
         beta=0.0,
         **params,
     )
-    # What remains of the other factor are its contracted dims, in ascending order.
-    by_theirs = [m for _, m in sorted(zip(contract[theirs], contract[mine], strict=True))]
-    order = np.argsort([*batch[mine], *my_free, *by_theirs])
-    y = lax.transpose(y, order).astype(linear.dtype)
+    y = lax.transpose(y, np.argsort(dims)).astype(linear.dtype)
     if jax.typeof(y).sharding != linear.sharding:  # in the type only: it is all on one device
         y = jax.sharding.reshard(y, linear.sharding.spec)
     return y

@@ -16,8 +16,8 @@ import jax
 import numpy as np
 from jax.interpreters import partial_eval
 
-from jax_gpuops import _fusion, _primitive, _report
-from jax_gpuops._implementation import named
+from jax_gpuops import _fusion, _primitive, _report, _transposed
+from jax_gpuops._implementation import Implementation, named
 from jax_gpuops._report import Call, Plan
 
 
@@ -224,11 +224,31 @@ def _call(eqn, platform: str | None, partitioned: bool, makers: _fusion.Makers) 
         except (FileNotFoundError, ValueError):  # it names a kernel that cannot run there
             return True
 
-    large = itertools.compress(eqn.invars, _fusion.large(avals))
+    call = _as_stored(eqn, platform, partitioned, makers)
+    large = itertools.compress(call.operands, _fusion.large(call.avals))
     fusible = any(_fusion.is_fusible_in(var, makers, is_kernel) for var in large)
     where = {"partitioned": partitioned, "fusible": fusible}
-    plan = _plan_call(kernel, avals, platform, **where, **eqn.params)
-    return _report.call_of(kernel.name, avals, plan)
+    plan = _plan_call(kernel, call.avals, platform, **where, **call.params)
+    return _report.call_of(kernel.name, call.avals, plan)
+
+
+def _as_stored(
+    eqn, platform: str | None, partitioned: bool, makers: _fusion.Makers
+) -> _primitive.Stored:
+    """The call of a kernel's primitive with what it reads of transposed arrays when lowered."""
+    params = dict(eqn.params)
+    how = {name: params.pop(name) for name in ("implementation", "algorithm")}
+    kernel, platforms = _primitive.KERNELS[eqn.primitive], [_platform(platform, **how)]
+    call = _primitive.as_stored(
+        kernel,
+        eqn.invars,
+        [v.aval for v in eqn.invars],
+        params,
+        stored=lambda var: _transposed.stored_in(var, makers),
+        runs_on=_primitive.possible(kernel, platforms, **how, partitioned=partitioned),
+        algorithm=how["algorithm"],
+    )
+    return call._replace(params=call.params | how)
 
 
 def _plan_call(
@@ -242,12 +262,17 @@ def _plan_call(
     fusible=False,
     **params,
 ) -> Plan:
+    platform = _platform(platform, implementation, algorithm)
+    site = _primitive.Site(kernel, platform, avals, params, partitioned, fusible)
+    return _primitive.plan_call(site, implementation, algorithm)
+
+
+def _platform(platform: str | None, implementation: Implementation, algorithm: str | None) -> str:
+    """The platform that is meant, by the name that lowering has for it."""
     if platform is None:
         name = named(implementation, algorithm)
         platform = _primitive.PLATFORM_OF.get(name or "", jax.default_backend())
-    platform = "cuda" if platform == "gpu" else platform
-    site = _primitive.Site(kernel, platform, avals, params, partitioned, fusible)
-    return _primitive.plan_call(site, implementation, algorithm)
+    return "cuda" if platform == "gpu" else platform
 
 
 def _calls_of(jaxpr, partitioned: bool) -> Iterator[tuple[Any, bool, _fusion.Makers]]:
@@ -262,10 +287,15 @@ def _calls_of(jaxpr, partitioned: bool) -> Iterator[tuple[Any, bool, _fusion.Mak
 
 
 def _calls(jaxpr) -> Iterator[tuple[Any, list, dict]]:
-    """Yields the calls of our kernels' primitives in a jaxpr and the jaxprs inside it."""
-    for eqn, *_ in _equations(jaxpr, False):
+    """Yields the calls of our kernels' primitives in a jaxpr and the jaxprs inside it.
+
+    They are those of a program for one device: with an implementation that is named, or for JAX's
+    default device.
+    """
+    for eqn, *place in _equations(jaxpr, False):
         if eqn.primitive in _primitive.KERNELS:
-            yield eqn.primitive, [v.aval for v in eqn.invars], eqn.params
+            call = _as_stored(eqn, None, *place)
+            yield eqn.primitive, call.avals, call.params
 
 
 def _equations(jaxpr, partitioned: bool, manual: frozenset = frozenset()) -> Iterator[tuple]:

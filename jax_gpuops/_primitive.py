@@ -26,7 +26,7 @@ from jax.interpreters import mlir, xla
 from jax.interpreters.mlir import ir
 from jax.sharding import AxisType
 
-from jax_gpuops import _fusion, _library, _measurements, _report
+from jax_gpuops import _fusion, _library, _measurements, _report, _transposed
 from jax_gpuops._implementation import (
     Implementation,
     NoKernelError,
@@ -66,6 +66,10 @@ class Kernel:
       plain: the computation as a user of JAX writes it, which XLA lowers in place of the reference
         where the two differ; None where they do not. XLA knows faster ways for some formulas that
         round in between.
+      as_stored: maps the number of an operand that is a transposed array, the permutation, the
+        types of all operands and the parameters to the parameters of the same call with the array
+        itself as that operand, or to None if the kernel would not read it as it is stored. None
+        for a kernel that reads no transposed arrays.
       partitionable: True if XLA may divide the custom call among devices, which it then does along
         the `batch_dims` of the call. If not, the op runs within one device only.
       multiple_results: True if `reference` and `call` return lists.
@@ -77,6 +81,7 @@ class Kernel:
     problem: Callable[..., dict[str, Any]]
     call: Callable[..., Any]
     plain: Callable[..., Any] | None = None
+    as_stored: Callable[..., dict[str, Any] | None] | None = None
     partitionable: bool = False
     multiple_results: bool = False
 
@@ -98,7 +103,7 @@ def primitive(kernel: Kernel) -> Primitive:
         rule = functools.partial(_lower, kernel, custom_call_p, platform)
         mlir.register_lowering(placed_p, rule, platform=platform)
     # JAX lowers calls that are alike once, but what makes the operands may be different.
-    mlir.register_lowering(p, functools.partial(_place, placed_p), cacheable=False)
+    mlir.register_lowering(p, functools.partial(_place, kernel, placed_p), cacheable=False)
     KERNELS[p] = kernel
     return p
 
@@ -245,8 +250,10 @@ def check_plan(p: Primitive, *operands, implementation: Implementation, **params
         _check_plan(name, kernel.op, kernel.problem(*map(jax.typeof, operands), **params))
 
 
-def _check_plan(implementation: str, op: str, problem: dict[str, Any]) -> None:
-    """Raises NoKernelError if no algorithm takes a problem, as far as that is known.
+def _check_plan(
+    implementation: str, op: str, problem: dict[str, Any], algorithm: str | None = None
+) -> None:
+    """Raises NoKernelError if no algorithm, or not that named, takes a problem, as far as known.
 
     Sizes that are symbolic are taken for 1: what is of any size does not depend on them, and what
     takes multiples of a size may get others.
@@ -258,7 +265,8 @@ def _check_plan(implementation: str, op: str, problem: dict[str, Any]) -> None:
         return 1 if jax.export.is_symbolic_dim(value) else value
 
     try:
-        _library.planned(implementation, op, {k: constant(v) for k, v in problem.items()}, None)
+        constants = {key: constant(value) for key, value in problem.items()}
+        _library.planned(implementation, op, constants, algorithm)
     except ValueError as error:
         raise NoKernelError(str(error)) from None
 
@@ -525,14 +533,114 @@ def _kernel_instead(site: Site) -> str:
     return "none"
 
 
-def _place(placed_p, ctx, *operands, implementation, **params):
-    """Lowers a call as one of `placed_p`, which knows whether its operands are fusible."""
+class Stored(NamedTuple):
+    """A call with transposed arrays as they are stored.
+
+    Attributes:
+      operands: values of a module or variables of a jaxpr.
+      avals: their types.
+      params: the parameters of the kernel.
+    """
+
+    operands: list[Any]
+    avals: list[Any]
+    params: dict[str, Any]
+
+
+def as_stored(
+    kernel: Kernel,
+    operands: Sequence[Any],
+    avals: Sequence[Any],
+    params: dict[str, Any],
+    *,
+    stored: Callable[[Any], tuple[Any, _transposed.Permutation | None]],
+    runs_on: Sequence[str],
+    algorithm: str | None,
+) -> Stored:
+    """Returns a call that reads transposed arrays as they are stored, where the kernel does.
+
+    Args:
+      kernel: the kernel.
+      operands: those of the call.
+      avals: their types.
+      params: the parameters of the kernel.
+      stored: tells of an operand the array whose transpose it is, and the permutation.
+      runs_on: the implementations that may run it: see `possible`.
+      algorithm: as the caller gave it.
+    """
+    call = Stored(list(operands), list(avals), params)
+    if kernel.as_stored is None or not runs_on:
+        return call
+    for i, operand in enumerate(operands):
+        array, order = stored(operand)
+        if order is None:
+            continue
+        changed = kernel.as_stored(i, order, call.avals, call.params)
+        if changed is None:
+            continue
+        inverse = tuple(int(d) for d in np.argsort(order))
+        (aval,) = result_avals(jax.lax.transpose, call.avals[i], permutation=inverse)
+        new = Stored(
+            [*call.operands[:i], array, *call.operands[i + 1 :]],
+            [*call.avals[:i], aval, *call.avals[i + 1 :]],
+            changed,
+        )
+        problem = kernel.problem(*new.avals, **new.params)
+        with contextlib.suppress(NoKernelError):
+            for name in runs_on:
+                _check_plan(name, kernel.op, problem, algorithm)
+            call = new
+    return call
+
+
+def possible(
+    kernel: Kernel,
+    platforms: Sequence[str],
+    implementation: Implementation,
+    algorithm: str | None,
+    partitioned: bool,
+) -> list[str]:
+    """The implementations but XLA that a call may run in a program for these platforms."""
+    if implementation == "xla" or (partitioned and not kernel.partitionable):
+        return []
+    if isinstance(implementation, Preferred):
+        names = [implementation.name]
+    elif implementation is not None:
+        names = [implementation]
+    else:
+        names = ["cuda"] if algorithm is None else [*PLATFORM_OF]
+    return [x for x in names if PLATFORM_OF[x] in platforms and _library.missing(x) is None]
+
+
+def _place(kernel, placed_p, ctx, *operands, implementation, algorithm, **params):
+    """Lowers a call as one of `placed_p`, which knows whether its operands are fusible.
+
+    It gets transposed arrays as they are stored where the kernel reads them so: XLA removes the
+    transposes, unless something else reads these.
+    """
     symbols = ctx.module_context.symbol_table
-    large = itertools.compress(operands, _fusion.large(ctx.avals_in))
+    platforms = ctx.platforms or ctx.module_context.platforms
+    call = as_stored(
+        kernel,
+        operands,
+        ctx.avals_in,
+        params,
+        stored=lambda x: _transposed.stored(x, symbols),
+        runs_on=possible(kernel, platforms, implementation, algorithm, _spans_devices(ctx)),
+        algorithm=algorithm,
+    )
+    large = itertools.compress(call.operands, _fusion.large(call.avals))
     fusible = implementation is None and any(_fusion.is_fusible(x, symbols) for x in large)
-    more = {"fusible": fusible, "results": tuple(ctx.avals_out)}
-    place = functools.partial(placed_p.bind, implementation=implementation, **more, **params)
-    return mlir.lower_fun(place, multiple_results=True)(ctx, *operands)
+    place = functools.partial(
+        placed_p.bind,
+        implementation=implementation,
+        algorithm=algorithm,
+        fusible=fusible,
+        results=tuple(ctx.avals_out),
+        **call.params,
+    )
+    rule = mlir.lower_fun(place, multiple_results=True)
+    return rule(ctx.replace(avals_in=call.avals), *call.operands)
 
 
 def _lower(
