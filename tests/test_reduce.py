@@ -44,6 +44,8 @@ def as_taken(algorithm, x):
         return np.ascontiguousarray(x[:, : 1024 // x.itemsize]), 1
     if algorithm == "held":
         pack = 16 // x.itemsize
+        if x.shape[1] < pack:
+            x = np.repeat(x, pack, 1)
         columns = min(x.shape[1] // pack * pack, (1 << 16) // x.itemsize)
         return np.ascontiguousarray(x[:, :columns]), 1
     return x, 1
@@ -281,10 +283,11 @@ def test_rows_that_registers_hold(names, dtype, implementation):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
 def test_rows_that_registers_hold_in_narrow_packs(names, dtype, implementation):
-    """Of 8 bytes, of 4 and of 2, up to the longest ones."""
-    shapes = [(3, 1), (1000, 3), (9, 10), (40, 33), (9, 100), (7, 129), (2, 258), (2, 1028)]
+    """Of 4 bytes and of 8, up to the longest ones."""
+    shapes = [(3, 1), (1000, 3), (9, 10), (40, 33), (9, 100), (7, 129), (2, 258), (2, 1027)]
     shapes += [(1, 8191), (1, 4099 * 2)] if "prod" not in names else []
-    xs = [data(shape, dtype) for shape in shapes]
+    per_word = 4 // helpers.np_dtype(dtype).itemsize
+    xs = [data((rows, words * per_word), dtype) for rows, words in shapes]
     assert_each_right(names, xs, implementation=implementation, algorithm="held")
 
 
@@ -405,7 +408,7 @@ def test_columns_that_are_combined_by_a_second_launch(dtype, implementation):
 def test_an_array_at_an_odd_address_is_not_staged(implementation):
     if implementation != "interpret":
         pytest.skip("JAX aligns the buffers of a GPU")
-    x = helpers.normal((40, 33), "float32")
+    x = data((40, 33), "int8")
     with helpers.buffers_at(4), helpers.recorded(implementation) as executions:
         y = jax.block_until_ready(ours("sum", x, 1, implementation=implementation))
         with pytest.raises(jax.errors.JaxRuntimeError, match="at a multiple of 16 bytes; 'row'"):
@@ -946,23 +949,23 @@ ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
 @pytest.mark.parametrize(
     ("name", "shape", "axis", "dtype", "options", "algorithm"),
     [
-        ("sum", (4, 8), -1, "float32", {}, "row"),
-        ("mean", (100000, 8), 1, "float32", {}, "row"),
+        ("sum", (4, 8), -1, "float32", {}, "held"),
+        ("mean", (100000, 8), 1, "float32", {}, "held"),
+        ("argmax", (1000, 1000), 1, "int32", {}, "held"),
+        ("sum", (4, 8), -1, "float32", {"where": MASK}, "row"),
         ("sum", (1 << 20,), None, "float32", {}, "multiple"),
         ("argmax", (1 << 20,), None, "float32", {}, "multiple"),
-        ("sum", (1 << 14,), None, "float32", {}, ON_HOPPER),
+        ("sum", (1 << 14,), None, "float32", {}, "held"),  # 64 KiB
         ("sum", (1 << 14,), None, "float32", {"where": MASK}, ON_HOPPER),
-        ("max", (1 << 15,), None, "bfloat16", {}, ON_HOPPER),
         ("max", (16383,), None, "bfloat16", {}, "row"),  # too short for a second block
-        ("sum", (1000, 1 << 14), 1, "float32", {}, "row"),  # more rows than a GPU has room for
-        ("sum", (1 << 11,), None, "float32", {}, "row"),
-        # Of up to 512 bytes that are no whole packs.
-        ("sum", (1000, 33), 1, "float32", {}, "staged"),
+        ("sum", (1000, 1 << 15), 1, "float32", {}, "row"),  # more rows than a GPU has room for
+        # Of up to 512 bytes that are no whole packs, unless these are few.
+        ("sum", (1000, 33), 1, "float32", {}, "held"),
+        ("sum", (100000, 33), 1, "float32", {}, "staged"),
         ("argmin", (1000, 255), 1, "int8", {}, "staged"),
         ("sum", (1000, 33), 1, "float32", {"where": MASK}, "row"),
-        ("sum", (1000, 32), 1, "float32", {}, "row"),
-        ("sum", (1000, 65), 1, "float32", {}, "staged"),
-        ("sum", (1000, 129), 1, "float32", {}, "row"),
+        ("sum", (1000, 65), 1, "bfloat16", {}, "staged"),  # nor packs of 4 bytes
+        ("sum", (100000, 129), 1, "float32", {}, "row"),
         # No whole packs beside the axis, or few.
         ("sum", (5000, 33), 0, "float32", {}, "interleaved"),
         ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "interleaved"),

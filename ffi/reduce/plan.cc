@@ -379,7 +379,7 @@ void configure_held(const Problem& problem, const Device& device, Config* config
   // small ones, unless multiprocessors would have none.
   config->threads = std::max(config->lanes, kHeldThreads);
   while (config->threads > std::max(config->lanes, kWarpLanes) &&
-         problem.rows() * config->lanes < device.multiprocessors * config->threads) {
+         expected_rows(problem) * config->lanes < device.multiprocessors * config->threads) {
     config->threads /= 2;
   }
 }
