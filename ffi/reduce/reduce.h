@@ -112,7 +112,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      kContiguous, "multiple_kernel"},
     {"row", "A group of threads per row, of a few lanes up to a block, by its length.",
      "NVIDIA CUB, segmented reduction", kContiguous, "row_kernel multiple_kernel"},
-    {"held", "As row, but without a loop: its threads load the whole row before they fold any of it.",
+    {"held",
+     "As row, but without a loop: its threads load the whole row before they fold any of it.",
      "NVIDIA CUB, segmented reduction",
      "sum, prod, max, min, argmax and argmin; no mask of floats; rows that are contiguous in "
      "memory, of whole packs of 16 bytes, or of 4 if float32, float16 or bfloat16; at most 64 KiB, "
@@ -142,13 +143,13 @@ inline std::string_view name_of(Algorithm algorithm) {
 // How a kernel is launched, and a second time where the blocks of the first leave partial results
 // in the workspace.
 struct Config {
-  int threads = 0;                // of a block
-  int lanes = 0;  // row, held: threads of a row, 0 for a block; column: along `inner`
-  int pack = 1;   // held: elements of a pack; column: rows that a lane reads at a time
-  int stride = 0;                 // interleaved: packs that a block reads at a time
-  int lane_rows = 0;              // staged: of a tile, for each lane
-  int cluster = 1;                // blocks of one; column, interleaved: 1, or `parts`
-  std::int64_t blocks = 0;        // staged: of the grid
+  int threads = 0;          // of a block
+  int lanes = 0;            // row, held: threads of a row, 0 for a block; column: along `inner`
+  int pack = 1;             // held: elements of a pack; column: rows that a lane reads at a time
+  int stride = 0;           // interleaved: packs that a block reads at a time
+  int lane_rows = 0;        // staged: of a tile, for each lane
+  int cluster = 1;          // blocks of one; column, interleaved: 1, or `parts`
+  std::int64_t blocks = 0;  // staged: of the grid
   std::int64_t shared_bytes = 0;  // staged, interleaved
   std::int64_t parts = 1;         // of a row, each a block's, which has a partial result
   std::int64_t groups = 0;        // multiple: the most groups of `parts` blocks in a grid

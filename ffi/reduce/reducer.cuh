@@ -307,7 +307,6 @@ class ValueReducer {
 
     std::conditional_t<kSum && kFloat, CompensatedSum<A>, Plain> state_;
   };
-
 };
 
 // Whether a beats b for argmax (argmin), for values alone: NaN beats all that is not NaN.

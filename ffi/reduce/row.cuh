@@ -69,8 +69,7 @@ void launch_row(const Call& call) {
       call.queue,
       {grid_extent(divide_up(call.problem.rows(), rows_per_block)),
        static_cast<unsigned>(config.threads), sizeof(BlockStorage<typename Instance::First>)},
-      Instance::elements(call), call.result(), call.rows(), threads_log2,
-      Instance::masks(call));
+      Instance::elements(call), call.result(), call.rows(), threads_log2, Instance::masks(call));
 }
 
 }  // namespace reduce
