@@ -674,7 +674,7 @@ struct SlicedTile {
   int rows;
   int cols;
   int lanes_down;  // of a warp's 32: how many rows of them lie in a tile
-  int packs;       // of a step's depth that are unrolled: no loop of over 12 KiB of instructions
+  int packs;       // of a step's depth that are unrolled: loops of up to 10 KiB of instructions
   int stages;
   int resident;         // blocks on a multiprocessor
   bool takes_elements;  // of factors whose rows are not whole 16 bytes, too
@@ -694,7 +694,7 @@ inline constexpr SlicedTile kSlicedTiles[] = {
     // tile lanes_down, packs, stages, resident  elements  time
     {64, 32, 8,         2,     4,      1,        false,    10.5},
     {32, 16, 8,         4,     4,      2,        true,     3},
-    // Of few rows: half of a tile of 32 would be empty.
+    // Of few rows, too, which would leave half of a tile of 32 empty.
     {16, 64, 4,         2,     3,      1,        false,    5.6},
 };
 // clang-format on
