@@ -1,5 +1,7 @@
 """float32 products by FMAs: through tensor copies, and of few tiles, by slices of the depth."""
 
+import re
+
 import helpers
 import jax
 import jax.numpy as jnp
@@ -148,12 +150,12 @@ def test_batches(transpose_b, transpose_a, share, fma):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("k", [36, 37])
-def test_special_values_stay_in_their_row_and_column(k, fma):
+@pytest.mark.parametrize(("m", "k"), [(36, 36), (36, 37), (12, 1100)])
+def test_special_values_stay_in_their_row_and_column(m, k, fma):
     """Neither what fills tiles up nor another row's element meets an infinity."""
     if k % 4 and fma["algorithm"] == "fma_pipelined":
         pytest.skip("it takes rows of whole packs")
-    a, b = helpers.normal((36, k), "float32"), helpers.normal((k, 40), "float32", seed=1)
+    a, b = helpers.normal((m, k), "float32"), helpers.normal((k, 40), "float32", seed=1)
     a[3, k - 1], b[2, 39], a[7, 0] = np.inf, -np.inf, np.nan
     with np.errstate(invalid="ignore"):
         expected = a @ b
@@ -178,6 +180,7 @@ def test_special_values_stay_in_their_row_and_column(k, fma):
         ("fma_pipelined", (40, 300, 72), (4, 11)),
         ("fma_sliced", (132, 40, 340), (0, 5)),
         ("fma_sliced", (40, 31, 273), (0, 5)),
+        ("fma_sliced", (28, 12, 1100), (0, 5, 12)),  # by two blocks of a cluster
     ],
     indirect=["fma"],
     ids=str,
@@ -205,8 +208,26 @@ def test_gradients(fma):
 
 # For each tile's rows, m and n that the plan gives it to: the host simulates 4 multiprocessors.
 SLICED_TILES = {
+    16: {"interpret": (12, 252), "cuda": (16, 4000)},
     32: {"interpret": (40, 24), "cuda": (256, 256)},
     64: {"interpret": (124, 60), "cuda": (500, 512)},
+}
+
+# For each number of blocks in a cluster, with a tile's rows: m, n and k that the plan gives it to,
+# on the host's 4 multiprocessors or on an H200.
+SLICED_CLUSTERS = {
+    "interpret": {
+        (2, 16): (12, 120, 1100),
+        (2, 64): (120, 28, 1100),
+        (3, 16): (12, 40, 1100),
+        (3, 32): (28, 12, 1100),
+    },
+    "cuda": {
+        (2, 16): (16, 4096, 1100),
+        (6, 16): (128, 128, 8200),
+        (6, 64): (128, 256, 8200),
+        (8, 32): (64, 64, 1100),
+    },
 }
 
 
@@ -232,8 +253,55 @@ def test_every_layout_of_slices(tile, k, transpose_b, transpose_a, fma_sliced):
 @pytest.mark.kernel
 @pytest.mark.parametrize("transpose_a", [False, True])
 @pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("case", range(4))
+def test_blocks_of_a_cluster_divide_the_depth(case, transpose_b, transpose_a, fma_sliced):
+    """Two or more, which need not divide a tile's packs, nor the depth's steps."""
+    implementation = fma_sliced["implementation"]
+    (splits, tile), (m, n, k) = list(SLICED_CLUSTERS[implementation].items())[case]
+    a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
+    how = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    factors = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
+    with helpers.recorded(implementation) as executions:
+        y = np.asarray(jax_gpuops.gemm(*factors, **how, **fma_sliced))
+    assert_product(y, a, b)
+    config = executions[0]["config"]
+    assert config["splits"] > 1
+    if implementation == "interpret":  # GPUs have various numbers of multiprocessors
+        assert (config["splits"], config["tile_rows"]) == (splits, tile)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("share", ["", "a", "b"])
+def test_clusters_of_batches(share, fma_sliced):
+    a, b = (
+        helpers.normal((2, 12, 1100), "float32"),
+        helpers.normal((2, 1100, 12), "float32", seed=1),
+    )
+    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
+    implementation = fma_sliced["implementation"]
+    with helpers.recorded(implementation) as executions:
+        y = np.asarray(jax_gpuops.matmul(a, b, **fma_sliced))
+    assert_product(y, a, b)
+    assert executions[0]["config"]["splits"] > 1
+
+
+@pytest.mark.kernel
+def test_clusters_add_in_one_order(fma_sliced):
+    """Run after run the same bits, whichever block is done first."""
+    a, b = helpers.normal((28, 1100), "float32"), helpers.normal((1100, 12), "float32", seed=1)
+    product = jax.jit(lambda: jax_gpuops.matmul(a, b, **fma_sliced))
+    expected = np.asarray(product())
+    for _ in range(3 if fma_sliced["implementation"] == "interpret" else 100):
+        helpers.assert_same_bits(product(), expected)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("transpose_a", [False, True])
+@pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize(
-    "sizes", [(1, 1, 1), (3, 5, 7), (1, 131, 33), (130, 1, 9), (33, 31, 65), (67, 45, 259)], ids=str
+    "sizes",
+    [(1, 1, 1), (3, 5, 7), (1, 131, 33), (130, 1, 9), (33, 31, 65), (67, 45, 259), (3, 5, 1031)],
+    ids=str,
 )
 def test_rows_without_whole_packs(sizes, transpose_b, transpose_a, fma_sliced):
     m, n, k = sizes
@@ -244,19 +312,22 @@ def test_rows_without_whole_packs(sizes, transpose_b, transpose_a, fma_sliced):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("k", [40, 600])
 @pytest.mark.parametrize("n", [3, 8, 70])
 @pytest.mark.parametrize("m", [1, 5, 65])
-def test_alpha_and_c_of_slices(m, n, fma_sliced):
-    a, b = helpers.normal((m, 40), "float32"), helpers.normal((40, n), "float32", seed=1)
+def test_alpha_and_c_of_slices(m, n, k, fma_sliced):
+    a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
     c = helpers.normal((m, n), "float32", seed=2)
     y = jax_gpuops.gemm(a, b, c, alpha=0.5, beta=-2, **fma_sliced)
     assert_product(y, a, b, 0.5, -2 * helpers.exact(c))
 
 
 @pytest.mark.kernel
-def test_a_bias_and_an_activation_of_slices(fma_sliced):
-    x, w = helpers.normal((37, 72), "float32"), helpers.normal((72, 44), "float32", seed=1)
-    b = helpers.normal((44,), "float32", seed=2)
+@pytest.mark.parametrize("sizes", [(37, 72, 44), (5, 600, 12)], ids=str)
+def test_a_bias_and_an_activation_of_slices(sizes, fma_sliced):
+    m, k, n = sizes
+    x, w = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
+    b = helpers.normal((n,), "float32", seed=2)
     y = jax_gpuops.linear(x, w, b, activation="relu", precision="highest", **fma_sliced)
     expected = np.maximum(helpers.exact(x) @ helpers.exact(w) + helpers.exact(b), 0)
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
@@ -288,6 +359,21 @@ def test_the_plan_takes_slices_for_few_tiles(fma_sliced):
     if fma_sliced["implementation"] == "interpret":
         pytest.skip("the host simulates too few multiprocessors")
     how = {"implementation": "cuda", "precision": "highest"}
-    for m, n, k in [(256, 256, 256), (512, 512, 512), (16, 4096, 4096)]:
+    for m, n, k in [(256, 256, 256), (512, 512, 512), (16, 4096, 4096), (128, 128, 8192)]:
         plan = jax_gpuops.plan("matmul", [(m, k), (k, n)], "float32", **how)
         assert plan.algorithm == "fma_sliced", (m, n, k)
+
+
+def test_the_plan_takes_slices_for_small_products(fma_sliced):
+    """Unless the depth is so shallow that a thread for each element is done as soon."""
+    how = {"implementation": fma_sliced["implementation"], "precision": "highest"}
+    for size, algorithm in [(64, "fma_sliced"), (32, "fma_sliced"), (8, "coalesced")]:
+        extent = min(size, 32)  # few enough tiles for the host's 4 multiprocessors
+        plan = jax_gpuops.plan("matmul", [(extent, size), (size, extent)], "float32", **how)
+        assert plan.algorithm == algorithm, size
+
+
+def test_the_plan_says_how_many_blocks_share_a_tile(fma_sliced):
+    how = {"implementation": fma_sliced["implementation"], "precision": "highest"}
+    plan = jax_gpuops.plan("matmul", [(12, 4096), (4096, 12)], "float32", **how)
+    assert re.search(r"the warps of \d blocks share the depth", plan.reason)

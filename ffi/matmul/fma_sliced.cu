@@ -1,4 +1,4 @@
-// Launches fma_sliced.
+// Compiled for each architecture, of which some have clusters. Launches fma_sliced.
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -11,12 +11,12 @@ namespace matmul {
 void launch_fma_sliced(const Queue& queue, const Config& config, const Problem& problem,
                        const Buffers& buffers) {
   const std::int64_t row_tiles = divide_up(problem.m, config.tile_rows);
-  const SlicedProduct product{make_gemm<float>(config, problem, buffers),
+  const SlicedProduct product{make_gemm<float>(config, problem, buffers), Divisor(config.splits),
                               Divisor(row_tiles * divide_up(problem.n, config.tile_cols)),
                               Divisor(row_tiles)};
   const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
                           static_cast<unsigned>(config.threads),
-                          static_cast<std::size_t>(config.shared_bytes)};
+                          static_cast<std::size_t>(config.shared_bytes), config.splits};
   const auto matches = [&](const SlicedTile& tile) { return tile.rows == config.tile_rows; };
   const auto run = [&](auto deep_a, auto deep_b, auto vector_bytes, auto index) {
     using Kernel = FmaSliced<decltype(deep_a)::value, decltype(deep_b)::value,

@@ -7,14 +7,30 @@
 //     sums         of the tile   of the tile ..                                 added in that order
 //
 // A warp copies steps, 16 of the depth, by cp.async into a ring of stages of its own, several
-// ahead, and no barrier of the block holds it up before the sums of all warps are added. A lane has
-// 8 x 8 or 4 x 4 elements of the tile, and reads what it multiplies four floats at a time:
+// ahead, and no barrier of the block holds it up before the sums of all warps are added. Warps that
+// a shallow depth leaves without a step add zeros.
 //
-//     lanes of a warp         a lane's rows, if the depth is contiguous (deep)   8 i + lane / 4
-//       0  1  2  3                           else (wide), in packs of 4         32 i + lane / 4 * 4
-//       4  5  6  7            its columns, deep                                  4 j + lane % 4
-//       ..                               wide                                   16 j + lane % 4 * 4
-//      28 29 30 31
+// Where there are fewer tiles than multiprocessors, the blocks of a cluster have a tile, each with
+// a part of the depth, of which its warps have slices. They divide the tile's packs of four sums: a
+// block sends its sums of a pack to the shared memory of the pack's block, which adds those of all
+// blocks in their order. So results do not depend on which block is done first.
+//
+//     blocks of a cluster     0          1          2
+//     depth               | 0 ..    | ..       | .. k |     sums of the whole tile each
+//     results             packs 0, 3  1, 4       2, 5 ..
+//
+// The lanes of a warp lie side by side in the tile, here 8 x 4 of them, and a lane has every eighth
+// row and every fourth column, or packs of four if these lie side by side in memory. It reads what
+// it multiplies four floats at a time. The shared memory serves such a load 8 lanes at a time, or
+// 16 where lanes i and i ^ 1, or i and i ^ 2, read the same: so lanes i and i ^ 1 have the same
+// rows, and i and i ^ 2 the same columns.
+//
+//     lanes of a warp         a lane's rows, if the depth is contiguous (deep)    8 i + down
+//       0  1  4  5                           else (wide), in packs of 4          32 i + 4 down
+//       2  3  6  7            its columns, deep                                   4 j + across
+//       8  9 12 13                       wide                                    16 j + 4 across
+//      10 11 14 15
+//       ..
 //
 // A stage holds a factor as it lies in memory: deep, in lines of 16 depths of a row, of which the
 // four pieces are swizzled, so that the lanes of a load meet in no bank; wide, in lines of all rows
@@ -30,6 +46,8 @@
 #include "core/cuda.h"
 #include "core/integer.h"
 #include "core/ptx/async_copy.cuh"
+#include "core/ptx/cluster.cuh"
+#include "core/ptx/mbarrier.cuh"
 #include "core/shared.h"
 #include "core/vector.h"
 #include "matmul/gemm.cuh"
@@ -49,14 +67,21 @@ struct FmaSliced {
   static constexpr int kStages = kTable.stages;
   static constexpr int kResident = kTable.resident;
   static constexpr int kWarps = kSlicedThreads / kWarpSize;
-  static constexpr int kLaneRows = kRows / 8;
-  static constexpr int kLaneCols = kCols / 4;
+  static constexpr int kDown = kTable.lanes_down;
+  static constexpr int kAcross = kWarpSize / kDown;
+  static constexpr int kLaneRows = kRows / kDown;
+  static constexpr int kLaneCols = kCols / kAcross;
   // Floats from one row of the sums to the next, by which lanes that write at a time, eight packs
   // or 32 floats, meet in no bank: those of two neighbouring rows, or of rows four apart, are 16
-  // banks apart; columns that are written one by one are four.
-  static constexpr int kSumStride = kDeepA && !kDeepB ? (kCols + 15) / 32 * 32 + 16 : kCols + 4;
+  // banks apart; columns that are written one by one are as many as lie side by side.
+  static constexpr int kSumStride = kDeepB   ? kCols + kAcross
+                                    : kDeepA ? (kCols + 15) / 32 * 32 + 16
+                                             : kCols + 4;
+  static constexpr int kPerRow = kCols / kPack;
+  static constexpr int kPacks = kRows * kPerRow;
 
   static_assert(kLaneRows % kPack == 0 && kLaneCols % kPack == 0);
+  static_assert(kDown >= 2 && kAcross >= 2, "see LanePlace");
 };
 
 template <class Config>
@@ -66,13 +91,20 @@ struct SlicedStage {
 };
 
 template <class Config>
-union SlicedStorage {
-  SlicedStage<Config> ring[Config::kWarps][Config::kStages];
-  float sums[Config::kWarps][Config::kRows][Config::kSumStride];  // when all is multiplied
+struct SlicedStorage {
+  union {
+    SlicedStage<Config> ring[Config::kWarps][Config::kStages];
+    float sums[Config::kWarps][Config::kRows][Config::kSumStride];  // when all is multiplied
+  };
+  // Sums of this block's packs, from all blocks of the cluster: [pack][block]. The others send when
+  // they are done, while this one may still need its ring. Numbers of packs are rounded up.
+  float4 received[Config::kPacks + kMostSlicedSplits - 1];
+  alignas(16) Mbarrier exchanged;
 };
 
 struct SlicedProduct {
   Gemm<float> gemm;
+  Divisor splits;     // of the depth, among the blocks of a cluster
   Divisor tiles;      // of a matrix
   Divisor row_tiles;  // likewise; neighbouring blocks share columns of b
 };
@@ -141,6 +173,18 @@ class StepCopier {
 
 // ---- Products ----
 
+// Where a lane lies among those of its warp, of which kAcross lie side by side. The first bits of
+// both numbers are those that tell neighbouring lanes apart.
+template <int kAcross>
+struct LanePlace {
+  __device__ __forceinline__ explicit LanePlace(int lane)
+      : down(lane / 2 % 2 + lane / 4 / (kAcross / 2) * 2),
+        across(lane % 2 + lane / 4 % (kAcross / 2) * 2) {}
+
+  int down;
+  int across;
+};
+
 // Which row of the tile is row i of a lane's, of kLanes that lie side by side in it; the same of
 // columns.
 template <bool kDeep, int kLanes>
@@ -180,14 +224,15 @@ template <class Config>
 using LaneSums = float[Config::kLaneRows][Config::kLaneCols];
 
 template <class Config>
-__device__ __forceinline__ void multiply_step(const SlicedStage<Config>& stage, int down,
-                                              int across, LaneSums<Config>& sum) {
-#pragma unroll
+__device__ __forceinline__ void multiply_step(const SlicedStage<Config>& stage,
+                                              const LanePlace<Config::kAcross>& at,
+                                              LaneSums<Config>& sum) {
+#pragma unroll Config::kTable.packs
   for (int k = 0; k < kSlicedDepth; k += kPack) {
     float a[Config::kLaneRows][kPack];
     float b[Config::kLaneCols][kPack];
-    load_rows<Config::kDeepA, Config::kRows, 8>(stage.a, down, k, a);
-    load_rows<Config::kDeepB, Config::kCols, 4>(stage.b, across, k, b);
+    load_rows<Config::kDeepA, Config::kRows, Config::kDown>(stage.a, at.down, k, a);
+    load_rows<Config::kDeepB, Config::kCols, Config::kAcross>(stage.b, at.across, k, b);
 #pragma unroll
     for (int e = 0; e < kPack; ++e) {
 #pragma unroll
@@ -196,6 +241,23 @@ __device__ __forceinline__ void multiply_step(const SlicedStage<Config>& stage, 
         for (int j = 0; j < Config::kLaneCols; ++j) sum[i][j] += a[i][e] * b[j][e];
       }
     }
+  }
+}
+
+// ---- Results ----
+
+// Adds float4s that lie `stride` apart, in their order.
+__device__ __forceinline__ void add_parts(const float4* part, int count, int stride,
+                                          float (&total)[kPack]) {
+#pragma unroll
+  for (int e = 0; e < kPack; ++e) total[e] = 0;
+#pragma unroll
+  for (int i = 0; i < count; ++i) {
+    const float4 more = part[i * stride];
+    total[0] += more.x;
+    total[1] += more.y;
+    total[2] += more.z;
+    total[3] += more.w;
   }
 }
 
@@ -208,8 +270,11 @@ __global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
   constexpr int kWarps = Config::kWarps;
   auto& storage = shared<SlicedStorage<Config>>();
   const Gemm<float>& gemm = product.gemm;
-  const Division in_batch = product.tiles.divide(blockIdx.x);
+  const unsigned splits = product.splits.divisor;
+  const Division in_cluster = product.splits.divide(blockIdx.x);
+  const Division in_batch = product.tiles.divide(in_cluster.quotient);
   const Division in_matrix = product.row_tiles.divide(in_batch.remainder);
+  const unsigned rank = in_cluster.remainder;
   const std::int64_t matrix = in_batch.quotient;
   const std::int64_t tile_row = std::int64_t{in_matrix.remainder} * Config::kRows;
   const std::int64_t tile_col = std::int64_t{in_matrix.quotient} * Config::kCols;
@@ -218,9 +283,11 @@ __global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
   const int lane = threadIdx.x % kWarpSize;
 
   // -- Copies: the first steps of the warp's slice --
-  const int steps = static_cast<int>((gemm.depth + kSlicedDepth - 1) / kSlicedDepth);
+  const auto steps = static_cast<unsigned>((gemm.depth + kSlicedDepth - 1) / kSlicedDepth);
+  const unsigned block_begin = product.splits.quotient(rank * steps);
+  const unsigned block_steps = product.splits.quotient((rank + 1) * steps) - block_begin;
   const auto first_step = [&](int of) {
-    return static_cast<int>(static_cast<unsigned>(of) * static_cast<unsigned>(steps) / kWarps);
+    return static_cast<int>(block_begin + static_cast<unsigned>(of) * block_steps / kWarps);
   };
   const int begin = first_step(warp);
   const int count = first_step(warp + 1) - begin;
@@ -241,14 +308,27 @@ __global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
 #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) copy_step(stage, stage);
 
+  // -- Set up what others send to --
+  const unsigned own_packs = (Config::kPacks - rank + splits - 1) / splits;
+  if (splits > 1) {
+    if (threadIdx.x == 0) {
+      initialise(&storage.exchanged);
+      announce(&storage.exchanged,
+               own_packs * splits * static_cast<unsigned>(sizeof(storage.received[0])));
+    }
+    __syncthreads();
+    cluster_arrive();
+  }
+
   // -- Products, while later steps are copied --
+  const LanePlace<Config::kAcross> at(lane);
   LaneSums<Config> sum = {};
   int stage = 0;
 #pragma unroll 1
   for (int step = 0; step < count; ++step) {
     wait_for_copy_groups<kStages - 1>();
     __syncwarp();  // for the copies of the other lanes
-    multiply_step<Config>(storage.ring[warp][stage], lane / 4, lane % 4, sum);
+    multiply_step<Config>(storage.ring[warp][stage], at, sum);
     __syncwarp();  // all lanes have read the stage
     copy_step(step + kStages, stage);
     stage = stage + 1 == kStages ? 0 : stage + 1;
@@ -258,38 +338,55 @@ __global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
   // -- Sums of all warps --
 #pragma unroll
   for (int i = 0; i < Config::kLaneRows; ++i) {
-    float* const row = storage.sums[warp][row_of_lane<Config::kDeepA, 8>(lane / 4, i)];
+    float* const row = storage.sums[warp][row_of_lane<Config::kDeepA, Config::kDown>(at.down, i)];
 #pragma unroll
     for (int j = 0; j < Config::kLaneCols; j += kPack) {
       if constexpr (Config::kDeepB) {
 #pragma unroll
         for (int e = 0; e < kPack; ++e) {
-          row[row_of_lane<true, 4>(lane % 4, j + e)] = sum[i][j + e];
+          row[row_of_lane<true, Config::kAcross>(at.across, j + e)] = sum[i][j + e];
         }
       } else {
-        *reinterpret_cast<float4*>(row + row_of_lane<false, 4>(lane % 4, j)) =
+        *reinterpret_cast<float4*>(row + row_of_lane<false, Config::kAcross>(at.across, j)) =
             make_float4(sum[i][j], sum[i][j + 1], sum[i][j + 2], sum[i][j + 3]);
       }
     }
   }
   __syncthreads();
 
-  // -- Results: neighbouring threads write neighbours --
-  constexpr int kPerRow = Config::kCols / kPack;
-  constexpr int kPacks = Config::kRows * kPerRow;
-  for (int pack = threadIdx.x; pack < kPacks; pack += kSlicedThreads) {
-    const int row = pack / kPerRow;
-    const int col = pack % kPerRow * kPack;
-    float total[kPack] = {};
-#pragma unroll
-    for (int w = 0; w < kWarps; ++w) {
-      const float4 part = *reinterpret_cast<const float4*>(&storage.sums[w][row][col]);
-      total[0] += part.x;
-      total[1] += part.y;
-      total[2] += part.z;
-      total[3] += part.w;
+  const auto add_warps = [&](unsigned pack, float (&total)[kPack]) {
+    const unsigned row = pack / Config::kPerRow;
+    const unsigned col = pack % Config::kPerRow * kPack;
+    add_parts(reinterpret_cast<const float4*>(&storage.sums[0][row][col]), kWarps,
+              Config::kRows * Config::kSumStride / kPack, total);
+  };
+
+  // -- Sums of all blocks --
+  if (splits > 1) {
+    cluster_wait();  // whom it sends to must have set up
+    for (unsigned pack = threadIdx.x; pack < Config::kPacks; pack += kSlicedThreads) {
+      float total[kPack];
+      add_warps(pack, total);
+      const Division of = product.splits.divide(pack);
+      send(make_float4(total[0], total[1], total[2], total[3]),
+           &storage.received[of.quotient * splits + rank], &storage.exchanged,
+           static_cast<int>(of.remainder));
     }
-    store_results(gemm, matrix, tile_row + row, tile_col + col, total);
+    // No block ends before all have sent to it; what it sent itself needs it no more.
+    wait(&storage.exchanged, 0);
+  }
+
+  // -- Results: neighbouring threads write neighbours --
+  for (unsigned i = threadIdx.x; i < own_packs; i += kSlicedThreads) {
+    const unsigned pack = i * splits + rank;
+    float total[kPack];
+    if (splits == 1) {
+      add_warps(pack, total);
+    } else {
+      add_parts(&storage.received[i * splits], static_cast<int>(splits), 1, total);
+    }
+    store_results(gemm, matrix, tile_row + pack / Config::kPerRow,
+                  tile_col + pack % Config::kPerRow * kPack, total);
   }
 }
 

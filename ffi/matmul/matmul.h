@@ -253,9 +253,10 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "fma_pipelined_kernel"},
     {"fma_sliced",
      "float32 by FMAs for few tiles: small ones, of which each warp of a block multiplies a slice "
-     "of the depth, copied by cp.async into a ring of its own.",
-     "jax_gpuops, after NVIDIA CUTLASS's sliced-K kernels", "float32; compute capability 8.0",
-     "fma_sliced_kernel"},
+     "of the depth, copied by cp.async into a ring of its own; of fewer than multiprocessors, the "
+     "blocks of a cluster share the depth too.",
+     "jax_gpuops, after NVIDIA CUTLASS's sliced-K kernels",
+     "float32; compute capability 8.0, with clusters 9.0", "fma_sliced_kernel"},
     {"mma_pipelined",
      "Tensor cores of any GPU: slices of the factors come by asynchronous copies into a ring of "
      "stages, warps multiply them by mma.sync.",
@@ -288,7 +289,7 @@ struct Config {
   int cluster_rows = 0;  // blocks of a cluster: neighbours along m, or if turned along n
   int stages = 0;        // of slices of a and b, in shared memory
   int group = 0;         // rows of tiles of clusters that are taken together
-  int splits = 1;        // of the depth, among the blocks of a cluster: of split_k
+  int splits = 1;        // of the depth, among the blocks of a cluster
   int vector_bytes = 0;  // that a copy of mma_pipelined or fma_sliced moves
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage apart: see Persistent
@@ -665,24 +666,38 @@ inline constexpr FmaTile kFmaTiles[] = {{256, 4, 190}, {128, 6, 93}};
 
 inline constexpr int kSlicedThreads = 256;
 inline constexpr int kSlicedDepth = 16;  // of a step
+// Of the depth, among the blocks of a cluster: as many as any GPU with clusters takes.
+inline constexpr int kMostSlicedSplits = 8;
 
 // The tiles that it has kernels for.
 struct SlicedTile {
   int rows;
   int cols;
+  int lanes_down;  // of a warp's 32: how many rows of them lie in a tile
+  int packs;       // of a step's depth that are unrolled: loops of up to 10 KiB of instructions
   int stages;
   int resident;         // blocks on a multiprocessor
   bool takes_elements;  // of factors whose rows are not whole 16 bytes, too
   // Predictions, of a multiprocessor for each of the depth, in nanoseconds.
   double time;
 
-  // The ring of each warp, which has room for the sums of all warps too.
+  // The ring of each warp, which has room for the sums of all warps too; and what the blocks of a
+  // cluster send, with a barrier.
   constexpr int shared_bytes() const {
-    return kSlicedThreads / 32 * stages * (rows + cols) * kSlicedDepth * 4;
+    return kSlicedThreads / 32 * stages * (rows + cols) * kSlicedDepth * 4 +
+           (rows * cols / kPack + kMostSlicedSplits) * 16;
   }
 };
 
-inline constexpr SlicedTile kSlicedTiles[] = {{64, 32, 4, 1, false, 11}, {32, 16, 4, 2, true, 4}};
+// clang-format off
+inline constexpr SlicedTile kSlicedTiles[] = {
+    // tile lanes_down, packs, stages, resident  elements  time
+    {64, 32, 8,         2,     4,      1,        false,    10.5},
+    {32, 16, 8,         4,     4,      2,        true,     3},
+    // Of few rows, too, which would leave half of a tile of 32 empty.
+    {16, 64, 4,         2,     3,      1,        false,    5.6},
+};
+// clang-format on
 
 // mma_pipelined
 

@@ -259,13 +259,17 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     return {Algorithm::kBF16X6,
             "six products of bfloat16 parts on tensor cores are faster than one of float32"};
   }
-  if (work_of(problem) < kLeastSharedWork) {
-    return {Algorithm::kCoalesced, "the problem is too small for tiles to pay"};
-  }
-  if (prefers_fma_sliced(problem, device)) {
+  const bool is_small = work_of(problem) < kLeastSharedWork;
+  if (is_small ? prefers_fma_sliced_to_coalesced(problem, device)
+               : prefers_fma_sliced(problem, device)) {
+    const int splits = configure_fma_sliced(problem, device).splits;
     return {Algorithm::kFmaSliced,
-            "so few tiles that the warps of a block share the depth of each"};
+            "so few tiles that " +
+                (splits == 1 ? "the warps of a block"
+                             : "the warps of " + std::to_string(splits) + " blocks") +
+                " share the depth of each"};
   }
+  if (is_small) return {Algorithm::kCoalesced, "the problem is too small for tiles to pay"};
   if (prefers_fma_pipelined(problem, device)) {
     return {Algorithm::kFmaPipelined, "tensor copies can supply FMAs with the factors"};
   }

@@ -151,6 +151,8 @@ Config configure_fma_pipelined(const Problem& problem, const Device& device);
 std::string refusal_of_fma_sliced(const Problem& problem, const Device& device);
 // Whether to take fma_sliced rather than the other kernels of FMAs.
 bool prefers_fma_sliced(const Problem& problem, const Device& device);
+// The same where coalesced is the other one.
+bool prefers_fma_sliced_to_coalesced(const Problem& problem, const Device& device);
 Config configure_fma_sliced(const Problem& problem, const Device& device);
 
 }  // namespace matmul
