@@ -692,7 +692,7 @@ struct SlicedTile {
 // clang-format off
 inline constexpr SlicedTile kSlicedTiles[] = {
     // tile lanes_down, packs, stages, resident  elements  time
-    {64, 32, 8,         2,     4,      1,        false,    10.5},
+    {64, 32, 8,         4,     4,      1,        false,    10.5},
     {32, 16, 8,         4,     4,      2,        true,     3},
     // Of few rows, too, which would leave half of a tile of 32 empty.
     {16, 64, 4,         2,     3,      1,        false,    5.6},
