@@ -330,14 +330,14 @@ def test_split_k(sizes, transpose_b, transpose_a, dtype, result, on_tensor_cores
 @pytest.mark.parametrize("m", [17, 72])
 def test_split_k_has_as_many_stages_as_fit(m, n, on_tensor_cores):
     """More where a block has a multiprocessor for itself: the host simulates 4."""
-    a, b = helpers.normal((m, 2056), "bfloat16"), helpers.normal((2056, n), "bfloat16", seed=1)
+    a = helpers.normal((2, m, 2056), "bfloat16")
+    b = helpers.normal((2, 2056, n), "bfloat16", seed=1)
     how = {**on_tensor_cores, "algorithm": "split_k"}
     y, config = helpers.recorded_dot(a, b, False, False, "float32", **how)
     assert_matmul(y, a, b)
     if on_tensor_cores["implementation"] == "interpret":
-        alone = config["blocks"] <= 4 * (0.75 if config["splits"] > 2 else 1)
-        assert alone == (n == 64)
-        assert config["stages"] == ((9 if m <= 64 else 7) if alone else (4 if m <= 64 else 3))
+        stages = {(64, True): 9, (64, False): 4, (128, True): 7, (128, False): 3}
+        assert config["stages"] == stages[config["tile_rows"], n == 64]
 
 
 @pytest.mark.kernel
