@@ -302,7 +302,15 @@ def test_tensor_core_copies_a_shared_factor_once(share, on_tensor_cores):
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize(
     "sizes",
-    [(1, 8, 72), (8, 136, 1032), (64, 128, 512), (5, 131, 517), (72, 264, 264), (200, 40, 1032)],
+    [
+        (1, 8, 72),
+        (8, 136, 1032),
+        (64, 128, 512),
+        (5, 131, 517),
+        (24, 72, 904),
+        (72, 264, 264),
+        (200, 40, 1032),
+    ],
     ids=str,
 )
 def test_split_k(sizes, transpose_b, transpose_a, dtype, result, on_tensor_cores):
@@ -315,6 +323,21 @@ def test_split_k(sizes, transpose_b, transpose_a, dtype, result, on_tensor_cores
     assert_matmul(y, a, b)
     assert config["splits"] >= 2
     assert config["tile_rows"] == (64 if m <= 64 else 128)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("n", [64, 320], ids=["alone", "in pairs"])
+@pytest.mark.parametrize("m", [17, 72])
+def test_split_k_has_as_many_stages_as_fit(m, n, on_tensor_cores):
+    """More where a block has a multiprocessor for itself: the host simulates 4."""
+    a = helpers.normal((2, m, 2056), "bfloat16")
+    b = helpers.normal((2, 2056, n), "bfloat16", seed=1)
+    how = {**on_tensor_cores, "algorithm": "split_k"}
+    y, config = helpers.recorded_dot(a, b, False, False, "float32", **how)
+    assert_matmul(y, a, b)
+    if on_tensor_cores["implementation"] == "interpret":
+        stages = {(64, True): 9, (64, False): 4, (128, True): 7, (128, False): 3}
+        assert config["stages"] == stages[config["tile_rows"], n == 64]
 
 
 @pytest.mark.kernel

@@ -524,27 +524,33 @@ inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
 inline constexpr int kTurnedRows = 256;
 inline constexpr int kTurnedCols = 128;
 
-// split_k: the tiles that it has kernels for, all of as many columns.
-inline constexpr int kSplitKCols = 128;
-inline constexpr int kMostSplits = 8;  // blocks of a cluster that are easy to place
+// split_k
+inline constexpr int kMostSplits = 8;         // blocks of a cluster that are easy to place
+inline constexpr int kMostSplitKStages = 16;  // of which a block has barriers
 
+// The tiles that it has kernels for.
 struct SplitKTile {
   int rows;
-  int stages;
-  int resident;  // blocks on a multiprocessor
+  int cols;
+  int resident;  // blocks on a multiprocessor, at most
 
-  constexpr int threads() const { return 128 * (1 + rows / 64); }
+  constexpr int threads() const { return 128 * (rows / 64) + 32; }
 
-  // The ring of slices 128 bytes deep, the sums that are exchanged, and the barriers; the rest as
-  // above.
-  constexpr int shared_bytes() const {
-    const int bytes = stages * (rows + kSplitKCols) * kTensorLineBytes + rows * kSplitKCols * 4 +
-                      (2 * stages + 1) * 8;
-    return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
+  // The barriers, and the ring of slices 128 bytes deep, which has room for the sums that are
+  // exchanged; the rest as above.
+  constexpr int shared_bytes(int stages) const {
+    return 1024 + stages * (rows + cols) * kTensorLineBytes + 1024 - 128;
+  }
+
+  // As many as fit, if so many blocks share a multiprocessor, each with 1 KiB for the system.
+  constexpr int stages(int blocks) const {
+    int most = 1;
+    while (blocks * (shared_bytes(most + 1) + 1024) <= 228 * 1024) ++most;
+    return most;
   }
 };
 
-inline constexpr SplitKTile kSplitKTiles[] = {{64, 3, 2}, {128, 5, 1}};
+inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2}, {128, 128, 2}};
 
 // skinny
 

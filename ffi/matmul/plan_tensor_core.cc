@@ -27,10 +27,20 @@ std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
          divide_up(problem.n, result_cols(problem, tile.cols));
 }
 
-// Estimates: what a cluster's exchange of sums takes, and a multiprocessor for a step of 64 x 128
-// sums, 128 bytes deep, at the speed of the largest tile.
-constexpr double kExchangeTime = 2500;
+// Estimates: what a multiprocessor takes for a step of 64 x 128 sums, 128 bytes deep, at the speed
+// of the largest tile.
 constexpr double kStepTime = 126;
+// How long the exchange of a cluster's sums takes, and how many bytes of it a block sends in a
+// nanosecond.
+constexpr double kExchangeTime = 1500;
+constexpr double kExchangeRate = 25;
+// Of factors: bytes in a nanosecond that memory gives to all multiprocessors, and to one, those
+// that the L2 cache gives beside it, of what another tile has read, and after how long a copy is
+// there.
+constexpr double kMemoryRate = 4500;
+constexpr double kOwnMemoryRate = 60;
+constexpr double kRereadRate = 30000;
+constexpr double kCopyLatency = 900;
 
 std::int64_t depth_steps(const Problem& problem) {
   const auto bytes = bytes_of(problem.dtype);
@@ -43,25 +53,45 @@ double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int s
          speed;
 }
 
+// How long the reads of so many tiles take, each of all of the depth, by so many multiprocessors.
+double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows, std::int64_t cols,
+                 std::int64_t readers) {
+  const auto depth = static_cast<double>(problem.k * bytes_of(problem.dtype));
+  const auto once = static_cast<double>((problem.share_a ? 1 : problem.batch) * problem.m +
+                                        (problem.share_b ? 1 : problem.batch) * problem.n);
+  const auto all =
+      static_cast<double>(tiles * (std::min(rows, problem.m) + std::min(cols, problem.n)));
+  const double rate = std::min(kMemoryRate, static_cast<double>(readers) * kOwnMemoryRate);
+  return depth * (once / rate + std::max(all - once, 0.0) / kRereadRate);
+}
+
+// How long `steps` take, one after the other, of which so many stages are on their way.
+double latency_of(std::int64_t steps, int stages) {
+  return static_cast<double>(steps) * kCopyLatency / stages;
+}
+
 struct TensorCoreChoice {
   const TensorCoreTile* tile;
   double time;
 };
 
-// The tile by which the multiprocessors are done first: each takes tile after tile.
+// The tile by which the multiprocessors are done first: each takes tile after tile. The choice is
+// by their products, the time is what these or the reads take.
 TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto begins_lines = [](const StoredFactor& factor) {
     return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
   };
   const bool aligned = begins_lines(stored_a(problem)) && begins_lines(stored_b(problem));
+  const std::int64_t steps = depth_steps(problem);
+  const auto turns_of = [&](const TensorCoreTile& tile) {
+    return divide_up(clusters_of(problem, tile), device.multiprocessors / tile.cluster_rows);
+  };
   TensorCoreChoice best{};
   const auto consider = [&](const TensorCoreTile& tile) {
     if (tile.result_bytes != static_cast<int>(info(problem.result_dtype).bytes)) return;
     if (tile.promotes != promotes_sums(problem)) return;
-    const std::int64_t turns =
-        divide_up(clusters_of(problem, tile), device.multiprocessors / tile.cluster_rows);
-    const double time = kLaunchTime + time_of(turns, depth_steps(problem), tile.rows, tile.cols,
-                                              aligned ? tile.speed : tile.unaligned_speed);
+    const double time = time_of(turns_of(tile), steps, tile.rows, tile.cols,
+                                aligned ? tile.speed : tile.unaligned_speed);
     if (best.tile == nullptr || time < best.time) best = {&tile, time};
   };
   if (is_8_bit(problem.dtype)) {
@@ -69,6 +99,12 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   } else {
     for (const TensorCoreTile& tile : kTensorCoreTiles) consider(tile);
   }
+  const TensorCoreTile& tile = *best.tile;
+  const std::int64_t tiles = clusters_of(problem, tile) * tile.cluster_rows;
+  const double reads = read_time(problem, tiles, tile.rows, tile.cols,
+                                 std::min<std::int64_t>(tiles, device.multiprocessors));
+  const double latency = latency_of(turns_of(tile) * steps, tile.stages - tile.pending);
+  best.time = kLaunchTime + std::max({best.time, reads, latency});
   return best;
 }
 
@@ -87,32 +123,48 @@ bool is_turned(const Problem& problem, const TensorCoreTile& tile) {
          tile.rows * tile.cols == kTurnedRows * kTurnedCols;
 }
 
-const SplitKTile& split_k_tile(const Problem& problem) {
-  return kSplitKTiles[problem.m <= kSplitKTiles[0].rows ? 0 : 1];
-}
-
 struct SplitKChoice {
+  const SplitKTile* tile;
   int splits;
+  int stages;
+  std::int64_t blocks;
   double time;
 };
 
-// Among how many blocks split_k divides the depth, to be done first. Clusters have to be placed on
-// neighbouring multiprocessors, so that some of these stay idle: of more blocks than three quarters
-// of what fits, some would wait until others are done, and two splits are all that is tried then.
-SplitKChoice best_splits(const Problem& problem, const Device& device) {
-  const SplitKTile& tile = split_k_tile(problem);
-  const std::int64_t tiles =
-      problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, kSplitKCols);
-  const std::int64_t most_blocks = std::int64_t{device.multiprocessors} * tile.resident * 3 / 4;
+// By which tile, and among how many blocks, split_k divides the depth, to be done first. Clusters
+// of more than two are hard to place, so that some multiprocessors stay idle: of more blocks than
+// three quarters of what fits, some would wait until others are done, and two splits are all that
+// is tried then. Blocks that have a multiprocessor for themselves have all its stages.
+SplitKChoice best_split_k(const Problem& problem, const Device& device) {
+  const std::int64_t depth = depth_steps(problem);
   SplitKChoice best{};
-  for (int splits = 2; splits <= kMostSplits; splits *= 2) {
+  const auto consider = [&](const SplitKTile& tile, std::int64_t tiles, int splits) {
     const std::int64_t blocks = splits * tiles;
-    if (splits > 2 && (blocks > most_blocks || splits > depth_steps(problem))) break;
+    const auto fits = [&](int resident) {
+      const std::int64_t most = std::int64_t{device.multiprocessors} * resident;
+      return blocks <= (splits > 2 ? most * 3 / 4 : most);
+    };
+    if (splits > 2 && (!fits(tile.resident) || splits > depth)) return;
+    const int resident = fits(1) ? 1 : tile.resident;
+    const int stages = std::min(tile.stages(resident), kMostSplitKStages);
+    const std::int64_t steps = divide_up(depth, splits);
+    const std::int64_t rows = std::min<std::int64_t>(tile.rows, divide_up(problem.m, 16) * 16);
+    const auto sent = static_cast<double>(rows * tile.cols * 4 * (splits - 1)) / splits;
+    const double products = time_of(divide_up(blocks, device.multiprocessors), steps, tile.rows,
+                                    tile.cols, kSplitKSpeed);
+    const double latency = latency_of(
+        divide_up(blocks, std::int64_t{device.multiprocessors} * resident) * steps, stages);
+    const double reads = read_time(problem, tiles, tile.rows, tile.cols,
+                                   std::min<std::int64_t>(blocks, device.multiprocessors));
     const double time =
-        kLaunchTime + kExchangeTime +
-        time_of(divide_up(blocks, device.multiprocessors), divide_up(depth_steps(problem), splits),
-                tile.rows, kSplitKCols, kSplitKSpeed);
-    if (best.splits == 0 || time < best.time) best = {splits, time};
+        kLaunchTime + kExchangeTime + sent / kExchangeRate + std::max({products, latency, reads});
+    if (best.tile == nullptr || time < best.time) best = {&tile, splits, stages, blocks, time};
+  };
+  for (const SplitKTile& tile : kSplitKTiles) {
+    if ((tile.rows > 64) != (problem.m > 64)) continue;
+    const std::int64_t tiles =
+        problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
+    for (int splits = 2; splits <= kMostSplits; splits *= 2) consider(tile, tiles, splits);
   }
   return best;
 }
@@ -227,20 +279,19 @@ std::string refusal_of_split_k(const Problem& problem, const Device& device) {
 }
 
 double split_k_time(const Problem& problem, const Device& device) {
-  return best_splits(problem, device).time;
+  return best_split_k(problem, device).time;
 }
 
 Config configure_split_k(const Problem& problem, const Device& device) {
-  const SplitKTile& tile = split_k_tile(problem);
+  const SplitKChoice choice = best_split_k(problem, device);
   Config config;
-  config.threads = tile.threads();
-  config.tile_rows = tile.rows;
-  config.tile_cols = kSplitKCols;
-  config.stages = tile.stages;
-  config.splits = best_splits(problem, device).splits;
-  config.blocks = config.splits * problem.batch * divide_up(problem.m, tile.rows) *
-                  divide_up(problem.n, kSplitKCols);
-  config.shared_bytes = tile.shared_bytes();
+  config.threads = choice.tile->threads();
+  config.tile_rows = choice.tile->rows;
+  config.tile_cols = choice.tile->cols;
+  config.stages = choice.stages;
+  config.splits = choice.splits;
+  config.blocks = choice.blocks;
+  config.shared_bytes = choice.tile->shared_bytes(choice.stages);
   configure_copies(problem, config);
   return config;
 }

@@ -314,7 +314,8 @@ class Launch {
   void drop_async_copies();
 
   // In warpgroup.cc and wgmma.cc.
-  Warpgroups& warpgroups(const Caller& caller, Block& block) const;
+  Warpgroups& warpgroups(Block& block) const;
+  Warpgroups& whole_warpgroups(const Caller& caller, Block& block) const;
   void meet_warp(const char* function, Site site);
   void wake(Block& block, Scope scope);
   std::string describe_wait_of_warpgroup(const Thread& thread) const;

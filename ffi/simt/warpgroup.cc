@@ -15,21 +15,27 @@ constexpr unsigned kMostRegisters = 256;
 
 }  // namespace
 
-Warpgroups& Launch::warpgroups(const Caller& caller, Block& block) const {
+Warpgroups& Launch::warpgroups(Block& block) const {
   if (block.warpgroups == nullptr) {
     const std::size_t threads = block.threads.size();
-    if (threads % kWarpgroupThreads != 0) {
-      throw Error(caller + ": the block has " + std::to_string(threads) +
-                  " threads, which are no whole warpgroups of 128");
-    }
     auto made = std::make_shared<Warpgroups>();
     // What the compiler gives a kernel that bounds its blocks to one a multiprocessor.
     const auto each = static_cast<unsigned>(kRegistersPerMultiprocessor / threads / 8 * 8);
     made->registers.assign(threads, std::min(each, kMostRegisters));
-    made->groups = std::vector<Warpgroup>(threads / kWarpgroupThreads);
+    made->groups = std::vector<Warpgroup>((threads + kWarpgroupThreads - 1) / kWarpgroupThreads);
     block.warpgroups = std::move(made);
   }
   return *block.warpgroups;
+}
+
+// Warps that are left over may do anything else.
+Warpgroups& Launch::whole_warpgroups(const Caller& caller, Block& block) const {
+  const std::size_t threads = block.threads.size();
+  if (number(caller.thread) >= threads / kWarpgroupThreads * kWarpgroupThreads) {
+    throw Error(caller + ": the block has " + std::to_string(threads) +
+                " threads, of which this one is in no whole warpgroup of 128");
+  }
+  return warpgroups(block);
 }
 
 // The lanes of a warp execute such instructions together.
@@ -55,7 +61,7 @@ void Launch::named_barrier(const char* function, Site site, int number, int thre
     throw Error(caller + ": a barrier of " + std::to_string(threads) +
                 " threads, which are no whole warps of the block");
   }
-  NamedBarrier& barrier = warpgroups(caller, *thread.block).barriers[number];
+  NamedBarrier& barrier = warpgroups(*thread.block).barriers[number];
   meet_warp(function, site);
   if (barrier.arrived > 0 && barrier.threads != expected) {
     throw Error(caller + ": barrier " + std::to_string(number) + " of " + std::to_string(threads) +
@@ -83,7 +89,7 @@ void Launch::set_registers(const char* function, Site site, unsigned registers, 
   if (cancelled_) throw Cancelled();
   Block& block = *thread_->block;
   const Caller caller{*thread_, function, site};
-  Warpgroups& state = warpgroups(caller, block);
+  Warpgroups& state = whole_warpgroups(caller, block);
   unsigned& held = state.registers[number(*thread_)];
   if (takes ? registers < held : registers > held) {
     throw Error(caller + ": the thread has " + std::to_string(held) + " registers, and may not " +

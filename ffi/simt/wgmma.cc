@@ -301,7 +301,7 @@ void land_sums(Warpgroup& group, unsigned warp) {
 
 void Launch::begin_products(const char* function, Site site) {
   if (cancelled_) throw Cancelled();
-  Warpgroups& state = warpgroups({*thread_, function, site}, *thread_->block);
+  Warpgroups& state = whole_warpgroups({*thread_, function, site}, *thread_->block);
   const std::size_t n = number(*thread_);
   state.groups[n / kWarpgroupThreads].members[n % kWarpgroupThreads].ordered = true;
 }
@@ -310,7 +310,7 @@ void Launch::multiply_add(const char* function, Site site, void* sums, const Pro
   if (cancelled_) throw Cancelled();
   const Caller caller{*thread_, function, site};
   Block& block = *thread_->block;
-  Warpgroup& group = warpgroups(caller, block).groups[number(*thread_) / kWarpgroupThreads];
+  Warpgroup& group = whole_warpgroups(caller, block).groups[number(*thread_) / kWarpgroupThreads];
   const std::size_t index = number(*thread_) % kWarpgroupThreads;
   Warpgroup::Member& member = group.members[index];
   has_warpgroups_ = true;
@@ -398,7 +398,7 @@ void Launch::multiply_add(const char* function, Site site, void* sums, const Pro
 
 void Launch::end_products(const char* function, Site site) {
   if (cancelled_) throw Cancelled();
-  Warpgroups& state = warpgroups({*thread_, function, site}, *thread_->block);
+  Warpgroups& state = whole_warpgroups({*thread_, function, site}, *thread_->block);
   const std::size_t n = number(*thread_);
   Warpgroup::Member& member = state.groups[n / kWarpgroupThreads].members[n % kWarpgroupThreads];
   member.groups.push_back(member.called);
@@ -409,7 +409,8 @@ void Launch::wait_for_products(const char* function, Site site, unsigned pending
   Block& block = *thread_->block;
   const std::size_t n = number(*thread_);
   const auto warp = static_cast<unsigned>(n % kWarpgroupThreads / kWarpSize);
-  Warpgroup& group = warpgroups({*thread_, function, site}, block).groups[n / kWarpgroupThreads];
+  Warpgroup& group =
+      whole_warpgroups({*thread_, function, site}, block).groups[n / kWarpgroupThreads];
   Warpgroup::Member& member = group.members[n % kWarpgroupThreads];
   if (member.groups.size() <= pending) return;
   std::uint64_t target = 0;

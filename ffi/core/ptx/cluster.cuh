@@ -92,6 +92,17 @@ __device__ inline void send([[maybe_unused]] const T& value, [[maybe_unused]] T*
         "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(address),
         "r"(word), "r"(counter)
         : "memory");
+  } else if constexpr (alignof(T) == 16) {
+    std::uint32_t words[sizeof(T) / 4];
+    memcpy(words, &value, sizeof(T));
+#pragma unroll
+    for (unsigned i = 0; i < sizeof(T) / 4; i += 4) {
+      asm volatile(
+          "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+          "[%5];" ::"r"(address + 4 * i),
+          "r"(words[i]), "r"(words[i + 1]), "r"(words[i + 2]), "r"(words[i + 3]), "r"(counter)
+          : "memory");
+    }
   } else {
     std::uint64_t words[sizeof(T) / 8];
     memcpy(words, &value, sizeof(T));

@@ -2,10 +2,12 @@
 // tensor cores have in common.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
 #include "core/dispatch.h"
+#include "core/integer.h"
 #include "core/launch.h"
 #include "core/ptx/wgmma.cuh"
 #include "core/queue.h"
@@ -62,6 +64,13 @@ TensorMap map_of_factor(const ReadFactor& factor, int box) {
   const StoredFactor& stored = factor.stored;
   return map_of<T>(kFactorType<T>, factor.data, stored.batch, stored.rows, stored.length,
                    factor.pitch, kDeep ? box : kStageDepth<T>);
+}
+
+// How many rows of a tile of `kRows` a block copies of a deep a: no more than there are, in whole
+// atoms. Whatever lies in the stage beyond them is multiplied, and not written.
+template <int kRows>
+int box_of_rows(const Problem& problem) {
+  return static_cast<int>(std::min<std::int64_t>(kRows, divide_up(problem.m, 8) * 8));
 }
 
 // What tensor copies are to read of a factor: itself, or if the plan says so a copy at the

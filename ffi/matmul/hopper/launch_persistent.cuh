@@ -33,7 +33,8 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
   TileOrder order{};
   UpFactor<Kernel::kGated> up{};
   if (!queue.preparing) {
-    a = map_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
+    const int box = box_of_rows<Kernel::kRows>(problem);
+    a = map_of_factor<T, Kernel::kDeepA>(factors.a, box);
     b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols / Kernel::kClusterRows);
     if constexpr (Kernel::kGated) {
       const ReadFactor factor{buffers.up, factors.b.stored, factors.b.pitch};
@@ -47,6 +48,7 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
                               problem.n, problem.n, kProductRows);
     }
     order = order_of_tiles<Kernel>(problem, config, kStageDepth<T>);
+    order.a_bytes = Kernel::kDeepA ? box * kLineBytes : Kernel::kABytes;
   }
   typename Kernel::Epilogue epilogue{};
   if constexpr (Kernel::kScaling == Scaling::kNone) {

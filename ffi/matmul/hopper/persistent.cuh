@@ -169,7 +169,7 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
       wait(&storage.empty[ring.stage], ring.phase ^ 1);
       Mbarrier* const full = &storage.full[ring.stage];
       // Bytes from other blocks may come first; the phase cannot end before this arrival.
-      announce(full, Config::kStageBytes);
+      announce(full, order.a_bytes + Config::kBBytes);
       const int k = step * kStageDepth<typename Config::Factor>;
       copy_slice<Config::kDeepA, Config::kRows, 1>(storage.a[ring.stage], a, at.row, k,
                                                    at.matrix * order.a_batch_stride, full, 0, kAll);

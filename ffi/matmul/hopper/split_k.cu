@@ -20,7 +20,8 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
   SplitKResult result{};
   SplitKOrder order{};
   if (!queue.preparing) {
-    a = map_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
+    const int box = box_of_rows<Kernel::kRows>(problem);
+    a = map_of_factor<T, Kernel::kDeepA>(factors.a, box);
     b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols);
     result = {buffers.result,
               static_cast<int>(problem.m),
@@ -31,8 +32,11 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
               finish_of(problem, buffers)};
     order.rows = static_cast<unsigned>(divide_up(problem.m, Kernel::kRows));
     order.cols = static_cast<unsigned>(divide_up(problem.n, Kernel::kCols));
-    order.steps = static_cast<int>(divide_up(problem.k, kStageDepth<T>));
-    while (1 << order.splits_log2 < config.splits) ++order.splits_log2;
+    order.steps = shares_of(static_cast<int>(divide_up(problem.k, kStageDepth<T>)), config.splits);
+    order.groups = shares_of(Kernel::kGroups, config.splits);
+    order.splits = config.splits;
+    order.stages = config.stages;
+    order.a_bytes = Kernel::kDeepA ? box * kLineBytes : Kernel::kABytes;
     order.a_batch_stride = problem.share_a ? 0 : 1;
     order.b_batch_stride = problem.share_b ? 0 : 1;
   }
@@ -44,14 +48,15 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
 template <class T>
 void launch_split_k(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers) {
-  const auto matches = [&](const SplitKTile& tile) { return tile.rows == config.tile_rows; };
+  const auto matches = [&](const SplitKTile& tile) {
+    return tile.rows == config.tile_rows && tile.cols == config.tile_cols;
+  };
   dispatch_instance<kSplitKTiles>(matches, [&](auto index) {
     constexpr const SplitKTile& kTile = kSplitKTiles[decltype(index)::value];
     dispatch_layouts<T>(problem, [&](auto deep_a, auto deep_b) {
       using Kernel = SplitK<T, decltype(deep_a)::value, decltype(deep_b)::value, kTile.rows,
-                            kTile.stages, kTile.resident>;
+                            kTile.cols, kTile.resident>;
       static_assert(Kernel::kThreads == kTile.threads());
-      static_assert(kSharedBytes<SplitKStorage<Kernel>> == kTile.shared_bytes());
       launch_tile<Kernel>(queue, config, problem, buffers);
     });
   });

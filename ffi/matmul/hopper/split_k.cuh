@@ -3,16 +3,22 @@
 //
 //     blocks of a cluster      0            1            2            3
 //     depth                | 0 ..     | ..       | ..       | .. k |    sums of the whole tile each
-//     results              rows 0, 4   rows 1, 5   rows 2, 6   rows 3, 7 ...
+//     results              cols 0 ..    32 ..        64 ..        96 ..
 //
-// Row r belongs to block r % 4: all blocks send it their sums of that row, through the cluster's
-// shared memory, and it adds them in the order of the blocks. So results do not depend on which
-// block is done first. A block has one tile: a producer copies slices of the factors into a ring of
-// stages, and consumers, warpgroups with 64 rows each, multiply them, as in persistent.cuh.
+// Each block has a share of the tile's columns, in groups of eight: all blocks send it their sums
+// of those, through the cluster's shared memory, and it adds them in the order of the blocks. So
+// results do not depend on which block is done first. A block has one tile: a producer, a warp,
+// copies slices of the factors into a ring of stages, and consumers, warpgroups with 64 rows each,
+// multiply them, as in persistent.cuh.
+//
+// With few rows the time is that of reading b, and what counts is how much of it is on its way: the
+// ring takes all the shared memory there is, the received sums come where it was, and a stage is
+// free as soon as it is multiplied, not when the next one is.
 #pragma once
 
 #include <cstdint>
 
+#include "core/collectives.h"
 #include "core/cuda.h"
 #include "core/ptx/cluster.cuh"
 #include "core/ptx/early_launch.cuh"
@@ -26,50 +32,78 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-template <class Factor_, bool kDeepA_, bool kDeepB_, int kRows_, int kStages_, int kResident_>
+template <class Factor_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_, int kResident_>
 struct SplitK {
   using Factor = Factor_;
   static constexpr bool kDeepA = kDeepA_;
   static constexpr bool kDeepB = kDeepB_;
   static constexpr int kRows = kRows_;
-  static constexpr int kCols = kSplitKCols;
-  static constexpr int kStages = kStages_;
-  static constexpr int kResident = kResident_;  // blocks on a multiprocessor
+  static constexpr int kCols = kCols_;
+  static constexpr int kResident = kResident_;  // blocks on a multiprocessor, at most
 
   static constexpr int kConsumers = kRows / kProductRows;
   static constexpr int kWaves = 1;
   static constexpr int kSums = kCols / 2;
   static constexpr int kConsumerThreads = kConsumers * kWarpgroupThreads;
-  static constexpr int kThreads = kWarpgroupThreads + kConsumerThreads;
+  static constexpr int kThreads = kConsumerThreads + kWarpSize;
   static constexpr int kABytes = kRows * kLineBytes;
   static constexpr int kBBytes = kCols * kLineBytes;
   static constexpr int kStageBytes = kABytes + kBBytes;
+
+  // Sums are exchanged in pieces: what a warp has of eight columns, in 16 rows.
+  static constexpr int kGroups = kCols / 8;
+  static constexpr int kPieceRows = 16;
+  static constexpr int kPiecesHigh = kRows / kPieceRows;
+  static constexpr int kPieceBytes = kPieceRows * 8 * static_cast<int>(sizeof(float));
 };
 
-// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
-template <class Config>
+// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses. Behind it the
+// stages lie, of each a's slice and then b's, and later the sums that the block receives.
 struct alignas(kAtomBytes) SplitKStorage {
-  unsigned char a[Config::kStages][Config::kABytes];
-  unsigned char b[Config::kStages][Config::kBBytes];
-  // [blocks of the cluster][rows of this block][columns]. The others send when they are done, while
-  // this one may still need its stages.
-  float received[Config::kRows * Config::kCols];
-  Mbarrier full[Config::kStages];
-  Mbarrier empty[Config::kStages];
+  Mbarrier full[kMostSplitKStages];
+  Mbarrier empty[kMostSplitKStages];
   Mbarrier exchanged;
+
+  __device__ unsigned char* stages() { return reinterpret_cast<unsigned char*>(this + 1); }
+  // A row for each lane of a piece; see place().
+  __device__ float4* received() { return reinterpret_cast<float4*>(this + 1); }
 };
+static_assert(sizeof(SplitKStorage) == kAtomBytes);
+
+// The next stage of the ring, and the parity of its phase.
+struct SplitKRing {
+  int stages;
+  int stage = 0;
+  unsigned phase = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++stage < stages) return;
+    stage = 0;
+    phase ^= 1;
+  }
+};
+
+// What is shared out among the blocks of a cluster, of which the first ones may get one more.
+struct Shares {
+  int each;
+  int left_over;
+
+  // The first one of block `rank`, and those of the blocks before.
+  __device__ int first(int rank) const { return rank * each + min(rank, left_over); }
+  __device__ int of(int rank) const { return each + (rank < left_over ? 1 : 0); }
+};
+inline Shares shares_of(int count, int blocks) { return {count / blocks, count % blocks}; }
 
 struct SplitKOrder {
   unsigned rows;  // of tiles
   unsigned cols;
-  int steps;  // stages of the whole depth
-  int splits_log2;
+  int splits;
+  int stages;
+  Shares steps;        // of the stages of the whole depth
+  Shares groups;       // of the columns that each block adds
+  int a_bytes;         // of a's slice
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
-
-  __device__ int splits() const { return 1 << splits_log2; }
-  // Where the part of a block begins, and that of the next one.
-  __device__ int first_step(int rank) const { return rank * steps >> splits_log2; }
 };
 
 struct SplitKResult {
@@ -94,22 +128,22 @@ __device__ __forceinline__ TilePosition locate(const SplitKOrder& order, unsigne
 // ---- The producer ----
 
 template <class Config>
-__device__ __forceinline__ void produce(SplitKStorage<Config>& storage, const TensorMap& a,
+__device__ __forceinline__ void produce(SplitKStorage& storage, const TensorMap& a,
                                         const TensorMap& b, const SplitKOrder& order,
                                         const TilePosition& at, int rank) {
-  RingPlace<Config> ring;
+  SplitKRing ring{order.stages};
   wait_for_kernel_before();  // which may copy factors
-  for (int step = order.first_step(rank); step < order.first_step(rank + 1); ++step) {
+  for (int step = order.steps.first(rank); step < order.steps.first(rank + 1); ++step) {
     // The phase before the first counts as over: the ring begins empty.
     wait(&storage.empty[ring.stage], ring.phase ^ 1);
     Mbarrier* const full = &storage.full[ring.stage];
-    announce(full, Config::kStageBytes);
-    copy_slice<Config::kDeepA, Config::kRows, 1>(storage.a[ring.stage], a, at.row,
-                                                 step * kStageDepth<typename Config::Factor>,
-                                                 at.matrix * order.a_batch_stride, full, 0, 0);
-    copy_slice<Config::kDeepB, Config::kCols, 1>(storage.b[ring.stage], b, at.col,
-                                                 step * kStageDepth<typename Config::Factor>,
+    announce(full, order.a_bytes + Config::kBBytes);
+    const int k = step * kStageDepth<typename Config::Factor>;
+    unsigned char* const to = storage.stages() + ring.stage * Config::kStageBytes;
+    copy_slice<Config::kDeepB, Config::kCols, 1>(to + Config::kABytes, b, at.col, k,
                                                  at.matrix * order.b_batch_stride, full, 0, 0);
+    copy_slice<Config::kDeepA, Config::kRows, 1>(to, a, at.row, k, at.matrix * order.a_batch_stride,
+                                                 full, 0, 0);
     ring.advance();
   }
 }
@@ -117,60 +151,58 @@ __device__ __forceinline__ void produce(SplitKStorage<Config>& storage, const Te
 // ---- A consumer ----
 
 template <class Config>
-__device__ __forceinline__ void multiply(SplitKStorage<Config>& storage, int steps, int consumer,
-                                         float (&sums)[1][Config::kSums]) {
+__device__ __forceinline__ void multiply(SplitKStorage& storage, const SplitKOrder& order,
+                                         int consumer, int rank, float (&sums)[1][Config::kSums]) {
   const std::uint64_t a =
-      matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * kProductRows * kLineBytes);
-  const std::uint64_t b = matrix_descriptor<Config::kDeepB>(storage.b[0]);
+      matrix_descriptor<Config::kDeepA>(storage.stages() + consumer * kPanelBytes);
+  const std::uint64_t b = matrix_descriptor<Config::kDeepB>(storage.stages() + Config::kABytes);
+  const int steps = order.steps.of(rank);
   const bool tells = threadIdx.x % 32 == 0;
-  RingPlace<Config> ring;
+  SplitKRing ring{order.stages};
 #pragma unroll 1
   for (int step = 0; step < steps; ++step) {
     wait(&storage.full[ring.stage], ring.phase);
-    multiply_stage<Config>(sums, a + ring.stage * (Config::kABytes / 16),
-                           b + ring.stage * (Config::kBBytes / 16), step > 0);
-    wait_for_products<1>();  // of the stage before
-    if (tells && step > 0) arrive(&storage.empty[ring.previous()]);
+    const int at = ring.stage * (Config::kStageBytes / 16);
+    multiply_stage<Config>(sums, a + at, b + at, step > 0);
+    wait_for_products<0>();
+    if (tells) arrive(&storage.empty[ring.stage]);
     ring.advance();
   }
-  wait_for_products<0>();
   hold(sums[0]);
 }
 
-// How many of a tile's rows belong to block `rank`.
-__device__ __forceinline__ int own_rows(int rows, int rank, int splits_log2) {
-  return rows > rank ? ((rows - rank - 1) >> splits_log2) + 1 : 0;
+// How many pieces have rows of the result.
+template <class Config>
+__device__ __forceinline__ int pieces_high(int rows) {
+  return (rows + Config::kPieceRows - 1) / Config::kPieceRows;
 }
 
-// Where row `row` of a tile lies among what block `rank` sends to the block that it belongs to.
+// Where the piece begins that block `rank` sends of another's `group`, counted from its first one,
+// and of the 16 rows from 16 `high` on.
 template <class Config>
-__device__ __forceinline__ int place(int rank, int row, int splits_log2) {
-  return (rank * (Config::kRows >> splits_log2) + (row >> splits_log2)) * Config::kCols;
+__device__ __forceinline__ int place(const SplitKOrder& order, int rank, int group, int high) {
+  return ((rank * order.groups.of(0) + group) * Config::kPiecesHigh + high) * kWarpSize;
 }
 
-// Sends the sums of the tile's first `rows` rows to the blocks that they belong to.
+// Sends the sums of a warp, whose rows are piece `high`, to the blocks whose columns they are of.
 template <class Config>
-__device__ __forceinline__ void exchange(SplitKStorage<Config>& storage,
-                                         const float (&sums)[Config::kSums], int rows, int consumer,
-                                         int rank, int splits_log2) {
-  const int thread = threadIdx.x % kWarpgroupThreads;
-  const int lane = thread % 32;
-  const int first = consumer * kProductRows + thread / 32 * 16 + lane / 4;
+__device__ __forceinline__ void exchange(SplitKStorage& storage, const float (&sums)[Config::kSums],
+                                         const SplitKOrder& order, int high, int rank) {
+  const int lane = threadIdx.x % kWarpSize;
+  int owner = 0, begin = 0, end = order.groups.first(1);
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = first + 8 * half;
-    if (row >= rows) continue;
-    const int owner = row & ((1 << splits_log2) - 1);
-    float* const to = storage.received + place<Config>(rank, row, splits_log2) + lane % 4 * 2;
-#pragma unroll
-    for (int i = 0; i < Config::kSums / 4; ++i) {
-      const float2 pair = make_float2(sums[4 * i + 2 * half], sums[4 * i + 2 * half + 1]);
-      auto* const pair_to = reinterpret_cast<float2*>(to + 8 * i);
-      if (owner == rank) {
-        *pair_to = pair;
-      } else {
-        send(pair, pair_to, &storage.exchanged, owner);
-      }
+  for (int i = 0; i < Config::kGroups; ++i) {
+    if (i == end) {
+      begin = end;
+      ++owner;
+      end = order.groups.first(owner + 1);
+    }
+    const float4 four = make_float4(sums[4 * i], sums[4 * i + 1], sums[4 * i + 2], sums[4 * i + 3]);
+    float4* const to = storage.received() + place<Config>(order, rank, i - begin, high) + lane;
+    if (owner == rank) {
+      *to = four;
+    } else {
+      send(four, to, &storage.exchanged, owner);
     }
   }
 }
@@ -191,25 +223,36 @@ __device__ __forceinline__ void write_four(const float4& sum, const SplitKResult
   }
 }
 
-// Adds what all blocks have sent, in their order, and writes this block's rows.
+// Adds what all blocks have sent, in their order, and writes this block's columns: each warp takes
+// piece after piece.
 template <class Config>
-__device__ __forceinline__ void finish(const SplitKStorage<Config>& storage,
-                                       const SplitKResult& result, const TilePosition& at, int rows,
-                                       int rank, int splits_log2) {
-  constexpr int kPerRow = Config::kCols / 4;
-  const int count = own_rows(rows, rank, splits_log2) * kPerRow;
-  for (int i = static_cast<int>(threadIdx.x) - kWarpgroupThreads; i < count;
-       i += Config::kConsumerThreads) {
-    const int row = (i / kPerRow << splits_log2) + rank;
-    const int col = i % kPerRow * 4;
-    const int left = result.cols - at.col - col;
-    if (left <= 0) continue;
+__device__ __forceinline__ void finish(SplitKStorage& storage, const SplitKResult& result,
+                                       const TilePosition& at, const SplitKOrder& order, int rows,
+                                       int rank) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int first_group = order.groups.first(rank);
+  const int high = pieces_high<Config>(rows);
+  const int pieces = order.groups.of(rank) * high;
+  for (int i = static_cast<int>(threadIdx.x) / kWarpSize; i < pieces;
+       i += Config::kConsumerThreads / kWarpSize) {
+    const int group = i / high;
     float4 sum{};
-    for (int block = 0; block < 1 << splits_log2; ++block) {
-      const float4 part = *reinterpret_cast<const float4*>(
-          storage.received + place<Config>(block, row, splits_log2) + col);
+    for (int block = 0; block < order.splits; ++block) {
+      const float4 part =
+          storage.received()[place<Config>(order, block, group, i - group * high) + lane];
       sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
     }
+    // Two columns of one row and of the eighth row after it: of neighbouring lanes, one gets all
+    // four columns of the upper row, the other of the lower.
+    const bool lower = lane % 2 == 1;
+    const float2 given = lower ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
+    const float2 got = make_float2(__shfl_xor_sync(0xffffffff, given.x, 1),
+                                   __shfl_xor_sync(0xffffffff, given.y, 1));
+    sum = lower ? make_float4(got.x, got.y, sum.z, sum.w) : make_float4(sum.x, sum.y, got.x, got.y);
+    const int row = (i - group * high) * Config::kPieceRows + lane / 4 + (lower ? 8 : 0);
+    const int col = (first_group + group) * 8 + lane % 4 / 2 * 4;
+    const int left = result.cols - at.col - col;
+    if (row >= rows || left <= 0) continue;
     if (result.finishes) {
       const auto finish = [&](float& x, int i) {
         const std::int64_t at_col = std::int64_t{at.col} + col + i;
@@ -243,45 +286,44 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
 #if JAX_GPUOPS_HAS_WGMMA
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
-  auto& storage =
-      *reinterpret_cast<SplitKStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+  auto& storage = *reinterpret_cast<SplitKStorage*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
   // From a shuffle the compiler learns that a warp's threads have it in common.
-  const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
+  const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   const int rank = cluster_rank();
-  const TilePosition at = locate<Config>(order, blockIdx.x >> order.splits_log2);
+  const TilePosition at = locate<Config>(order, blockIdx.x / order.splits);
   const int rows = min(Config::kRows, result.rows - at.row);
 
   // -- Set up --
   if (threadIdx.x == 0) {
     prefetch_tensor_map(a);
     prefetch_tensor_map(b);
-    for (int stage = 0; stage < Config::kStages; ++stage) {
+    for (int stage = 0; stage < order.stages; ++stage) {
       initialise(&storage.full[stage]);
       initialise(&storage.empty[stage], Config::kConsumers * 4);
     }
     initialise(&storage.exchanged);
-    const int bytes_of_row = Config::kCols * static_cast<int>(sizeof(float));
-    announce(&storage.exchanged,
-             (order.splits() - 1) * own_rows(rows, rank, order.splits_log2) * bytes_of_row);
+    announce(&storage.exchanged, (order.splits - 1) * order.groups.of(rank) *
+                                     pieces_high<Config>(rows) * Config::kPieceBytes);
   }
   __syncthreads();
-  cluster_arrive();  // who sends must know that the other's barrier is there: see the waits
 
-  // -- Roles: warpgroup 0 produces, by one thread; the others consume --
-  if (warpgroup == 0) {
-    if (threadIdx.x == 0) produce(storage, a, b, order, at, rank);
+  // -- Roles: the last warp produces, by one thread; the others consume --
+  if (warp == Config::kConsumerThreads / kWarpSize) {
+    if (threadIdx.x % kWarpSize == 0) produce<Config>(storage, a, b, order, at, rank);
     __syncwarp();
+    cluster_arrive();
     cluster_wait();
   } else {
-    const int consumer = warpgroup - 1;
     float sums[1][Config::kSums];
-    multiply(storage, order.first_step(rank + 1) - order.first_step(rank), consumer, sums);
+    multiply<Config>(storage, order, warp / 4, rank, sums);
+    // No ring of the cluster is needed any more, and all barriers are there.
+    cluster_arrive();
     cluster_wait();
-    exchange(storage, sums[0], rows, consumer, rank, order.splits_log2);
+    if (warp * Config::kPieceRows < rows) exchange<Config>(storage, sums[0], order, warp, rank);
     meet(1, Config::kConsumerThreads);  // for the sums that the block keeps for itself
     // No block ends before all have sent to it; what it sent itself needs it no more.
     wait(&storage.exchanged, 0);
-    finish(storage, result, at, rows, rank, order.splits_log2);
+    finish<Config>(storage, result, at, order, rows, rank);
   }
 #else
   __trap();
