@@ -54,20 +54,26 @@ __global__ void __launch_bounds__(kMostHeldThreads, 2)
       held[i] = read_pack<kPack>(reinterpret_cast<const Element*>(from + i * step));
     }
   }
-  const auto of_pack = [&](int i) {
-    Accumulator<Element> value[kPack];
-    read.widen(held[i], value);
-    return at(i) < packs ? Reducer::of(value, at(i) * kPack) : Reducer::identity();
-  };
-  Partial of_thread = of_pack(0);
+  Partial of_thread;
   if constexpr (std::is_floating_point_v<Partial>) {  // sums are rounded
-    Partial terms[kHeld];
+    Partial of_pack[kHeld];
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) terms[i] = of_pack(i);
-    of_thread = tree<Combine>(terms);
+    for (int i = 0; i < kHeld; ++i) {
+      Accumulator<Element> value[kPack];
+      read.widen(held[i], value);
+      of_pack[i] = at(i) < packs ? tree<Combine>(value) : Reducer::identity();
+    }
+    of_thread = tree<Combine>(of_pack);
   } else {
+    typename Reducer::Fold fold;
 #pragma unroll
-    for (int i = 1; i < kHeld; ++i) of_thread = Combine{}(of_thread, of_pack(i));
+    for (int i = 0; i < kHeld; ++i) {
+      if (at(i) >= packs) break;
+      Accumulator<Element> value[kPack];
+      read.widen(held[i], value);
+      fold.add(value, at(i) * kPack, 1);
+    }
+    of_thread = fold.value();
   }
 
   // -- Combine --

@@ -61,6 +61,9 @@ constexpr std::int64_t kResidentThreads = 1024;
 // held: threads of a block; and how many packs of less than 16 bytes are read sooner than fewer
 // wide ones whose elements are not all of the same row.
 constexpr int kHeldThreads = 256;
+// Of rows of so few packs lanes that read far apart would keep memory less busy than neighbours.
+constexpr std::int64_t kShortHeldPacks = 8;
+constexpr std::int64_t kMostPacksOfShortHeldRows = 2;
 constexpr std::int64_t kMostNarrowPacks = 1 << 20;
 
 // staged: longer rows keep a group of lanes busy, and take much shared memory.
@@ -368,8 +371,10 @@ void configure_held(const Problem& problem, const Device& device, Config* config
   config->pack = held_pack(problem);
   const std::int64_t packs = problem.columns / config->pack;
   const std::int64_t busy = kBusyThreads * device.multiprocessors;
-  config->lanes = power_of_two_from(
-      divide_up(packs, held_packs(config->pack * bytes_of(problem.dtype))), kMostHeldThreads);
+  const std::int64_t most = packs <= kShortHeldPacks
+                                ? kMostPacksOfShortHeldRows
+                                : held_packs(config->pack * bytes_of(problem.dtype));
+  config->lanes = power_of_two_from(divide_up(packs, most), kMostHeldThreads);
   // More threads load sooner, but those of a warp alone are combined soon.
   while (config->lanes < std::min<std::int64_t>(packs, kWarpLanes) &&
          expected_rows(problem) * config->lanes < busy) {

@@ -220,20 +220,14 @@ __device__ inline void store_result(const Target& target, std::int64_t index, A 
 
 // sum, prod, max and min of elements of T, computed in A.
 template <Function kFunction, class T, class A>
-class ValueReducer {
-  static constexpr bool kSum = kFunction == Function::kSum;
-  static constexpr bool kFloat = std::is_floating_point_v<A>;
-  // A few small integers cannot overflow 32 bits, in which a GPU adds twice as fast as in 64.
-  static constexpr bool kSmall = kSum && std::is_integral_v<T> && sizeof(T) <= 2;
-  using Term = std::conditional_t<kSmall, std::int32_t, A>;
-
- public:
+struct ValueReducer {
   using Element = T;
   using Partial = A;
   using Combine = std::conditional_t<
       kFunction == Function::kSum, Add,
       std::conditional_t<kFunction == Function::kProd, Multiply,
                          std::conditional_t<kFunction == Function::kMax, Maximum, Minimum>>>;
+  static constexpr bool kFloat = std::is_floating_point_v<A>;
 
   __device__ static A identity() {
     using Limits = std::numeric_limits<A>;
@@ -262,15 +256,6 @@ class ValueReducer {
       if (target.divides) value /= static_cast<A>(target.divisor);
     }
     store_result(target, index, value);
-  }
-
-  // What neighbouring elements from column `first` on make.
-  template <int kCount>
-  __device__ static A of(const Accumulator<T> (&value)[kCount], int) {
-    Term terms[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) terms[i] = static_cast<Term>(value[i]);
-    return static_cast<A>(tree<Combine>(terms));
   }
 
   // What one thread makes of its elements. Sums of floats are compensated, once for every call of
@@ -304,6 +289,11 @@ class ValueReducer {
       __device__ void add(A term) { partial = Combine{}(partial, term); }
       __device__ A value() const { return partial; }
     };
+
+    static constexpr bool kSum = kFunction == Function::kSum;
+    // A few small integers cannot overflow 32 bits, in which a GPU adds twice as fast as in 64.
+    static constexpr bool kSmall = kSum && std::is_integral_v<T> && sizeof(T) <= 2;
+    using Term = std::conditional_t<kSmall, std::int32_t, A>;
 
     std::conditional_t<kSum && kFloat, CompensatedSum<A>, Plain> state_;
   };
@@ -353,16 +343,6 @@ struct ArgReducer {
     }
   }
 
-  // What neighbouring elements from column `first` on make.
-  template <int kCount>
-  __device__ static Partial of(const Accumulator<T> (&value)[kCount], Index first) {
-    A terms[kCount];
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) terms[i] = static_cast<A>(value[i]);
-    const Placed found = first_best<0, kCount>(terms);
-    return {found.value, first + found.position};
-  }
-
   class Fold {
    public:
     // Elements of `count` columns: first, first + step, ..., all beyond those of earlier calls.
@@ -394,37 +374,36 @@ struct ArgReducer {
       if (is_better && kept != 0) {
         // One that does not take part is found only if all that do are as bad.
         const int position = keeps(found.position) ? found.position : __ffs(kept) - 1;
-        best_ = {best, first + position * step};
+        best_ = {best, static_cast<Index>(first + position * step)};
       }
     }
 
     __device__ Partial value() const { return best_; }
 
    private:
+    using Best = typename Combine::Best;
+
+    // An element and its number in a call.
+    struct Placed {
+      A value;
+      int position;
+    };
+
+    // Of kCount elements from number kFirst on: of equal ones the first.
+    template <int kFirst, int kCount, int kAll>
+    __device__ static Placed first_best(const A (&value)[kAll]) {
+      if constexpr (kCount == 1) {
+        return {value[kFirst], kFirst};
+      } else {
+        const Placed a = first_best<kFirst, kCount / 2>(value);
+        const Placed b = first_best<kFirst + kCount / 2, kCount / 2>(value);
+        const A best = Best{}(a.value, b.value);
+        return {best, is_best(a.value, best) ? a.position : b.position};
+      }
+    }
+
     Partial best_ = identity();
   };
-
- private:
-  using Best = typename Combine::Best;
-
-  // An element and its number in a call.
-  struct Placed {
-    A value;
-    int position;
-  };
-
-  // Of kCount elements from number kFirst on: of equal ones the first.
-  template <int kFirst, int kCount, int kAll>
-  __device__ static Placed first_best(const A (&value)[kAll]) {
-    if constexpr (kCount == 1) {
-      return {value[kFirst], kFirst};
-    } else {
-      const Placed a = first_best<kFirst, kCount / 2>(value);
-      const Placed b = first_best<kFirst + kCount / 2, kCount / 2>(value);
-      const A best = Best{}(a.value, b.value);
-      return {best, is_best(a.value, best) ? a.position : b.position};
-    }
-  }
 };
 
 // mean_and_var of elements of T, computed in A, or of the Moments<A> of an earlier launch.
