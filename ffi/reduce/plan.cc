@@ -58,12 +58,13 @@ constexpr std::int64_t kLeastThreadPacks = 4;
 // where all run at once, fewer blocks start sooner.
 constexpr std::int64_t kResidentThreads = 1024;
 
-// held: threads of a block; and how many packs of less than 16 bytes are read sooner than fewer
-// wide ones whose elements are not all of the same row.
+// held: threads of a block, at least.
 constexpr int kHeldThreads = 256;
 // Of rows of so few packs lanes that read far apart would keep memory less busy than neighbours.
 constexpr std::int64_t kShortHeldPacks = 8;
 constexpr std::int64_t kMostPacksOfShortHeldRows = 2;
+// Of more packs of less than 16 bytes, fewer wide ones are read sooner, though they have elements
+// of other rows.
 constexpr std::int64_t kMostNarrowPacks = 1 << 20;
 
 // staged: longer rows keep a group of lanes busy, and take much shared memory.

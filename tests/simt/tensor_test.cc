@@ -1012,6 +1012,7 @@ void check_matmul(const Shape& shape, unsigned clusters) {
   order.tiles = order.rows * order.cols * static_cast<unsigned>(batch);
   order.group = 2;
   order.steps = round_up(depth, matmul::kStageDepth<Factor>) / matmul::kStageDepth<Factor>;
+  order.a_bytes = Config::kABytes;
   order.a_batch_stride = 1;
   order.b_batch_stride = shares_b ? 0 : 1;
 
