@@ -58,7 +58,7 @@ constexpr std::int64_t kLeastThreadPacks = 4;
 // where all run at once, fewer blocks start sooner.
 constexpr std::int64_t kResidentThreads = 1024;
 
-// held: threads of a block, at least.
+// held: threads of a block, unless a row has more, or some multiprocessors would have none.
 constexpr int kHeldThreads = 256;
 // Of rows of so few packs lanes that read far apart would keep memory less busy than neighbours.
 constexpr std::int64_t kShortHeldPacks = 8;
