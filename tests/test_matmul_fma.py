@@ -52,14 +52,12 @@ def test_every_layout(tile, k, transpose_b, transpose_a, fma_pipelined):
     implementation = fma_pipelined["implementation"]
     m, n = TILES[tile][implementation]
     a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
-    how = {"transpose_a": transpose_a, "transpose_b": transpose_b}
-    factors = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
-    with helpers.recorded(implementation) as executions:
-        y = np.asarray(jax_gpuops.gemm(*factors, **how, **fma_pipelined))
+    product = a, b, transpose_a, transpose_b, "float32"
+    y, config = helpers.recorded_dot(*product, **fma_pipelined)
     assert_product(y, a, b)
-    assert executions[0]["config"]["tile_cols"] == tile
-    expected = jax_gpuops.gemm(
-        *factors, **how, implementation=implementation, algorithm="double_buffered"
+    assert config["tile_cols"] == tile
+    expected, _ = helpers.recorded_dot(
+        *product, implementation=implementation, algorithm="double_buffered"
     )
     np.testing.assert_array_equal(y, expected)
 
@@ -238,16 +236,12 @@ SLICED_CLUSTERS = {
 @pytest.mark.parametrize("tile", SLICED_TILES)
 def test_every_layout_of_slices(tile, k, transpose_b, transpose_a, fma_sliced):
     """Whole packs, with rows, columns and a depth left over, and more steps than stages."""
-    implementation = fma_sliced["implementation"]
-    m, n = SLICED_TILES[tile][implementation]
+    m, n = SLICED_TILES[tile][fma_sliced["implementation"]]
     a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
-    how = {"transpose_a": transpose_a, "transpose_b": transpose_b}
-    factors = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
-    with helpers.recorded(implementation) as executions:
-        y = np.asarray(jax_gpuops.gemm(*factors, **how, **fma_sliced))
+    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **fma_sliced)
     assert_product(y, a, b)
-    assert executions[0]["config"]["tile_rows"] == tile
-    assert executions[0]["config"]["vector_bytes"] == 16
+    assert config["tile_rows"] == tile
+    assert config["vector_bytes"] == 16
 
 
 @pytest.mark.kernel
@@ -259,12 +253,8 @@ def test_blocks_of_a_cluster_divide_the_depth(case, transpose_b, transpose_a, fm
     implementation = fma_sliced["implementation"]
     (splits, tile), (m, n, k) = list(SLICED_CLUSTERS[implementation].items())[case]
     a, b = helpers.normal((m, k), "float32"), helpers.normal((k, n), "float32", seed=1)
-    how = {"transpose_a": transpose_a, "transpose_b": transpose_b}
-    factors = helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)
-    with helpers.recorded(implementation) as executions:
-        y = np.asarray(jax_gpuops.gemm(*factors, **how, **fma_sliced))
+    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **fma_sliced)
     assert_product(y, a, b)
-    config = executions[0]["config"]
     assert config["splits"] > 1
     if implementation == "interpret":  # GPUs have various numbers of multiprocessors
         assert (config["splits"], config["tile_rows"]) == (splits, tile)

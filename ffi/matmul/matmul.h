@@ -680,7 +680,7 @@ struct SlicedTile {
   int rows;
   int cols;
   int lanes_down;  // of a warp's 32: how many rows of them lie in a tile
-  int packs;       // of a step's depth that are unrolled: loops of up to 10 KiB of instructions
+  int packs;       // of a step's depth that are unrolled
   int stages;
   int resident;         // blocks on a multiprocessor
   bool takes_elements;  // of factors whose rows are not whole 16 bytes, too

@@ -31,8 +31,8 @@ struct Indexed {
 
 template <class>
 inline constexpr bool kIsIndexed = false;
-template <class A>
-inline constexpr bool kIsIndexed<Indexed<A>> = true;
+template <class A, class Index>
+inline constexpr bool kIsIndexed<Indexed<A, Index>> = true;
 
 template <class A, class Index>
 __device__ inline Indexed<A, Index> shuffle_xor(Indexed<A, Index> value, int distance) {
