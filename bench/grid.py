@@ -376,9 +376,10 @@ def _attention(
 
 def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
     """The same for rows of no multiple of 16 bytes: those of the least and the most aligned."""
-    is_text = kernel == "softmax" and dtype == "float32"  # of 77 tokens, as encoders of images have
-    columns = (65, 77, 513, 2049) if is_text else (65, 513, 2049)
-    sizes = {"columns": columns, "counts": tuple(2**e for e in (11, 14, 17, 20))}
+    columns: tuple[int, ...] = (73, 193, 257, 513, 2049)
+    if kernel == "softmax":  # texts of encoders of images have 77 tokens
+        columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)
+    sizes = {"columns": columns, "counts": tuple(2**e for e in (10, 11, 14, 17, 20))}
     return _attention(kernel, dtype, masks, **sizes, stands_for=_unaligned(dtype)[::2])
 
 
@@ -412,14 +413,14 @@ def _softmax() -> Iterator[Grid]:
     for dtype in floats:
         yield _rows("log_softmax", dtype, sorted({*_powers(3, 19, 2), 1000}), _counts(3))
     for dtype in floats:
-        columns, counts = (33, 513, 8193, 30521, 131073), sorted({*_counts(4), 64})
+        columns, counts = (33, 513, 8193, 30521, 50257, 131073), sorted({*_counts(4), 64})
         yield _odd_rows("log_softmax_cotangent", dtype, columns, counts)
     for dtype in floats:
         columns = (9, 33, 73, 257, 513, 2049, 8193, 32769, 524289)
         yield _odd_rows("softmax", dtype, columns, _counts(3))
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         counts = tuple(2**e for e in (11, 15, 18))
-        yield _odd_rows(kernel, dtype, (513, 2049), counts, scale=_SCALE)
+        yield _odd_rows(kernel, dtype, (257, 513, 2049), counts, scale=_SCALE)
     for dtype in floats:
         yield _inner("log_softmax", dtype, (16, 256), (2**14, 2**17, 2**20), (1, 32))
     for dtype in floats:
@@ -433,7 +434,8 @@ def _softmax() -> Iterator[Grid]:
         yield _rows("log_softmax_cotangent", dtype, _powers(3, 19, 2), _counts(3))
     for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
         for dtype in floats:
-            yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
+            patches = (257,) if kernel == "softmax_tangent" else ()  # 16 x 16, and one more
+            yield _odd_rows(kernel, dtype, sorted({*_odd(5, 17, 4), *patches}), _counts(4))
     for kernel, dtype in itertools.product(("log_softmax", "logsumexp"), floats):
         yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
     for dtype in floats:
@@ -457,7 +459,7 @@ def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
 
 def _reduce() -> Iterator[Grid]:
     columns, counts = _powers(6, 28, 4), _counts(4)
-    places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
+    places = (128, 512, 4096, 65536), (64, 1024, 16384), (1, 64)
     sums = [("float32",) * 2, ("bfloat16", "float32"), ("bfloat16",) * 2, ("int32",) * 2]
     # The mean of losses, and of hidden states.
     losses = _powers(7, 17, 2)
@@ -470,7 +472,8 @@ def _reduce() -> Iterator[Grid]:
         yield _rows("mean_and_var", dtype, lengths, counts, result=result)
         yield _inner("mean_and_var", dtype, *places, result=result)
     widths, tokens = (512, 1024, 4096), _powers(8, 14, 2)
-    yield _rows("mean", "bfloat16", widths, tokens, result="bfloat16")
+    for dtype in ("bfloat16", "float32"):
+        yield _rows("mean", dtype, widths, tokens, result=dtype)
     for dtype, result in sums:
         if dtype != "int32":
             yield _rows("sum", dtype, columns, counts, result=result)

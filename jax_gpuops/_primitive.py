@@ -281,7 +281,7 @@ def _check_reduced(avals: Iterable[Any]) -> None:
 
 
 def _check_problem(kernel, implementation, algorithm, *avals, **params) -> None:
-    if not all(_has_constant_shape(aval) for aval in avals):
+    if not all(has_constant_shape(aval) for aval in avals):
         return  # the shape is known only once an exported program runs; the handler checks then
     _check_sizes(kernel, *avals, **params)
     _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
@@ -295,7 +295,8 @@ def _check_sizes(kernel, *avals, **params) -> None:
             )
 
 
-def _has_constant_shape(aval) -> bool:
+def has_constant_shape(aval) -> bool:
+    """True if no size is symbolic, as those of exported programs may be."""
     return all(isinstance(size, int) for size in aval.shape)
 
 
@@ -390,7 +391,7 @@ class Site:
 
     @property
     def has_constant_shapes(self) -> bool:
-        return all(map(_has_constant_shape, self.avals))
+        return all(map(has_constant_shape, self.avals))
 
     def check(self, implementation: str) -> None:
         """Raises NoKernelError if an implementation has no kernel for the call."""
@@ -799,7 +800,7 @@ def _sharding_attributes(ctx, batch_dims: int) -> dict[str, ir.Attribute] | None
     right only because these dims are the same in all of them.
     """
     avals = [*ctx.avals_in, *ctx.avals_out]
-    if batch_dims == 0 or not all(map(_has_constant_shape, avals)):
+    if batch_dims == 0 or not all(map(has_constant_shape, avals)):
         return None
     batch = ctx.avals_in[0].shape[:batch_dims]
     if any(aval.shape[:batch_dims] != batch for aval in avals):

@@ -501,14 +501,25 @@ def make_primitive_without_kernel(function: str, reference: Callable[..., Any]) 
 # its cotangent; t is the operand's tangent.
 
 
+def _is_small(mask: jax.Array, x: jax.Array) -> bool:
+    """True of masks such as those of columns alone, which many rows share.
+
+    XLA selects by such a mask in less time than it takes to tell which rows have an element that
+    counts. With it, softmax of 16-bit floats is faster in float32, too.
+    """
+    return _primitive.has_constant_shape(x) and 8 * mask.size <= x.size
+
+
 def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool) -> jax.Array:
     mask = kept(x, *where, causal=causal)
-    z, upstream = scaled(x, scale), functools.partial(_UPSTREAM[function], axis=axes)
+    upstream = functools.partial(_UPSTREAM[function], axis=axes)
+    is_small = bool(where) and not causal and _is_small(mask, x)
+    z = scaled(wide(x) if is_small else x, scale)
     if x.dtype.name in DTYPES:
         y = upstream(included(z, mask))
         if where and function != "logsumexp":  # a row of which no element counts is NaN
-            is_any = jnp.any(jnp.asarray(mask), axes, keepdims=True)
-            y = select(is_any, y, 0 if function == "softmax" else -jnp.inf)
+            counts = mask if is_small else jnp.any(jnp.asarray(mask), axes, keepdims=True)
+            y = select(counts, y, 0 if function == "softmax" else -jnp.inf)
     else:  # others may have no -inf
         y = upstream(z, where=mask)
     is_narrow = _primitive.accumulator(x.dtype) != x.dtype
