@@ -376,7 +376,7 @@ def _attention(
 
 def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
     """The same for rows of no multiple of 16 bytes: those of the least and the most aligned."""
-    columns: tuple[int, ...] = (73, 193, 257, 513, 2049)
+    columns: tuple[int, ...] = (73, 257, 2049)
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
         columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)
     sizes = {"columns": columns, "counts": tuple(2**e for e in (10, 11, 14, 17, 20))}
@@ -459,7 +459,8 @@ def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
 
 def _reduce() -> Iterator[Grid]:
     columns, counts = _powers(6, 28, 4), _counts(4)
-    places = (128, 512, 4096, 65536), (64, 1024, 16384), (1, 64)
+    places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
+    tokens_or_pixels = (128, 512, 4096, 65536), *places[1:]
     sums = [("float32",) * 2, ("bfloat16", "float32"), ("bfloat16",) * 2, ("int32",) * 2]
     # The mean of losses, and of hidden states.
     losses = _powers(7, 17, 2)
@@ -470,14 +471,14 @@ def _reduce() -> Iterator[Grid]:
     lengths = sorted({*_powers(7, 27, 4), 512})
     for dtype, result in sums[:3]:
         yield _rows("mean_and_var", dtype, lengths, counts, result=result)
-        yield _inner("mean_and_var", dtype, *places, result=result)
+        yield _inner("mean_and_var", dtype, *tokens_or_pixels, result=result)
     widths, tokens = (512, 1024, 4096), _powers(8, 14, 2)
     for dtype in ("bfloat16", "float32"):
         yield _rows("mean", dtype, widths, tokens, result=dtype)
     for dtype, result in sums:
         if dtype != "int32":
             yield _rows("sum", dtype, columns, counts, result=result)
-        yield _inner("sum", dtype, *places, result=result)
+        yield _inner("sum", dtype, *tokens_or_pixels, result=result)
     for kernel, dtype in itertools.product(("max", "argmax"), ("float32", "bfloat16")):
         result = "int32" if kernel.startswith("arg") else dtype
         yield _rows(kernel, dtype, _powers(7, 27, 4), counts, result=result)
@@ -491,17 +492,9 @@ def _reduce() -> Iterator[Grid]:
 
 
 def _transpose() -> Iterator[Grid]:
-    # Patches; queries, keys and values; heads; sequences, and heads of one batch.
-    yield _permuted("bfloat16", (0, 2, 1, 3), (32, 512), (7, 16), (4, 16), (512, 2048))
-    yield _permuted("bfloat16", (2, 0, 3, 1, 4), (8, 64), (128, 1024), (3,), (8, 32), (64, 128))
-    for dtype, widths in (("bfloat16", (64, 512, 1024)), ("float32", (64, 512))):
-        yield _permuted(dtype, (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))
-        yield _permuted(dtype, (1, 0, 2), (8, 128), (128, 2048), widths)
-    sides = (512, 2048, 8192, 16384)
+    yield _permuted("bfloat16", (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))  # heads
     for dtype in ("float32", "bfloat16"):
-        yield _permuted(dtype, (1, 0), sides, sides)
-    yield _permuted("float32", (0, 2, 1), (8, 64), (64, 512, 2048), (64, 512, 2048))
-    yield _permuted("float32", (1, 0), (513, 2049, 8193), (513, 2049, 8193))
+        yield _permuted(dtype, (1, 0), *[(512, 2048, 8192, 16384)] * 2)
 
 
 def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
