@@ -144,12 +144,13 @@ def _beyond(
 ) -> dict[tuple[int, ...], Speeds | None]:
     """Returns what is ours of more rows than were measured: what is of the largest number.
 
-    That is so where the largest number fills the GPU.
+    That is so where the largest number fills the GPU. `axes` are those of `measured_sizes`.
     """
     axis = list(axes).index(each.open)
     last: dict[tuple[int, ...], tuple[int, ...]] = {}
     for vertex in sorted(each.vertices):
-        last[(*vertex[:axis], *vertex[axis + 1 :])] = vertex
+        if vertex[axis] in axes[each.open]:
+            last[(*vertex[:axis], *vertex[axis + 1 :])] = vertex
     return {
         (*line[:axis], size, *line[axis:]): ours[vertex]
         for line, vertex in last.items()

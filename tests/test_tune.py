@@ -398,6 +398,20 @@ def is_ours(each, ours, sizes):
 
 
 @pytest.mark.any_version
+def test_more_rows_are_ours_where_the_largest_measured_number_is():
+    """The grid has a larger number, 2^18, of which no point was measured yet."""
+    each = SAMPLE[0]
+    counts = each.axes["outer"]
+    assert each.name == "softmax bfloat16" and counts[-2:] == (2**16, 2**18)
+    states = {
+        point: "missing" if point.shape[0] == counts[-1] else OURS[0]
+        for point in grid.points([each])
+    }
+    more = each.fixed | {"aligned": 16, "scaled": 0, "columns": 1024, "outer": 2**16 + 1}
+    assert any(_measurements.contains(entry, more) for entry in table_of(each, states))
+
+
+@pytest.mark.any_version
 @hypothesis.given(sweep=sweeps(), data=st.data())
 @hypothesis.settings(max_examples=150, deadline=None)
 def test_a_problem_is_in_a_class_where_the_rule_says_so(sweep, data):
