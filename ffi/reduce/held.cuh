@@ -1,15 +1,21 @@
 // Algorithm `held`, for rows that a group of threads holds whole, in registers.
 //
 // Of small arrays, and of those that the L2 cache holds, instructions take the time. So there is no
-// loop here: a thread loads all that falls to it before it folds any of it, few registers leave
-// room for the most threads, and rows begin and end with a pack, the widest that they consist of:
+// loop here: a thread loads all that falls to it before it folds any of it, and few registers leave
+// room for the most threads. What a row has before its first whole pack of 16 bytes and after its
+// last one are its edges, of which a thread has an element at most, so no pack is masked:
 //
-//     row of 202 floats     101 packs of 8 bytes
-//     32 threads            packs 0 .. 31 | 32 .. 63 | 64 .. 95 | 96 .. 100    four each at most
+//     addresses         |0              |16             |32             |48
+//     row (4 bytes)             x0  x1  x2  x3  x4  x5  x6  x7  x8  x9  x10
+//     8 threads                 t0  t1  |----- t0 ------|----- t1 ------| t2
+//
+// Threads without a pack load the row's last one again: a load on a condition would need more
+// registers, and the compiler would fold one pack before it loads the next.
 //
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
 #pragma once
 
+#include "core/ptx/memory.cuh"
 #include "core/shared.h"
 #include "core/vector.h"
 #include "reduce/instance.cuh"
@@ -20,60 +26,76 @@ namespace reduce {
 
 struct HeldRows {
   unsigned count;
-  unsigned bytes;    // of a row
-  int packs;         // of a row
-  int threads_log2;  // of a row
+  unsigned columns;
+  unsigned bytes;  // of a row
 };
 
-// Two of the largest blocks, so that a multiprocessor has the most threads.
-template <class Reducer, int kPack>
+// Blocks are `threads of a row` x rows. Two of the largest fit, so that a multiprocessor has the
+// most threads. kEdges: rows may begin and end anywhere.
+template <class Reducer, bool kEdges>
 __global__ void __launch_bounds__(kMostHeldThreads, 2)
     held_kernel(const typename Reducer::Element* __restrict__ x, Target y, HeldRows rows) {
   using Element = typename Reducer::Element;
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
-  constexpr unsigned kBytes = kPack * sizeof(Element);
-  constexpr int kHeld = held_packs(kBytes);
+  constexpr int kPack = kWidestPack<Element>;
+  constexpr unsigned kEach = sizeof(Element);
+  constexpr unsigned kBytes = kPack * kEach;
   const typename Reducer::Reader read(y);
-  const int threads = 1 << rows.threads_log2;
-  const int thread = threadIdx.x & (threads - 1);
-  const int rows_per_block = blockDim.x >> rows.threads_log2;
-  const unsigned row = blockIdx.x * rows_per_block + (threadIdx.x >> rows.threads_log2);
-  const bool has_row = row < rows.count;
-  const int packs = has_row ? rows.packs : 0;
-  const auto at = [&](int i) { return thread + i * threads; };
+  const int threads = blockDim.x;
+  const int thread = threadIdx.x;
+  const unsigned own = blockIdx.x * blockDim.y + threadIdx.y;
+  const bool has_row = own < rows.count;
+  const unsigned row = has_row ? own : rows.count - 1;  // the last one again
 
   // -- Load, then fold --
-  const unsigned step = threads * kBytes;
-  const auto* const from =
-      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * rows.bytes + thread * kBytes;
-  RegisterPack<Element, kPack> held[kHeld] = {};  // g++ does not see that it is not read unset
+  const auto* const begin = reinterpret_cast<const Element*>(
+      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * rows.bytes);
+  const auto address = reinterpret_cast<std::uintptr_t>(begin);
+  const unsigned head = kEdges ? -(static_cast<unsigned>(address) / kEach) % kPack : 0;
+  const int packs = static_cast<int>((rows.columns - head) / kPack);
+  const auto from = address + head * kEach;
+  const auto at = [&](int i) { return thread + i * threads; };
+  RegisterPack<Element, kPack> held[kHeldPacks];
 #pragma unroll
-  for (int i = 0; i < kHeld; ++i) {
-    if (at(i) < packs) {
-      held[i] = read_pack<kPack>(reinterpret_cast<const Element*>(from + i * step));
-    }
+  for (int i = 0; i < kHeldPacks; ++i) {
+    const auto pack = static_cast<unsigned>(at(i) < packs ? at(i) : packs - 1);
+    // An address in integers: the compiler would compute each from all that the sum is made of.
+    std::uint32_t words[kBytes / 4];
+    read_once(reinterpret_cast<const void*>(from + std::uint64_t{pack} * kBytes), words);
+    std::memcpy(&held[i], words, kBytes);
   }
+  const int edge_column = thread < static_cast<int>(head) ? thread : thread + packs * kPack;
+  const bool has_edge = kEdges && static_cast<unsigned>(edge_column) < rows.columns;
+  const Element edge = has_edge ? begin[static_cast<unsigned>(edge_column)] : Element{};
+
   Partial of_thread;
   if constexpr (std::is_floating_point_v<Partial>) {  // sums are rounded
-    Partial of_pack[kHeld];
+    Partial of_pack[kHeldPacks];
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kHeldPacks; ++i) {
       Accumulator<Element> value[kPack];
       read.widen(held[i], value);
       of_pack[i] = at(i) < packs ? tree<Combine>(value) : Reducer::identity();
     }
     of_thread = tree<Combine>(of_pack);
+    if (has_edge) of_thread = Combine{}(of_thread, read(edge));
   } else {
     typename Reducer::Fold fold;
 #pragma unroll
-    for (int i = 0; i < kHeld; ++i) {
+    for (int i = 0; i < kHeldPacks; ++i) {
       if (at(i) >= packs) break;
       Accumulator<Element> value[kPack];
       read.widen(held[i], value);
-      fold.add(value, at(i) * kPack, 1);
+      fold.add(value, head + at(i) * kPack, 1);
     }
     of_thread = fold.value();
+    if (has_edge) {
+      typename Reducer::Fold of_edge;
+      const Accumulator<Element> value[1] = {read(edge)};
+      of_edge.add(value, edge_column, 1);
+      of_thread = Combine{}(of_thread, of_edge.value());
+    }
   }
 
   // -- Combine --
@@ -83,37 +105,35 @@ __global__ void __launch_bounds__(kMostHeldThreads, 2)
     if (has_row && thread == 0) Reducer::store(y, row, of_warp);
     return;
   }
-  const auto warps = shared<BlockStorage<Reducer>>().warps;
-  const int warp = threadIdx.x / kWarpSize;
-  if (thread % kWarpSize == 0) warps[warp] = of_warp;
+  const int row_warps = threads / kWarpSize;
+  const auto warps = shared<BlockStorage<Reducer>>().warps + threadIdx.y * row_warps;
+  if (thread % kWarpSize == 0) warps[thread / kWarpSize] = of_warp;
   __syncthreads();
   if (thread >= kWarpSize) return;
-  const int row_warps = threads / kWarpSize;
-  const Partial of_row_warp = thread < row_warps ? warps[warp + thread] : Reducer::identity();
-  const Partial of_row = group_reduce(of_row_warp, Combine{}, row_warps);
+  const Partial of_row_warp = thread < row_warps ? warps[thread] : Reducer::identity();
+  const Partial of_row = group_reduce<kWarpSize>(of_row_warp, Combine{});
   if (has_row && thread == 0) Reducer::store(y, row, of_row);
 }
 
-// Of the packs that rows consist of, the kernel for those of the plan.
-template <class Instance, int kPack = kWidestPack<typename Instance::Element>>
+template <class Instance>
 void launch_held(const Call& call) {
   using Element = typename Instance::Element;
-  const Config& config = call.config;
-  if constexpr (kPack * sizeof(Element) > kLeastHeldBytes &&
-                holds_narrow_packs(kDTypeOf<Element>)) {
-    if (config.pack < kPack) return launch_held<Instance, kPack / 2>(call);
-  }
-  const auto columns = static_cast<unsigned>(call.problem.columns);
-  const int rows_per_block = config.threads / config.lanes;
   using Reducer = typename Instance::OfShortRows;
-  launch_kernel<held_kernel<Reducer, kPack>>(
-      call.queue,
-      {grid_extent(divide_up(call.problem.rows(), rows_per_block)),
-       static_cast<unsigned>(config.threads), sizeof(BlockStorage<Reducer>)},
-      Instance::elements(call), call.result(),
-      HeldRows{static_cast<unsigned>(call.problem.rows()),
-               columns * static_cast<unsigned>(sizeof(Element)), static_cast<int>(columns / kPack),
-               __builtin_ctz(static_cast<unsigned>(config.lanes))});
+  const Config& config = call.config;
+  const int rows_per_block = config.threads / config.lanes;
+  const LaunchShape shape{grid_extent(divide_up(call.problem.rows(), rows_per_block)),
+                          dim3(config.lanes, rows_per_block), sizeof(BlockStorage<Reducer>)};
+  const HeldRows rows{static_cast<unsigned>(call.problem.rows()),
+                      static_cast<unsigned>(call.problem.columns),
+                      static_cast<unsigned>(call.problem.columns * sizeof(Element))};
+  const auto launch_with = [&](auto edges) {
+    launch_kernel<held_kernel<Reducer, decltype(edges)::value>>(
+        call.queue, shape, Instance::elements(call), call.result(), rows);
+  };
+  if constexpr (holds_edges(kDTypeOf<Element>)) {
+    if (config.edges) return launch_with(std::true_type{});
+  }
+  launch_with(std::false_type{});
 }
 
 }  // namespace reduce

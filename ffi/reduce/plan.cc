@@ -63,10 +63,6 @@ constexpr int kHeldThreads = 256;
 // Of rows of so few packs lanes that read far apart would keep memory less busy than neighbours.
 constexpr std::int64_t kShortHeldPacks = 8;
 constexpr std::int64_t kMostPacksOfShortHeldRows = 2;
-// Of more packs of less than 16 bytes, fewer wide ones are read sooner, though they have elements
-// of other rows.
-constexpr std::int64_t kMostNarrowPacks = 1 << 20;
-
 // staged: longer rows keep a group of lanes busy, and take much shared memory.
 constexpr std::int64_t kStagedBytes = 512;
 // The longest row of which a tile fits every GPU's shared memory; kAlgorithms names it.
@@ -203,22 +199,18 @@ std::int64_t interleaved_bytes(const Problem& problem) {
   return interleaved_stride(problem) * pack_of(problem) * partial_bytes(problem);
 }
 
-// held: the elements of the widest pack that rows consist of; 0 if it is none of those that there
-// are kernels for.
-int held_pack(const Problem& problem) {
-  const std::int64_t bytes = bytes_of(problem.dtype);
-  const std::int64_t least = holds_narrow_packs(problem.dtype) ? kLeastHeldBytes : kPackBytes;
-  for (std::int64_t pack = pack_of(problem); pack * bytes >= least; pack /= 2) {
-    if (problem.columns % pack == 0 && problem.alignment >= pack * bytes) {
-      return static_cast<int>(pack);
-    }
-  }
-  return 0;
+// Whether rows begin and end at packs.
+bool has_whole_packs(const Problem& problem) {
+  return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
+}
+
+// held: rows with edges have a whole pack between them, wherever they begin.
+std::int64_t least_held_columns(const Problem& problem) {
+  return has_whole_packs(problem) ? 1 : 2 * pack_of(problem) - 1;
 }
 
 std::int64_t most_held_columns(const Problem& problem) {
-  const std::int64_t pack = held_pack(problem);
-  return pack * held_packs(pack * bytes_of(problem.dtype)) * kMostHeldThreads;
+  return pack_of(problem) * kHeldPacks * kMostHeldThreads;
 }
 
 // Why an algorithm cannot take a problem; empty if it can.
@@ -244,9 +236,13 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       if (problem.rows() > std::numeric_limits<std::int32_t>::max()) {
         return "takes fewer rows; 'row' takes any number";
       }
-      if (held_pack(problem) == 0) {
-        return "takes rows of whole packs, of 16 bytes or of 4 if float32, float16 or bfloat16, in "
-               "an array at a multiple of these; 'row' takes any";
+      if (!has_whole_packs(problem) && !holds_edges(problem.dtype)) {
+        return "takes rows of whole packs of 16 bytes, in an array at a multiple of these, unless "
+               "float32, float16 or bfloat16; 'row' takes any";
+      }
+      if (problem.columns < least_held_columns(problem)) {
+        return "takes rows of at least " + std::to_string(least_held_columns(problem)) +
+               " elements of these; 'row' takes any length";
       }
       if (problem.columns > most_held_columns(problem)) {
         return "takes rows of up to " + std::to_string(most_held_columns(problem)) +
@@ -284,11 +280,6 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
 }
 
 // Configurations
-
-// Whether rows begin and end at packs.
-bool has_whole_packs(const Problem& problem) {
-  return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
-}
 
 // How many threads a row is worth.
 std::int64_t row_threads(const Problem& problem, const Device& device) {
@@ -369,13 +360,18 @@ void configure_row(const Problem& problem, const Device& device, Config* config)
 }
 
 void configure_held(const Problem& problem, const Device& device, Config* config) {
-  config->pack = held_pack(problem);
-  const std::int64_t packs = problem.columns / config->pack;
+  const std::int64_t packs = problem.columns / pack_of(problem);
   const std::int64_t busy = kBusyThreads * device.multiprocessors;
-  const std::int64_t most = packs <= kShortHeldPacks
-                                ? kMostPacksOfShortHeldRows
-                                : held_packs(config->pack * bytes_of(problem.dtype));
-  config->lanes = power_of_two_from(divide_up(packs, most), kMostHeldThreads);
+  const std::int64_t most = packs <= kShortHeldPacks ? kMostPacksOfShortHeldRows : kHeldPacks;
+  const std::int64_t lanes = divide_up(packs, most);
+  config->edges = !has_whole_packs(problem);
+  // Of a warp a power of two, and enough for the edges; else whole warps.
+  config->lanes = lanes <= kWarpLanes ? power_of_two_from(lanes, kWarpLanes)
+                                      : static_cast<int>(divide_up(lanes, kWarpLanes) * kWarpLanes);
+  if (config->edges) {
+    config->lanes =
+        std::max(config->lanes, power_of_two_from(2 * pack_of(problem) - 2, kWarpLanes));
+  }
   // More threads load sooner, but those of a warp alone are combined soon.
   while (config->lanes < std::min<std::int64_t>(packs, kWarpLanes) &&
          expected_rows(problem) * config->lanes < busy) {
@@ -383,11 +379,12 @@ void configure_held(const Problem& problem, const Device& device, Config* config
   }
   // A block is large even where a row needs few threads, as it takes the GPU long to start many
   // small ones, unless multiprocessors would have none.
-  config->threads = std::max(config->lanes, kHeldThreads);
-  while (config->threads > std::max(config->lanes, kWarpLanes) &&
-         expected_rows(problem) * config->lanes < device.multiprocessors * config->threads) {
-    config->threads /= 2;
+  int rows = std::max(1, kHeldThreads / config->lanes);
+  while (rows > 1 && rows * config->lanes > kWarpLanes &&
+         expected_rows(problem) < device.multiprocessors * rows) {
+    rows /= 2;
   }
+  config->threads = rows * config->lanes;
 }
 
 void configure_staged(const Problem& problem, const Device& device, Config* config) {
@@ -570,11 +567,6 @@ Config configure(const Problem& problem, Algorithm algorithm, std::int64_t works
 
 // Where an algorithm that can take a problem is the best.
 
-bool held_is_best(const Problem& problem) {
-  return has_whole_packs(problem) ||
-         problem.columns / held_pack(problem) <= kMostNarrowPacks / expected_rows(problem);
-}
-
 bool staged_is_best(const Problem& problem) {
   return row_bytes(problem) <= kStagedBytes && !has_whole_packs(problem);
 }
@@ -607,7 +599,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   const std::string rows =
       problem.batch_invariant ? "rows" : std::to_string(problem.rows()) + " rows";
   const std::string rows_of = rows + " of " + std::to_string(problem.columns);
-  if (takes(Algorithm::kHeld) && held_is_best(problem)) {
+  if (takes(Algorithm::kHeld) && (has_whole_packs(problem) || !staged_is_best(problem))) {
     return {Algorithm::kHeld, rows_of + " elements are held by a group of threads each"};
   }
   if (takes(Algorithm::kCluster) && cluster_is_best(problem, device)) {

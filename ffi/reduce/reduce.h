@@ -116,8 +116,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "As row, but without a loop: its threads load the whole row before they fold any of it.",
      "NVIDIA CUB, segmented reduction",
      "sum, prod, max, min, argmax and argmin; no mask of floats; rows that are contiguous in "
-     "memory, of whole packs of 16 bytes, or of 4 if float32, float16 or bfloat16; at most 64 KiB, "
-     "or 32 KiB of packs of 4",
+     "memory, of up to 64 KiB, and of whole packs of 16 bytes if not float32, float16 or bfloat16",
      "held_kernel"},
     {"staged", "Tiles of whole rows in shared memory; each lane folds rows of its own.",
      "this project",
@@ -145,8 +144,9 @@ inline std::string_view name_of(Algorithm algorithm) {
 struct Config {
   int threads = 0;          // of a block
   int lanes = 0;            // row, held: threads of a row, 0 for a block; column: along `inner`
-  int pack = 1;             // held: elements of a pack; column: rows that a lane reads at a time
+  int pack = 1;             // column: rows that a lane reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
+  bool edges = false;       // held: of rows that are no whole packs
   int lane_rows = 0;        // staged: of a tile, for each lane
   int cluster = 1;          // blocks of one; column, interleaved: 1, or `parts`
   std::int64_t blocks = 0;  // staged: of the grid
@@ -163,6 +163,7 @@ struct Config {
     visit("lanes", self.lanes);
     visit("pack", self.pack);
     visit("stride", self.stride);
+    visit("edges", self.edges);
     visit("lane_rows", self.lane_rows);
     visit("cluster", self.cluster);
     visit("blocks", self.blocks);
@@ -241,13 +242,10 @@ inline constexpr int kCombineThreads = 256;
 
 // held: how many packs a thread has at most, for which the registers suffice that are left if all
 // threads fit that a multiprocessor may have.
-constexpr int held_packs(std::int64_t pack_bytes) {
-  return pack_bytes < 8 ? 8 : static_cast<int>(64 / pack_bytes);
-}
+inline constexpr int kHeldPacks = 4;
 
-// Whether rows are held in packs of less than 16 bytes, too, of at least kLeastHeldBytes.
-inline constexpr int kLeastHeldBytes = 4;
-constexpr bool holds_narrow_packs(DType dtype) {
+// Whether rows are held that are no whole packs.
+constexpr bool holds_edges(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32;
 }
 
