@@ -42,7 +42,7 @@ def as_taken(algorithm, x):
         return np.ascontiguousarray(x.T), 0
     if algorithm == "staged":
         return np.ascontiguousarray(x[:, : 1024 // x.itemsize]), 1
-    if algorithm == "held":
+    if algorithm == "held":  # of every dtype
         pack = 16 // x.itemsize
         if x.shape[1] < pack:
             x = np.repeat(x, pack, 1)
@@ -282,12 +282,14 @@ def test_rows_that_registers_hold(names, dtype, implementation):
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
-def test_rows_that_registers_hold_in_narrow_packs(names, dtype, implementation):
-    """Of 4 bytes and of 8, up to the longest ones."""
-    shapes = [(3, 1), (1000, 3), (9, 10), (40, 33), (9, 100), (7, 129), (2, 258), (2, 1027)]
-    shapes += [(1, 8191), (1, 4099 * 2)] if "prod" not in names else []
-    per_word = 4 // helpers.np_dtype(dtype).itemsize
-    xs = [data((rows, words * per_word), dtype) for rows, words in shapes]
+def test_rows_with_edges_that_registers_hold(names, dtype, implementation):
+    """From the shortest to the longest ones, that begin and end at every phase, in blocks that are
+    full and not; of a warp for each row, of several and of a number that is no power of two."""
+    pack = 16 // helpers.np_dtype(dtype).itemsize
+    shapes = [(3, 2 * pack - 1), (70, 2 * pack + 1), (1000, 33), (9, 100), (7, 129), (20, 16 * 33)]
+    shapes += [(5, pack * 129 + 1), (3, pack * 300 + 2), (2, pack * 1021 - 3)]
+    shapes += [(2, pack * 4096 - 1)] if "prod" not in names else []
+    xs = [data(shape, dtype) for shape in shapes]
     assert_each_right(names, xs, implementation=implementation, algorithm="held")
 
 
@@ -957,15 +959,17 @@ ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
         ("argmax", (1 << 20,), None, "float32", {}, "multiple"),
         ("sum", (1 << 14,), None, "float32", {}, "held"),  # 64 KiB
         ("sum", (1 << 14,), None, "float32", {"where": MASK}, ON_HOPPER),
-        ("max", (16383,), None, "bfloat16", {}, "row"),  # too short for a second block
+        ("max", (16383,), None, "bfloat16", {}, "held"),
+        ("max", (32767,), None, "int16", {}, "row"),  # too short for a second block
         ("sum", (1000, 1 << 15), 1, "float32", {}, "row"),  # more rows than a GPU has room for
-        # Of up to 512 bytes that are no whole packs, unless these are few.
-        ("sum", (1000, 33), 1, "float32", {}, "held"),
+        # Of up to 512 bytes that are no whole packs, unless there are few.
+        ("sum", (100, 33), 1, "float32", {}, "held"),
         ("sum", (100000, 33), 1, "float32", {}, "staged"),
         ("argmin", (1000, 255), 1, "int8", {}, "staged"),
         ("sum", (1000, 33), 1, "float32", {"where": MASK}, "row"),
-        ("sum", (1000, 65), 1, "bfloat16", {}, "staged"),  # nor packs of 4 bytes
-        ("sum", (100000, 129), 1, "float32", {}, "row"),
+        ("sum", (100, 65), 1, "bfloat16", {}, "held"),
+        ("sum", (100000, 129), 1, "float32", {}, "held"),
+        ("sum", (1000, 6), 1, "float32", {}, "staged"),  # perhaps without a whole pack
         # No whole packs beside the axis, or few.
         ("sum", (5000, 33), 0, "float32", {}, "interleaved"),
         ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "interleaved"),
@@ -989,7 +993,8 @@ def test_plan(name, shape, axis, dtype, options, algorithm, implementation):
         ("staged", (9, 257), 1, {}, "takes rows of up to 1024 bytes, not 1028; 'row' takes any"),
         ("staged", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
         ("held", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
-        ("held", (9, 8193), 1, {}, "takes rows of up to 8192 elements of these; 'row' takes any"),
+        ("held", (9, 16385), 1, {}, "takes rows of up to 16384 elements; 'row' takes any length"),
+        ("held", (9, 6), 1, {}, "takes rows of at least 7 elements; 'row' takes any length"),
         ("held", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("staged", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("cluster", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),

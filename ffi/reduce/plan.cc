@@ -65,6 +65,9 @@ constexpr std::int64_t kShortHeldPacks = 8;
 constexpr std::int64_t kMostPacksOfShortHeldRows = 2;
 // staged: longer rows keep a group of lanes busy, and take much shared memory.
 constexpr std::int64_t kStagedBytes = 512;
+// Of fewer rows for each multiprocessor, threads that hold a part of one each are done sooner than
+// lanes that have whole ones.
+constexpr std::int64_t kLeastStagedRows = 128;
 // The longest row of which a tile fits every GPU's shared memory; kAlgorithms names it.
 constexpr std::int64_t kMostStagedBytes = 1024;
 // A warp's tile, if rows are short: enough to spread the cost of asking and waiting for it.
@@ -206,7 +209,7 @@ bool has_whole_packs(const Problem& problem) {
 
 // held: rows with edges have a whole pack between them, wherever they begin.
 std::int64_t least_held_columns(const Problem& problem) {
-  return has_whole_packs(problem) ? 1 : 2 * pack_of(problem) - 1;
+  return has_whole_packs(problem) ? 0 : 2 * pack_of(problem) - 1;
 }
 
 std::int64_t most_held_columns(const Problem& problem) {
@@ -242,11 +245,11 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       }
       if (problem.columns < least_held_columns(problem)) {
         return "takes rows of at least " + std::to_string(least_held_columns(problem)) +
-               " elements of these; 'row' takes any length";
+               " elements; 'row' takes any length";
       }
       if (problem.columns > most_held_columns(problem)) {
         return "takes rows of up to " + std::to_string(most_held_columns(problem)) +
-               " elements of these; 'row' takes any length";
+               " elements; 'row' takes any length";
       }
       return "";
     case Algorithm::kStaged:
@@ -571,6 +574,11 @@ bool staged_is_best(const Problem& problem) {
   return row_bytes(problem) <= kStagedBytes && !has_whole_packs(problem);
 }
 
+bool staged_is_better_than_held(const Problem& problem, const Device& device) {
+  return staged_is_best(problem) &&
+         expected_rows(problem) >= kLeastStagedRows * device.multiprocessors;
+}
+
 bool cluster_is_best(const Problem& problem, const Device& device) {
   if (row_bytes(problem) < kLeastClusterBytes || row_bytes(problem) > kClusterBytes) return false;
   Config config;
@@ -599,7 +607,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   const std::string rows =
       problem.batch_invariant ? "rows" : std::to_string(problem.rows()) + " rows";
   const std::string rows_of = rows + " of " + std::to_string(problem.columns);
-  if (takes(Algorithm::kHeld) && (has_whole_packs(problem) || !staged_is_best(problem))) {
+  if (takes(Algorithm::kHeld) && !staged_is_better_than_held(problem, device)) {
     return {Algorithm::kHeld, rows_of + " elements are held by a group of threads each"};
   }
   if (takes(Algorithm::kCluster) && cluster_is_best(problem, device)) {
