@@ -9,8 +9,8 @@
 //     row (4 bytes)             x0  x1  x2  x3  x4  x5  x6  x7  x8  x9  x10
 //     8 threads                 t0  t1  |----- t0 ------|----- t1 ------| t2
 //
-// Threads without a pack load the row's last one again: a load on a condition would need more
-// registers, and the compiler would fold one pack before it loads the next.
+// In rows with edges threads without a pack load the row's last one again: a load on a condition
+// would need more registers, and the compiler would fold one pack before it loads the next.
 //
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
 #pragma once
@@ -56,14 +56,18 @@ __global__ void __launch_bounds__(kMostHeldThreads, 2)
   const int packs = static_cast<int>((rows.columns - head) / kPack);
   const auto from = address + head * kEach;
   const auto at = [&](int i) { return thread + i * threads; };
-  RegisterPack<Element, kPack> held[kHeldPacks];
+  RegisterPack<Element, kPack> held[kHeldPacks] = {};  // g++ does not see what is read unset
 #pragma unroll
   for (int i = 0; i < kHeldPacks; ++i) {
-    const auto pack = static_cast<unsigned>(at(i) < packs ? at(i) : packs - 1);
-    // An address in integers: the compiler would compute each from all that the sum is made of.
-    std::uint32_t words[kBytes / 4];
-    read_once(reinterpret_cast<const void*>(from + std::uint64_t{pack} * kBytes), words);
-    std::memcpy(&held[i], words, kBytes);
+    if constexpr (kEdges) {
+      const auto pack = static_cast<unsigned>(at(i) < packs ? at(i) : packs - 1);
+      // An address in integers: the compiler would compute each from all that the sum is made of.
+      std::uint32_t words[kBytes / 4];
+      read_once(reinterpret_cast<const void*>(from + std::uint64_t{pack} * kBytes), words);
+      std::memcpy(&held[i], words, kBytes);
+    } else if (at(i) < packs) {
+      held[i] = read_pack<kPack>(begin + at(i) * kPack);
+    }
   }
   const int edge_column = thread < static_cast<int>(head) ? thread : thread + packs * kPack;
   const bool has_edge = kEdges && static_cast<unsigned>(edge_column) < rows.columns;
