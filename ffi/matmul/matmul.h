@@ -289,6 +289,12 @@ struct Config {
   int cluster_rows = 0;  // blocks of a cluster: neighbours along m, or if turned along n
   int stages = 0;        // of slices of a and b, in shared memory
   int group = 0;         // rows of tiles of clusters that are taken together
+  // If a second launch is to take what whole turns leave over: how many tiles of clusters the first
+  // one takes, and the tile and the blocks of the second. See Tail.
+  std::int64_t tiles = 0;
+  int tail_rows = 0;
+  int tail_cols = 0;
+  std::int64_t tail_blocks = 0;
   int splits = 1;        // of the depth, among the blocks of a cluster
   int vector_bytes = 0;  // that a copy of mma_pipelined or fma_sliced moves
   std::int64_t shared_bytes = 0;
@@ -314,6 +320,10 @@ struct Config {
     visit("cluster_rows", self.cluster_rows);
     visit("stages", self.stages);
     visit("group", self.group);
+    visit("tiles", self.tiles);
+    visit("tail_rows", self.tail_rows);
+    visit("tail_cols", self.tail_cols);
+    visit("tail_blocks", self.tail_blocks);
     visit("splits", self.splits);
     visit("vector_bytes", self.vector_bytes);
     visit("shared_bytes", self.shared_bytes);
@@ -519,6 +529,27 @@ inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
     {1, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
 };
 // clang-format on
+
+// The second launch of a plan of tensor_core that has one. Where the last turn would leave most
+// multiprocessors idle, what is left over for it is cut into smaller tiles, enough for all. Every
+// tile adds its products in the order of the depth, so that the bits are those of one launch.
+//
+// Both launches take tiles column by column of a group of rows, and their groups have the same
+// rows. So, from the beginning of a column on, the last tiles of the one are the last tiles of the
+// other:
+//
+//     first launch: 10 tiles        second launch: from tile 40 on
+//     |  0     2     4     6  |     |                          |
+//     |  1     3     5     7  |     |                          |
+//     |  8                    |     |       40 44 48 52 56 60  |
+//     |                       |     |       41 45 49 53 57 61  |
+//     |  9                    |     |       42 46 50 54 58 62  |
+//     |                       |     |       43 47 51 55 59 63  |
+struct Tail {
+  Config config;
+  std::int64_t first;  // of its tiles
+};
+Tail tail_of(const Problem& problem, const Config& config);
 
 // Of floats whose transposes are multiplied (see Turned), as many as the largest tile has.
 inline constexpr int kTurnedRows = 256;

@@ -70,42 +70,131 @@ double latency_of(std::int64_t steps, int stages) {
   return static_cast<double>(steps) * kCopyLatency / stages;
 }
 
-struct TensorCoreChoice {
-  const TensorCoreTile* tile;
-  double time;
+// Of tiles of clusters, in the order in which they are taken: see TileOrder.
+struct Grid {
+  std::int64_t rows;
+  std::int64_t cols;
+  std::int64_t group;
+
+  std::int64_t rows_of(std::int64_t of_group) const {
+    return std::min(group, rows - of_group * group);
+  }
+  // How many come before a column of a group.
+  std::int64_t before(std::int64_t matrix, std::int64_t of_group, std::int64_t col) const {
+    return (matrix * rows + of_group * group) * cols + col * rows_of(of_group);
+  }
 };
 
-// The tile by which the multiprocessors are done first: each takes tile after tile. The choice is
-// by their products, the time is what these or the reads take.
+Grid grid_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t group) {
+  return {divide_up(problem.m, tile.rows * tile.cluster_rows),
+          divide_up(problem.n, result_cols(problem, tile.cols)), group};
+}
+
+// How a product is cut in two launches, by tiles of which the second's divide the first's.
+struct Cut {
+  std::int64_t tiles;       // of clusters, of the first launch
+  std::int64_t tail_first;  // of the tiles of the second
+  std::int64_t tail_tiles;
+  std::int64_t tail_group;
+};
+
+// The last one, at the beginning of a column of a group, that leaves the first launch at most
+// `tiles`, which are not all.
+Cut cut_at(const Problem& problem, const TensorCoreTile& tile, const TensorCoreTile& tail,
+           std::int64_t tiles) {
+  const Grid grid = grid_of(problem, tile, kTensorCoreGroup);
+  const std::int64_t matrix = tiles / (grid.rows * grid.cols);
+  const std::int64_t of_group = (tiles - grid.before(matrix, 0, 0)) / (grid.group * grid.cols);
+  const std::int64_t col = (tiles - grid.before(matrix, of_group, 0)) / grid.rows_of(of_group);
+  const int down = tile.rows * tile.cluster_rows / (tail.rows * tail.cluster_rows);
+  const int right = tile.cols / tail.cols;
+  const Grid tail_grid = grid_of(problem, tail, grid.group * down);
+  const std::int64_t first = tail_grid.before(matrix, of_group, col * right);
+  return {grid.before(matrix, of_group, col), first, clusters_of(problem, tail) - first,
+          tail_grid.group};
+}
+
+// Calls visit(tile) for each tile that there is a kernel for.
+template <class Visit>
+void each_tile(const Problem& problem, Visit&& visit) {
+  const auto visit_those = [&](const auto& tiles) {
+    for (const TensorCoreTile& tile : tiles) {
+      if (tile.result_bytes == static_cast<int>(info(problem.result_dtype).bytes) &&
+          tile.promotes == promotes_sums(problem)) {
+        visit(tile);
+      }
+    }
+  };
+  if (is_8_bit(problem.dtype)) {
+    visit_those(kTensorCoreByteTiles);
+  } else {
+    visit_those(kTensorCoreTiles);
+  }
+}
+
+struct TensorCoreChoice {
+  const TensorCoreTile* tile;
+  const TensorCoreTile* tail;  // null: one launch takes all tiles
+  Cut cut;
+  double time;
+  double latency;
+};
+
+// The tiles by which the multiprocessors are done first: each takes tile after tile. The choice is
+// by their products, the time is what these or the reads take. Floats have no tail, of which
+// turned_kernel knows nothing.
 TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto begins_lines = [](const StoredFactor& factor) {
     return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
   };
   const bool aligned = begins_lines(stored_a(problem)) && begins_lines(stored_b(problem));
   const std::int64_t steps = depth_steps(problem);
-  const auto turns_of = [&](const TensorCoreTile& tile) {
-    return divide_up(clusters_of(problem, tile), device.multiprocessors / tile.cluster_rows);
+  const auto at_a_time = [&](const TensorCoreTile& tile) {
+    return device.multiprocessors / tile.cluster_rows;
   };
   TensorCoreChoice best{};
-  const auto consider = [&](const TensorCoreTile& tile) {
-    if (tile.result_bytes != static_cast<int>(info(problem.result_dtype).bytes)) return;
-    if (tile.promotes != promotes_sums(problem)) return;
-    const double time = time_of(turns_of(tile), steps, tile.rows, tile.cols,
-                                aligned ? tile.speed : tile.unaligned_speed);
-    if (best.tile == nullptr || time < best.time) best = {&tile, time};
+  const auto consider = [&](TensorCoreChoice choice) {
+    const auto add = [&](const TensorCoreTile& tile, std::int64_t tiles) {
+      const std::int64_t turns = divide_up(tiles, at_a_time(tile));
+      choice.time +=
+          time_of(turns, steps, tile.rows, tile.cols, aligned ? tile.speed : tile.unaligned_speed);
+      choice.latency += latency_of(turns * steps, tile.stages - tile.pending);
+    };
+    add(*choice.tile, choice.cut.tiles);
+    if (choice.tail != nullptr) {
+      add(*choice.tail, choice.cut.tail_tiles);
+      choice.time += kLaunchTime;
+    }
+    if (best.tile == nullptr || choice.time < best.time) best = choice;
   };
-  if (is_8_bit(problem.dtype)) {
-    for (const TensorCoreTile& tile : kTensorCoreByteTiles) consider(tile);
-  } else {
-    for (const TensorCoreTile& tile : kTensorCoreTiles) consider(tile);
-  }
+  each_tile(problem, [&](const TensorCoreTile& tile) {
+    const std::int64_t tiles = clusters_of(problem, tile);
+    consider({&tile, nullptr, {tiles, 0, 0, 0}, 0, 0});
+    const std::int64_t left_over = tiles % at_a_time(tile);
+    if (left_over == 0 || problem.dtype == DType::kFloat32) return;
+    each_tile(problem, [&](const TensorCoreTile& tail) {
+      if (tail.rows * tail.cols >= tile.rows * tile.cols) return;
+      const Cut cut = cut_at(problem, tile, tail, tiles - left_over);
+      if (cut.tiles > 0) consider({&tile, &tail, cut, 0, 0});
+    });
+  });
   const TensorCoreTile& tile = *best.tile;
   const std::int64_t tiles = clusters_of(problem, tile) * tile.cluster_rows;
   const double reads = read_time(problem, tiles, tile.rows, tile.cols,
                                  std::min<std::int64_t>(tiles, device.multiprocessors));
-  const double latency = latency_of(turns_of(tile) * steps, tile.stages - tile.pending);
-  best.time = kLaunchTime + std::max({best.time, reads, latency});
+  best.time = kLaunchTime + std::max({best.time, reads, best.latency});
   return best;
+}
+
+// What a launch takes from its tile.
+void configure_tile(const TensorCoreTile& tile, Config& config) {
+  config.threads = tile.threads();
+  config.tile_rows = tile.rows;
+  config.tile_cols = tile.cols;
+  config.cluster_rows = tile.cluster_rows;
+  config.stages = tile.stages;
+  config.shared_bytes = tile.shared_bytes();
+  config.promotes = tile.promotes;
 }
 
 // What both kernels on tensor cores do with factors that tensor copies cannot take.
@@ -244,17 +333,18 @@ double tensor_core_time(const Problem& problem, const Device& device) {
 }
 
 Config configure_tensor_core(const Problem& problem, const Device& device) {
-  const TensorCoreTile& tile = *best_tile(problem, device).tile;
+  const TensorCoreChoice best = best_tile(problem, device);
+  const TensorCoreTile& tile = *best.tile;
   Config config;
-  config.threads = tile.threads();
-  config.tile_rows = tile.rows;
-  config.tile_cols = tile.cols;
-  config.blocks = blocks_of(clusters_of(problem, tile), tile.cluster_rows, device);
-  config.cluster_rows = tile.cluster_rows;
-  config.stages = tile.stages;
+  configure_tile(tile, config);
+  config.blocks = blocks_of(best.cut.tiles, tile.cluster_rows, device);
   config.group = kTensorCoreGroup;
-  config.shared_bytes = tile.shared_bytes();
-  config.promotes = tile.promotes;
+  if (best.tail != nullptr) {
+    config.tiles = best.cut.tiles;
+    config.tail_rows = best.tail->rows;
+    config.tail_cols = best.tail->cols;
+    config.tail_blocks = blocks_of(best.cut.tail_tiles, best.tail->cluster_rows, device);
+  }
   config.writes_elements = !fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
   configure_copies(problem, config);
   if (is_turned(problem, tile)) {
@@ -265,6 +355,22 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
     config.workspace_bytes -= copy_bytes(stored_b(problem));
   }
   return config;
+}
+
+Tail tail_of(const Problem& problem, const Config& config) {
+  const TensorCoreTile* tile = nullptr;
+  const TensorCoreTile* tail = nullptr;
+  each_tile(problem, [&](const TensorCoreTile& each) {
+    if (each.rows == config.tile_rows && each.cols == config.tile_cols) tile = &each;
+    if (each.rows == config.tail_rows && each.cols == config.tail_cols) tail = &each;
+  });
+  const Cut cut = cut_at(problem, *tile, *tail, config.tiles);
+  Config launch = config;
+  configure_tile(*tail, launch);
+  launch.blocks = config.tail_blocks;
+  launch.group = static_cast<int>(cut.tail_group);
+  launch.tiles = 0;
+  return {launch, cut.tail_first};
 }
 
 // Why split_k does not take the problem; empty if it does.

@@ -21,12 +21,13 @@ inline void clear_result(const Queue& queue, const Problem& problem, const Buffe
   clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
 }
 
+// Takes the tiles from `first` on.
 template <class Kernel>
-void launch_persistent(const Queue& queue, const Config& config, const Problem& problem,
-                       const Buffers& buffers) {
+void launch_persistent(const Queue& queue, const Config& config, std::int64_t first,
+                       const ReadFactors& factors, const Problem& problem, const Buffers& buffers) {
   using T = typename Kernel::Factor;
-  const LaunchShape shape = shape_behind_copies(config, config.cluster_rows);
-  const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
+  LaunchShape shape = shape_behind_copies(config, config.cluster_rows);
+  if (first > 0) shape.early = true;  // the kernel before computes the other tiles
   using Result = typename Kernel::Result;
   TensorMap a{}, b{}, result{};
   PlainResult<Result> plain{};
@@ -48,6 +49,8 @@ void launch_persistent(const Queue& queue, const Config& config, const Problem& 
                               problem.n, problem.n, kProductRows);
     }
     order = order_of_tiles<Kernel>(problem, config, kStageDepth<T>);
+    order.first = static_cast<unsigned>(first);
+    if (config.tiles > 0) order.tiles = static_cast<unsigned>(config.tiles);
     order.a_bytes = Kernel::kDeepA ? box * kLineBytes : Kernel::kABytes;
   }
   typename Kernel::Epilogue epilogue{};
@@ -89,24 +92,33 @@ template <class T, class Result, bool kDeepA, bool kDeepB, bool kFinishes, bool 
           Scaling kScaling, const auto& kTiles, bool kAdds = false>
 void launch_tile(const Queue& queue, const Config& config, const Problem& problem,
                  const Buffers& buffers) {
-  const auto matches = [&](const TensorCoreTile& tile) {
-    return tile.result_bytes == static_cast<int>(sizeof(Result)) && tile.rows == config.tile_rows &&
-           tile.cols == config.tile_cols && tile.promotes == config.promotes;
+  const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
+  const auto launch_tiles = [&](const Config& part, std::int64_t first) {
+    const auto matches = [&](const TensorCoreTile& tile) {
+      return tile.result_bytes == static_cast<int>(sizeof(Result)) && tile.rows == part.tile_rows &&
+             tile.cols == part.tile_cols && tile.promotes == part.promotes;
+    };
+    dispatch_instance<kTiles>(matches, [&](auto index) {
+      constexpr const TensorCoreTile& kTile = kTiles[decltype(index)::value];
+      constexpr bool kExists = kTile.result_bytes == static_cast<int>(sizeof(Result)) &&
+                               !(kTile.promotes && std::is_integral_v<T>) &&
+                               !(kScaling == Scaling::kBlocks && !kTile.promotes);
+      if constexpr (kExists) {
+        using Kernel =
+            Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
+                       kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
+                       kTile.promotes, kFinishes, kGated, kScaling, kAdds>;
+        static_assert(Kernel::kThreads == kTile.threads());
+        static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
+        launch_persistent<Kernel>(queue, part, first, factors, problem, buffers);
+      }
+    });
   };
-  dispatch_instance<kTiles>(matches, [&](auto index) {
-    constexpr const TensorCoreTile& kTile = kTiles[decltype(index)::value];
-    constexpr bool kExists = kTile.result_bytes == static_cast<int>(sizeof(Result)) &&
-                             !(kTile.promotes && std::is_integral_v<T>) &&
-                             !(kScaling == Scaling::kBlocks && !kTile.promotes);
-    if constexpr (kExists) {
-      using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
-                                kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
-                                kTile.promotes, kFinishes, kGated, kScaling, kAdds>;
-      static_assert(Kernel::kThreads == kTile.threads());
-      static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
-      launch_persistent<Kernel>(queue, config, problem, buffers);
-    }
-  });
+  launch_tiles(config, 0);
+  if (config.tiles > 0) {
+    const Tail tail = tail_of(problem, config);
+    launch_tiles(tail.config, tail.first);
+  }
 }
 
 }  // namespace matmul

@@ -161,7 +161,7 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
   constexpr auto kAll = static_cast<std::uint16_t>((1u << kClusterRows) - 1);
   RingPlace<Config> ring;
   wait_for_kernel_before();  // which may copy factors
-  for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
+  for (unsigned tile = order.first + blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate<Config>(order, tile, rank);
     for (int step = 0; step < order.steps; ++step) {
@@ -503,7 +503,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
   TilePosition before{};
   bool waiting = false;
 
-  for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
+  for (unsigned tile = order.first + blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     // -- Multiply, and write what the tile before has left meanwhile --
     [[maybe_unused]] TileBias<Config> bias;

@@ -15,7 +15,8 @@ namespace matmul {
 struct TileOrder {
   unsigned rows;  // of tiles of clusters
   unsigned cols;
-  unsigned tiles;  // rows * cols * batch, less than 2^31
+  unsigned first;  // tile that a launch takes
+  unsigned tiles;  // rows * cols * batch, less than 2^31, or those before another launch's
   unsigned group;
   int steps;           // stages a tile takes
   int a_bytes;         // of a's slice: see box_of_rows() in factors.cuh
