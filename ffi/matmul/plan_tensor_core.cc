@@ -14,6 +14,9 @@ namespace {
 constexpr int kSplitKSpeed = 86;
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
 constexpr std::int64_t kTensorCoreGroup = 8;
+// A tail must promise to save so much of the products' time. Less may come to nothing, since
+// multiprocessors without work leave their power to the others.
+constexpr double kLeastTailGain = 0.03;
 // A matrix is at most what a stride of a tensor map spans.
 constexpr std::int64_t kMostTensorBytes = std::int64_t{1} << 39;
 
@@ -141,8 +144,7 @@ struct TensorCoreChoice {
 };
 
 // The tiles by which the multiprocessors are done first: each takes tile after tile. The choice is
-// by their products, the time is what these or the reads take. Floats have no tail, of which
-// turned_kernel knows nothing.
+// by their products, the time is what these or the reads take.
 TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto begins_lines = [](const StoredFactor& factor) {
     return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
@@ -152,8 +154,7 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto at_a_time = [&](const TensorCoreTile& tile) {
     return device.multiprocessors / tile.cluster_rows;
   };
-  TensorCoreChoice best{};
-  const auto consider = [&](TensorCoreChoice choice) {
+  const auto estimated = [&](TensorCoreChoice choice) {
     const auto add = [&](const TensorCoreTile& tile, std::int64_t tiles) {
       const std::int64_t turns = divide_up(tiles, at_a_time(tile));
       choice.time +=
@@ -165,19 +166,29 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
       add(*choice.tail, choice.cut.tail_tiles);
       choice.time += kLaunchTime;
     }
-    if (best.tile == nullptr || choice.time < best.time) best = choice;
+    return choice;
   };
+  TensorCoreChoice best{};
   each_tile(problem, [&](const TensorCoreTile& tile) {
-    const std::int64_t tiles = clusters_of(problem, tile);
-    consider({&tile, nullptr, {tiles, 0, 0, 0}, 0, 0});
-    const std::int64_t left_over = tiles % at_a_time(tile);
-    if (left_over == 0 || problem.dtype == DType::kFloat32) return;
-    each_tile(problem, [&](const TensorCoreTile& tail) {
-      if (tail.rows * tail.cols >= tile.rows * tile.cols) return;
-      const Cut cut = cut_at(problem, tile, tail, tiles - left_over);
-      if (cut.tiles > 0) consider({&tile, &tail, cut, 0, 0});
-    });
+    const Cut all{clusters_of(problem, tile), 0, 0, 0};
+    const TensorCoreChoice choice = estimated({&tile, nullptr, all, 0, 0});
+    if (best.tile == nullptr || choice.time < best.time) best = choice;
   });
+  if (problem.dtype != DType::kFloat32) {  // turned_kernel has no tails
+    const double most = best.time * (1 - kLeastTailGain);
+    each_tile(problem, [&](const TensorCoreTile& tile) {
+      const std::int64_t tiles = clusters_of(problem, tile);
+      const std::int64_t left_over = tiles % at_a_time(tile);
+      if (left_over == 0) return;
+      each_tile(problem, [&](const TensorCoreTile& tail) {
+        if (tail.rows * tail.cols >= tile.rows * tile.cols) return;
+        const Cut cut = cut_at(problem, tile, tail, tiles - left_over);
+        if (cut.tiles == 0) return;
+        const TensorCoreChoice choice = estimated({&tile, &tail, cut, 0, 0});
+        if (choice.time < std::min(best.time, most)) best = choice;
+      });
+    });
+  }
   const TensorCoreTile& tile = *best.tile;
   const std::int64_t tiles = clusters_of(problem, tile) * tile.cluster_rows;
   const double reads = read_time(problem, tiles, tile.rows, tile.cols,
