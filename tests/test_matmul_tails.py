@@ -1,4 +1,4 @@
-"""tensor_core in two launches: smaller tiles take what whole turns of the larger ones leave over."""
+"""tensor_core in two launches: smaller tiles take what whole turns of larger ones leave over."""
 
 import functools
 
@@ -12,9 +12,9 @@ import jax_gpuops
 
 # Of both launches: batch, m, n and k for the host's 4 multiprocessors, and for an H200's.
 TAILS = {
-    ((128, 256), (64, 128)): {"interpret": (1, 200, 530, 1000), "cuda": (1, 1800, 2200, 2048)},
-    ((128, 256), (128, 128)): {"interpret": (1, 520, 530, 2000), "cuda": (1, 4096, 11008, 4096)},
-    ((128, 128), (64, 128)): {"interpret": (3, 200, 40, 2000), "cuda": (1, 1800, 4700, 3072)},
+    ((128, 256), (64, 128)): {"interpret": (1, 200, 530, 2000), "cuda": (1, 3745, 1057, 4097)},
+    ((128, 256), (128, 128)): {"interpret": (3, 200, 130, 6000), "cuda": (1, 4096, 11008, 4096)},
+    ((128, 128), (64, 128)): {"interpret": (5, 201, 41, 6001), "cuda": (1, 1801, 4701, 3073)},
 }
 OF_16_BITS = [each for each in helpers.DTYPES_ON_TENSOR_CORES if each[0] != "float32"]
 
@@ -37,12 +37,11 @@ def assert_matmul(actual, a, b):
     helpers.assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
 
 
-def config_of_call(call, implementation):
-    """The result of a call, and the config of its only execution, which has a tail."""
-    with helpers.recorded(implementation) as executions:
+def config_of(call, how):
+    """The result of a call, and the config of its only kernel."""
+    with helpers.recorded(how["implementation"]) as executions:
         y = jax.block_until_ready(call())
     (execution,) = executions
-    assert execution["config"]["tiles"] > 0
     return y, execution["config"]
 
 
@@ -64,17 +63,18 @@ def test_every_kernel(tiles, transpose_b, transpose_a, dtype, result, on_tensor_
 @pytest.mark.parametrize(
     ("batch", "m", "n", "k"),
     [
-        (1, 200, 531, 1001),  # copies of both factors, and elements as results
-        (1, 200, 513, 1000),  # one column
-        (1, 129, 530, 1000),  # one row more than a tile of 128 has
-        (1, 1030, 130, 1500),  # the tail begins with a group, which has one row of tiles,
-        (1, 1160, 257, 1500),  # within one of two rows,
-        (2, 100, 530, 2000),  # within the second matrix,
-        (3, 200, 40, 2000),  # with it
+        (1, 200, 536, 2000),  # nothing is copied
+        (1, 201, 531, 3001),  # copies of both factors, and elements as results
+        (1, 200, 513, 2000),  # of one column
+        (1, 129, 530, 2000),
+        (1, 1031, 41, 6001),  # the tail begins with a group, which has one row of tiles,
+        (1, 1161, 257, 4001),  # within one of two rows,
+        (2, 65, 771, 3001),  # within the second matrix,
+        (5, 201, 41, 6001),  # with the last
     ],
 )
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_where_tails_begin(batch, m, n, k, dtype, on_tensor_cores):
+def test_where_they_begin(batch, m, n, k, dtype, on_tensor_cores):
     """Every element is written, over an array of NaN, and has the bits that one launch gives it."""
     a, b = helpers.normal((batch, m, k), dtype), helpers.normal((batch, k, n), dtype, seed=1)
 
@@ -83,26 +83,71 @@ def test_where_tails_begin(batch, m, n, k, dtype, on_tensor_cores):
         del poison
         return jax_gpuops.matmul(a, b, **on_tensor_cores)
 
-    implementation = on_tensor_cores["implementation"]
-    with helpers.recorded(implementation) as executions:
-        y = jax.block_until_ready(product(jnp.full((batch, m, n), np.nan, dtype), a, b))
+    poison = jnp.full((batch, m, n), np.nan, dtype)
+    y, config = config_of(lambda: product(poison, a, b), on_tensor_cores)
     assert_matmul(y, a, b)
-    if implementation == "interpret":
-        assert executions[0]["config"]["tiles"] > 0
-    with helpers.recorded(implementation) as executions:
-        parts = [
-            jax.block_until_ready(jax_gpuops.matmul(a, b[..., col : col + 256], **on_tensor_cores))
-            for col in range(0, n, 256)
-        ]
-    if implementation == "interpret" and batch * m < 1000:
-        assert all(each["config"]["tiles"] == 0 for each in executions)
-    helpers.assert_same_bits(y, jnp.concatenate(parts, -1))
+    if on_tensor_cores["implementation"] == "interpret":  # an H200 has a tile for each block
+        assert config["tiles"] > 0
+    for matrix in range(batch):
+        for col in range(0, n, 256):
+            cols = np.s_[matrix, :, col : col + 256]
+            part = functools.partial(jax_gpuops.matmul, a[matrix], b[cols], **on_tensor_cores)
+            expected, config = config_of(part, on_tensor_cores)
+            assert m > 256 or config["tiles"] == 0
+            helpers.assert_same_bits(y[cols], expected)
+
+
+def linear(x, w, extra, **how):
+    return jax_gpuops.linear(x, w, extra[0], activation="gelu", **how)
+
+
+def linear_of_float32(x, w, extra, **how):
+    return linear(x, w, extra.astype("float32"), preferred_element_type="float32", **how)
+
+
+def linear_with_residual(x, w, extra, **how):
+    return jax_gpuops.linear(x, w, extra[0], residual=extra[1:], **how)
+
+
+def glu(x, w, extra, **how):
+    left, right = jnp.split(w, 2, -1)
+    return jax_gpuops.glu(x, left, right, **how)
+
+
+def matmul_of_8_bits(x, w, extra, **how):
+    """Of twice the depth, which has as many bytes."""
+    x, w = jnp.concatenate([x, x], 1), jnp.concatenate([w, w], 0)
+    x, w = x.astype("float8_e4m3fn"), w.astype("float8_e4m3fn")
+    return jax_gpuops.matmul(x, w, preferred_element_type="bfloat16", **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    "call", [linear, linear_of_float32, linear_with_residual, glu, matmul_of_8_bits]
+)
+def test_what_else_is_done_to_sums(call, on_tensor_cores):
+    """Compared with columns alone, which have no tail."""
+    m, n, k = {"interpret": (200, 528, 2000), "cuda": (1800, 2192, 2048)}[
+        on_tensor_cores["implementation"]
+    ]
+    x, w = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    extra = helpers.normal((m + 1, n), "bfloat16", seed=2)
+    y, config = config_of(lambda: call(x, w, extra, **on_tensor_cores), on_tensor_cores)
+    assert config["tiles"] > 0 or call is matmul_of_8_bits
+    half = n // 2
+    for col in range(0, y.shape[1], 128):
+        cols = np.arange(col, min(col + 128, y.shape[1]))
+        taken = np.concatenate([cols, cols + half]) if call is glu else cols
+        part = functools.partial(call, x, w[:, taken], extra[:, taken], **on_tensor_cores)
+        expected, config = config_of(part, on_tensor_cores)
+        assert config["tiles"] == 0
+        helpers.assert_same_bits(y[:, cols], expected)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("share", ["a", "b"])
 def test_shared_factors(share, on_tensor_cores):
-    batch, m, n, k = {"interpret": (2, 100, 530, 2000), "cuda": (2, 1030, 2200, 4096)}[
+    batch, m, n, k = {"interpret": (2, 65, 771, 3001), "cuda": (2, 1030, 2200, 4096)}[
         on_tensor_cores["implementation"]
     ]
     a, b = helpers.normal((batch, m, k), "bfloat16"), helpers.normal((batch, k, n), "bfloat16", 1)
@@ -117,13 +162,14 @@ def test_results_do_not_depend_on_the_batch(on_tensor_cores):
     _, m, n, k = TAILS[(128, 256), (64, 128)][implementation]
     a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
     how = {"implementation": implementation, "batch_invariant": True}
-    y, _ = config_of_call(lambda: jax_gpuops.matmul(a, b, **how), implementation)
+    y, config = config_of(lambda: jax_gpuops.matmul(a, b, **how), how)
+    assert config["tiles"] > 0
     for rows in (slice(0, 1), slice(0, 72), slice(m - 70, m)):
         helpers.assert_same_bits(jax_gpuops.matmul(a[rows], b, **how), y[rows])
 
 
-def test_a_product_of_no_depth_has_none(on_tensor_cores):
+@pytest.mark.kernel
+def test_a_product_of_no_depth(on_tensor_cores):
     a, b = np.ones((200, 0), jnp.bfloat16), np.ones((0, 530), jnp.bfloat16)
-    y, config = helpers.recorded_dot(a, b, False, False, "bfloat16", **on_tensor_cores)
-    assert config["tiles"] == 0
-    np.testing.assert_array_equal(y, np.zeros((200, 530), jnp.bfloat16))
+    y = jax_gpuops.matmul(a, b, **on_tensor_cores)
+    np.testing.assert_array_equal(np.asarray(y), np.zeros((200, 530), jnp.bfloat16))
