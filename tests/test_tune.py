@@ -402,7 +402,8 @@ def test_more_rows_are_ours_where_the_largest_measured_number_is():
     """The grid has a larger number, 2^18, of which no point was measured yet."""
     each = SAMPLE[0]
     counts = each.axes["outer"]
-    assert each.name == "softmax bfloat16" and counts[-2:] == (2**16, 2**18)
+    assert each.name == "softmax bfloat16"
+    assert counts[-2:] == (2**16, 2**18)
     states = {
         point: "missing" if point.shape[0] == counts[-1] else OURS[0]
         for point in grid.points([each])
