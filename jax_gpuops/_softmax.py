@@ -513,7 +513,7 @@ def _is_small(mask: jax.Array, x: jax.Array) -> bool:
 def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool) -> jax.Array:
     mask = kept(x, *where, causal=causal)
     upstream = functools.partial(_UPSTREAM[function], axis=axes)
-    is_small = bool(where) and not causal and _is_small(mask, x)
+    is_small = mask is not None and not causal and _is_small(mask, x)
     z = scaled(wide(x) if is_small else x, scale)
     if x.dtype.name in DTYPES:
         y = upstream(included(z, mask))
