@@ -493,8 +493,9 @@ def _reduce() -> Iterator[Grid]:
 
 def _transpose() -> Iterator[Grid]:
     yield _permuted("bfloat16", (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))  # heads
+    sides = (512, 2048, 8192, 16384)
     for dtype in ("float32", "bfloat16"):
-        yield _permuted(dtype, (1, 0), *[(512, 2048, 8192, 16384)] * 2)
+        yield _permuted(dtype, (1, 0), sides, sides)
 
 
 def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:

@@ -275,7 +275,7 @@ def _is_in_runs(x, masks, axes: _rowwise.Axes, algorithm: str | None) -> bool:
         not _rowwise.Rows(x.shape, axes).is_in_place
         and not masks
         and algorithm is None
-        and all(isinstance(size, int) for size in x.shape)
+        and _primitive.has_constant_shape(x)
     )
 
 

@@ -369,7 +369,7 @@ def _is_by_runs(function, x, axes, *, implementation, algorithm) -> bool:
         and function not in ("argmax", "argmin")
         and implementation is not None
         and algorithm is None
-        and all(isinstance(size, int) for size in x.shape)
+        and _primitive.has_constant_shape(x)
     )
 
 

@@ -93,6 +93,22 @@ Grid grid_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t gr
           divide_up(problem.n, result_cols(problem, tile.cols)), group};
 }
 
+// Whether tiles are made of any smaller one of the same table, so that it can take a tail of
+// theirs.
+template <std::size_t kSize>
+constexpr bool are_made_of_smaller_ones(const TensorCoreTile (&tiles)[kSize]) {
+  for (const TensorCoreTile& tile : tiles) {
+    for (const TensorCoreTile& tail : tiles) {
+      const bool is_smaller = tail.rows * tail.cols < tile.rows * tile.cols;
+      const int rows = tile.rows * tile.cluster_rows % (tail.rows * tail.cluster_rows);
+      if (is_smaller && (rows != 0 || tile.cols % tail.cols != 0)) return false;
+    }
+  }
+  return true;
+}
+static_assert(are_made_of_smaller_ones(kTensorCoreTiles));
+static_assert(are_made_of_smaller_ones(kTensorCoreByteTiles));
+
 // How a product is cut in two launches, by tiles of which the second's divide the first's.
 struct Cut {
   std::int64_t tiles;       // of clusters, of the first launch

@@ -63,6 +63,7 @@ constexpr int kHeldThreads = 256;
 // Of rows of so few packs lanes that read far apart would keep memory less busy than neighbours.
 constexpr std::int64_t kShortHeldPacks = 8;
 constexpr std::int64_t kMostPacksOfShortHeldRows = 2;
+
 // staged: longer rows keep a group of lanes busy, and take much shared memory.
 constexpr std::int64_t kStagedBytes = 512;
 // Of fewer rows for each multiprocessor, threads that hold a part of one each are done sooner than
