@@ -158,15 +158,15 @@ class Grid:
       fixed: what classes name besides the sizes.
       axes: the sizes that differ, with their values in ascending order.
       vertices: the points for each combination of sizes that is measured.
-      open: the size, if there is one, above whose largest value problems only take longer, as far
-        as that fills the GPU: the number of rows.
+      open: the sizes above whose largest values problems only take longer, as far as those fill
+        the GPU: the numbers of rows.
     """
 
     name: str
     fixed: dict[str, Any]
     axes: dict[str, tuple[int, ...]]
     vertices: dict[tuple[int, ...], tuple[Point, ...]]
-    open: str | None = None
+    open: tuple[str, ...] = ()
 
 
 def fills_the_gpu(point: Point) -> bool:
@@ -260,7 +260,7 @@ def _rows(
         _fixed(vertices, inner=1, **factor),
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
-        open="outer",
+        open=("outer",),
     )
 
 
@@ -285,7 +285,7 @@ def _images(kernel: str, dtype: str, columns, counts, **options: Any) -> Grid:
         _fixed(vertices, inner=1),
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
-        open="outer",
+        open=("outer",),
     )
 
 
@@ -317,7 +317,7 @@ def _inner(
         _fixed(vertices),
         {"columns": tuple(columns), "inner": tuple(inners), "outer": tuple(counts)},
         vertices,
-        open="outer",
+        open=("inner", "outer"),
     )
 
 
@@ -370,7 +370,7 @@ def _attention(
         _fixed(vertices, inner=1, scaled=[0, 1], **causal),
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
-        open="outer",
+        open=("outer",),
     )
 
 
@@ -396,9 +396,7 @@ def _softmax() -> Iterator[Grid]:
         yield _rows("softmax_tangent", dtype, lengths, _counts(3), smallest=2**9)
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         columns, inners = (16, 128, 1024, 8192), (256, 4096, 2**14, 2**16, 2**20)
-        yield _inner(
-            kernel, dtype, columns if kernel == "softmax" else columns[:3], inners, (1, 32, 1024)
-        )
+        yield _inner(kernel, dtype, columns, inners, (1, 32, 1024))
     for dtype in floats:  # the classes of pixels
         channels, pixels = (16, 64, 256), (2**14, 2**17, 2**20)
         yield _inner("log_softmax_cotangent", dtype, channels, pixels, (1, 32))
@@ -411,7 +409,8 @@ def _softmax() -> Iterator[Grid]:
             for mask in (["causal"], ["padding", "full"]):
                 yield _odd_attention(kernel, dtype, mask)
     for dtype in floats:
-        yield _rows("log_softmax", dtype, sorted({*_powers(3, 19, 2), 1000}), _counts(3))
+        lengths = sorted({*_powers(3, 15, 2), 1000, 2**19})
+        yield _rows("log_softmax", dtype, lengths, _FEWER_COUNTS)
     for dtype in floats:
         columns, counts = (33, 513, 8193, 30521, 50257, 131073), sorted({*_counts(4), 64})
         yield _odd_rows("log_softmax_cotangent", dtype, columns, counts)
@@ -425,13 +424,14 @@ def _softmax() -> Iterator[Grid]:
         yield _inner("log_softmax", dtype, (16, 256), (2**14, 2**17, 2**20), (1, 32))
     for dtype in floats:
         lengths = (8, 32, 128, 512, 2048, 32768, 131072, 524288)
-        yield _rows("cross_entropy", dtype, lengths, _counts(3))
+        yield _rows("cross_entropy", dtype, lengths, _FEWER_COUNTS)
     for dtype, columns in zip(floats, (_powers(3, 19, 2), _powers(3, 19, 4)), strict=True):
-        yield _rows("cross_entropy_cotangent", dtype, columns, _counts(3))
+        yield _rows("cross_entropy_cotangent", dtype, columns, _FEWER_COUNTS)
     for dtype in floats:
-        yield _rows("logsumexp", dtype, (8, 32, 128, 2048, 32768, 524288), _counts(3))
+        yield _rows("logsumexp", dtype, (8, 32, 128, 2048, 32768, 524288), _FEWER_COUNTS)
     for dtype in floats:
-        yield _rows("log_softmax_cotangent", dtype, _powers(3, 19, 2), _counts(3))
+        lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
+        yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS)
     for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
         for dtype in floats:
             patches = (257,) if kernel == "softmax_tangent" else ()  # 16 x 16, and one more
@@ -439,14 +439,16 @@ def _softmax() -> Iterator[Grid]:
     for kernel, dtype in itertools.product(("log_softmax", "logsumexp"), floats):
         yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
     for dtype in floats:
-        yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _counts(3))
+        yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _FEWER_COUNTS)
 
 
 _LENGTHS = (
-    *(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 32768, 65536),
-    *(2**18, 2**22, 2**24),
+    *(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 32768, 2**18, 2**24),
 )
 """Row lengths of softmax, where it is ahead and behind by turns."""
+
+_FEWER_COUNTS = (*_powers(0, 18, 3), 2**24)
+"""Numbers of rows of functions that are ahead of 2^21 where they are of 2^18 and of 2^24."""
 
 
 def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
@@ -458,7 +460,7 @@ def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
 
 
 def _reduce() -> Iterator[Grid]:
-    columns, counts = _powers(6, 28, 4), _counts(4)
+    columns, counts = (64, 1024, 16384, 2**26), _counts(4)
     places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
     tokens_or_pixels = (128, 512, 4096, 65536), *places[1:]
     sums = [("float32",) * 2, ("bfloat16", "float32"), ("bfloat16",) * 2, ("int32",) * 2]
@@ -468,7 +470,7 @@ def _reduce() -> Iterator[Grid]:
     for dtype, result in (sums[1], sums[0]):
         yield _images("mean_and_var", dtype, _powers(6, 16, 2), _powers(8, 17, 3), result=result)
         yield _inner("mean_and_var", dtype, _powers(6, 14, 4), *_NORMS, width=16, result=result)
-    lengths = sorted({*_powers(7, 27, 4), 512})
+    lengths = (128, 512, 2048, 32768, 2**27)
     for dtype, result in sums[:3]:
         yield _rows("mean_and_var", dtype, lengths, counts, result=result)
         yield _inner("mean_and_var", dtype, *tokens_or_pixels, result=result)
@@ -479,12 +481,18 @@ def _reduce() -> Iterator[Grid]:
         if dtype != "int32":
             yield _rows("sum", dtype, columns, counts, result=result)
         yield _inner("sum", dtype, *tokens_or_pixels, result=result)
+    for dtype, result in sums[:2]:  # pooling of 7 x 7 and 14 x 14 pixels
+        yield _inner("mean", dtype, (49, 196), (256, 2048), (1, 8, 64, 512), result=dtype)
     for kernel, dtype in itertools.product(("max", "argmax"), ("float32", "bfloat16")):
         result = "int32" if kernel.startswith("arg") else dtype
-        yield _rows(kernel, dtype, _powers(7, 27, 4), counts, result=result)
+        lengths = _powers(7, 27, 4) if kernel.startswith("arg") else (128, 2048, 32768, 2**27)
+        yield _rows(kernel, dtype, lengths, counts, result=result)
         yield _inner(kernel, dtype, *places, result=result)
     for dtype, result in sums[1:3]:
         yield _odd_rows("sum", dtype, _odd(7, 17, 5), counts, result=result)
+    yield _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
+    for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies
+        yield _odd_rows("argmax", dtype, (17, 129, 1025, 50257), counts, result="int32")
 
 
 # Transposes, by what is left of them once dims that stay neighbours are merged. Alone many are
@@ -493,7 +501,7 @@ def _reduce() -> Iterator[Grid]:
 
 def _transpose() -> Iterator[Grid]:
     yield _permuted("bfloat16", (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))  # heads
-    sides = (512, 2048, 8192, 16384)
+    sides = (512, 2048, 16384)
     for dtype in ("float32", "bfloat16"):
         yield _permuted(dtype, (1, 0), sides, sides)
 
@@ -611,7 +619,7 @@ def _products(
             "k": tuple(depths),
         },
         vertices,
-        open="m",
+        open=("m",),
     )
 
 
@@ -650,7 +658,7 @@ def _layers(
         _fixed(vertices),
         {"m": tuple(rows), "n": tuple(cols), "k": tuple(depths)},
         vertices,
-        open="m",
+        open=("m",),
     )
 
 

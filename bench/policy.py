@@ -4,8 +4,8 @@ A vertex of a grid is ours where each of its points is right and at least `ALONE
 XLA alone. Classes also say how fast they are between an elementwise producer and consumer, which
 XLA may fuse with its own lowering: where one makes the operand, `None` asks for at least `BETWEEN`.
 Of `WALLS` this is asked of every point. A problem between vertices is ours where all neighbouring
-vertices are. One with more rows than were measured is ours where the largest measured number of
-rows is.
+vertices are. One with more rows than were measured is ours where the largest measured numbers of
+rows are.
 
 Between the values of a size lie its cells: each value by itself, and the sizes between two of them.
 The cells of a grid that are ours are merged into the classes that the package reads.
@@ -76,17 +76,25 @@ def classes(
         for box, (alone, between) in merged(cells(each, points)).items():
             sizes = {name: list(bounds) for name, bounds in zip(each.axes, box, strict=True)}
             ratios = {"ratio": _floor(alone), "between": _floor(between)}
-            for fixed in _also_float16(each.fixed):
+            for fixed in _also(each.fixed):
                 order = json.dumps(fixed), list(each.axes), box
                 found.append((order, {**fixed, **sizes, **ratios}))
     return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
 
 
-def _also_float16(fixed: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Returns what classes name, and the same for float16 where it is of bfloat16."""
-    if "bfloat16" not in fixed.values():
-        return [fixed]
-    return [fixed, {k: "float16" if v == "bfloat16" else v for k, v in fixed.items()}]
+_ALSO = {"bfloat16": "float16"}, {"max": "min", "argmax": "argmin"}
+"""What classes hold for, too: the same code in ours and in XLA's, for as many bytes."""
+
+
+def _also(fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Returns what classes name, and the same of what these hold for, too."""
+    result = [dict(fixed)]
+    for others in _ALSO:
+        for each in list(result):
+            named = {k: others.get(v, v) if isinstance(v, str) else v for k, v in each.items()}
+            if named != each:
+                result.append(named)
+    return result
 
 
 def _floor(ratio: float) -> float:
@@ -100,9 +108,8 @@ def cells(each: grid.Grid, points: Mapping[str, Mapping[str, Any]]) -> dict[Box,
         for vertex, corner in each.vertices.items()
     }
     axes = measured_sizes(each, points)
-    if each.open is not None:
-        axes[each.open] = (*axes[each.open], grid.MOST)
-        ours |= _beyond(each, ours, axes)
+    axes |= {name: (*axes[name], grid.MOST) for name in each.open}
+    ours |= _beyond(each, ours, axes)
     result = {}
     for cell in itertools.product(*map(_intervals, axes.values())):
         corners = itertools.product(*(corners for _, corners in cell))
@@ -142,21 +149,32 @@ def _least(each: Iterable[Speeds | None]) -> Speeds | None:
 def _beyond(
     each: grid.Grid, ours: Mapping[tuple[int, ...], Speeds | None], axes: Mapping[str, Any]
 ) -> dict[tuple[int, ...], Speeds | None]:
-    """Returns what is ours of more rows than were measured: what is of the largest number.
+    """Returns what is ours of more rows than were measured: what is of the largest numbers.
 
-    That is so where the largest number fills the GPU. `axes` are those of `measured_sizes`.
+    That is so where the largest numbers fill the GPU. `axes` are those of `measured_sizes`, with
+    `grid.MOST` where they are open.
     """
-    axis = list(axes).index(each.open)
-    last: dict[tuple[int, ...], tuple[int, ...]] = {}
-    for vertex in sorted(each.vertices):
-        if vertex[axis] in axes[each.open]:
-            last[(*vertex[:axis], *vertex[axis + 1 :])] = vertex
-    return {
-        (*line[:axis], size, *line[axis:]): ours[vertex]
-        for line, vertex in last.items()
-        for size in axes[each.open]
-        if size > vertex[axis] and all(map(grid.fills_the_gpu, each.vertices[vertex]))
-    }
+    is_open = [name in each.open for name in axes]
+    measured = [
+        vertex
+        for vertex in each.vertices
+        if all(size in sizes for size, sizes in zip(vertex, axes.values(), strict=True))
+    ]
+
+    def is_of_more_rows(more: tuple[int, ...], vertex: tuple[int, ...]) -> bool:
+        sizes = zip(more, vertex, is_open, strict=True)
+        return more != vertex and all(a >= b if may_grow else a == b for a, b, may_grow in sizes)
+
+    result: dict[tuple[int, ...], Speeds | None] = {}
+    for more in itertools.product(*axes.values()):
+        if more in each.vertices:
+            continue
+        fewer = [vertex for vertex in measured if is_of_more_rows(more, vertex)]
+        largest = [v for v in fewer if not any(is_of_more_rows(other, v) for other in fewer)]
+        filling = (all(map(grid.fills_the_gpu, each.vertices[vertex])) for vertex in largest)
+        if largest and all(filling):
+            result[more] = _least(ours[vertex] for vertex in largest)
+    return result
 
 
 def _intervals(sizes: Sequence[int]) -> list[tuple[tuple[int, int], Sequence[int]]]:

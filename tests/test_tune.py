@@ -371,30 +371,30 @@ def around(values, size):
 
 
 def is_ours(each, ours, sizes):
-    """The rule, in words: all neighbours are ours, or the largest number of rows if it is more.
+    """The rule, in words: all neighbours are ours, or the largest numbers of rows if it is more.
 
     Sizes without any measured point are no neighbours.
     """
-    closed = [around(v, sizes[name]) for name, v in each.axes.items() if name != each.open]
-    if each.open is None:
-        return all(vertex in ours for vertex in itertools.product(*closed))
-    axis = list(each.axes).index(each.open)
-    for others in itertools.product(*closed):
+    values = {name: (*v, grid.MOST) if name in each.open else v for name, v in each.axes.items()}
+    near = [around(v, sizes[name]) for name, v in values.items()]
+    return all(is_ours_or_beyond(each, ours, vertex) for vertex in itertools.product(*near))
 
-        def vertex(count, others=others):
-            return (*others[:axis], count, *others[axis:])
 
-        counts = [count for count in each.axes[each.open] if vertex(count) in each.vertices]
-        if not counts:
-            return False
-        near = around(counts, sizes[each.open])
-        if sizes[each.open] > counts[-1]:
-            if not all(map(grid.fills_the_gpu, each.vertices[vertex(counts[-1])])):
-                return False
-            near = {counts[-1]}
-        if not all(vertex(count) in ours for count in near):
-            return False
-    return True
+def is_ours_or_beyond(each, ours, vertex):
+    if vertex in each.vertices:
+        return vertex in ours
+    if None in vertex:
+        return False
+
+    def grows(a, b):  # from a to b
+        pairs = list(zip(each.axes, a, b, strict=True))
+        return a != b and all(x <= y if name in each.open else x == y for name, x, y in pairs)
+
+    measured = set(itertools.product(*each.axes.values())) & each.vertices.keys()
+    fewer = [v for v in measured if grows(v, vertex)]
+    largest = [v for v in fewer if not any(grows(v, w) for w in fewer)]
+    points = [point for v in largest for point in each.vertices[v]]
+    return bool(largest) and all(v in ours for v in largest) and all(map(grid.fills_the_gpu, points))
 
 
 @pytest.mark.any_version
@@ -410,6 +410,20 @@ def test_more_rows_are_ours_where_the_largest_measured_number_is():
     }
     more = each.fixed | {"aligned": 16, "scaled": 0, "columns": 1024, "outer": 2**16 + 1}
     assert any(_measurements.contains(entry, more) for entry in table_of(each, states))
+
+
+@pytest.mark.any_version
+def test_rows_side_by_side_may_be_more_than_measured_too():
+    each = grid._inner("sum", "float32", (128,), (64, 4096), (1, 256), result="float32")
+    states = dict.fromkeys(grid.points([each]), OURS[0])
+
+    def is_in_a_class(inner, outer):
+        problem = each.fixed | {"aligned": 16, "columns": 128, "inner": inner, "outer": outer}
+        return any(_measurements.contains(entry, problem) for entry in table_of(each, states))
+
+    assert is_in_a_class(inner=4097, outer=256)
+    assert is_in_a_class(inner=4097, outer=257)
+    assert not is_in_a_class(inner=4097, outer=1)  # what was measured does not fill a GPU
 
 
 @pytest.mark.any_version
