@@ -132,7 +132,7 @@ class Point:
             return {"dimension_numbers": numbers, "alpha": 1.0, "beta": 0.0, **how}
         if self.result:
             more: dict[str, Any] = {}
-            if self.kernel == "mean_and_var":
+            if self.kernel in ("mean_and_var", "var"):
                 more = {"correction": 0.0, "in_runs": not Rows(self.shape, self.axes).is_in_place}
             return {"axes": self.axes, "dtype": jnp.dtype(self.result), **more}
         if self.kernel.startswith("cross_entropy"):
@@ -207,9 +207,9 @@ def _is_measured(elements: int, dtype: str, smallest: int | None = None) -> bool
 def _fixed(vertices: dict[tuple[int, ...], tuple[Point, ...]], **more: Any) -> dict[str, Any]:
     """What all problems of a grid have in common, as classes name it."""
     problems = [point.problem for vertex in vertices.values() for point in vertex]
-    flags = {key: 1 for key in ("masked", "scaled", "copied", "mean") if problems[0].get(key)}
-    sizes = {"outer", "columns", "inner", "queries", "batch", "m", "n", "k"}
-    sizes |= {"masked", "scaled", "copied", "mean"}
+    named = ("masked", "scaled", "copied", "mean", "var")
+    flags = {key: 1 for key in named if problems[0].get(key)}
+    sizes = {"outer", "columns", "inner", "queries", "batch", "m", "n", "k", *named}
     aligned = [_measurements.traits(problem)["aligned"] for problem in problems]
     low, high = min(aligned), max(aligned)
     common = {k: v for k, v in problems[0].items() if k not in sizes} | flags
@@ -442,9 +442,7 @@ def _softmax() -> Iterator[Grid]:
         yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _FEWER_COUNTS)
 
 
-_LENGTHS = (
-    *(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 32768, 2**18, 2**24),
-)
+_LENGTHS = (*(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 32768, 2**18, 2**24),)
 """Row lengths of softmax, where it is ahead and behind by turns."""
 
 _FEWER_COUNTS = (*_powers(0, 18, 3), 2**24)
@@ -456,14 +454,15 @@ def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
 
 
 # Reductions: their dtypes are those of the operand and of the result; a mean of 16-bit floats is
-# made of sums in float32. Classes of sums hold for means, too, which XLA takes longer for.
+# made of sums in float32. Classes of sums hold for means, too, which XLA takes longer for, and
+# those of bfloat16 for results of bfloat16 and of float32.
 
 
 def _reduce() -> Iterator[Grid]:
     columns, counts = (64, 1024, 16384, 2**26), _counts(4)
     places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
     tokens_or_pixels = (128, 512, 4096, 65536), *places[1:]
-    sums = [("float32",) * 2, ("bfloat16", "float32"), ("bfloat16",) * 2, ("int32",) * 2]
+    sums = [("float32",) * 2, ("bfloat16", "float32"), ("int32",) * 2]
     # The mean of losses, and of hidden states.
     losses = _powers(7, 17, 2)
     yield _rows("mean", "float32", losses, (1,), smallest=128, result="float32")
@@ -472,9 +471,11 @@ def _reduce() -> Iterator[Grid]:
         yield _images("mean_and_var", dtype, pixels, _powers(8, 17, 3), result=result)
         yield _inner("mean_and_var", dtype, _powers(6, 14, 4), *_NORMS, width=16, result=result)
     lengths = (128, 512, 2048, 32768, 2**27)
-    for dtype, result in sums[:3]:
+    for dtype, result in sums[:2]:
         yield _rows("mean_and_var", dtype, lengths, counts, result=result)
         yield _inner("mean_and_var", dtype, *tokens_or_pixels, result=result)
+        yield _rows("var", dtype, (2048, 2**15, 2**19, 2**27), counts, result=result)
+        yield _inner("var", dtype, *tokens_or_pixels, result=result)
     widths, tokens = (512, 1024, 4096), _powers(8, 14, 2)
     for dtype in ("bfloat16", "float32"):
         yield _rows("mean", dtype, widths, tokens, result=dtype)
@@ -482,15 +483,14 @@ def _reduce() -> Iterator[Grid]:
         if dtype != "int32":
             yield _rows("sum", dtype, columns, counts, result=result)
         yield _inner("sum", dtype, *tokens_or_pixels, result=result)
-    for dtype, result in sums[:2]:  # pooling of 7 x 7 and 14 x 14 pixels
+    for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels
         yield _inner("mean", dtype, (49, 196), (256, 2048), (1, 8, 64, 512), result=dtype)
     for kernel, dtype in itertools.product(("max", "argmax"), ("float32", "bfloat16")):
         result = "int32" if kernel.startswith("arg") else dtype
         lengths = _powers(7, 27, 4) if kernel.startswith("arg") else (128, 2048, 32768, 2**27)
         yield _rows(kernel, dtype, lengths, counts, result=result)
         yield _inner(kernel, dtype, *places, result=result)
-    for dtype, result in sums[1:3]:
-        yield _odd_rows("sum", dtype, _odd(7, 17, 5), counts, result=result)
+    yield _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
     for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies
         yield _odd_rows("argmax", dtype, (17, 129, 1025, 50257), counts, result="int32")

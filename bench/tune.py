@@ -132,6 +132,7 @@ _ERRORS: dict[str, Callable[..., check.Errors]] = {
     "cross_entropy_cotangent": check.logsumexp_cotangent,
     "sum": check.total,
     "mean_and_var": check.mean_and_variance,
+    "var": check.variance,
     "mean": check.total,
     **dict.fromkeys(("gemm", "linear", "glu"), check.matmul),
 }

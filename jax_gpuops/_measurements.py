@@ -33,7 +33,7 @@ Class = dict[str, Any]
 _ROWS = {"function", "dtype", "outer", "columns", "inner", "masked", "copied", "aligned"}
 KEYS = {
     "softmax": _ROWS | {"queries", "scaled", "square"},
-    "reduce": _ROWS | {"result", "mean", "runs"},
+    "reduce": _ROWS | {"result", "mean", "var", "runs"},
     "transpose": {
         *("element_bytes", "elements", "shape", "permutation", "aligned"),
         *("merged_permutation", *(f"size{d}" for d in range(8))),
@@ -84,12 +84,12 @@ def table() -> dict[str, list[Class]]:
     A class names what a problem must match: a value, or an inclusive range of a size, [low, high]
     or [low, high, step]; for a list, such as a shape, one of these for each element. Problems with
     a mask ("masked" is 1), or a causal one ("queries" is not 0), or whose operand is multiplied by
-    a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), or moments along axes
-    that lie apart ("runs" is how many runs of neighbours they are), or products with a
-    bias ("has_bias" is 1), an activation ("epilogue" is not "none"), a gate ("gated" is 1) or
-    scales ("a_scale" and "b_scale" are not "none"), are only in classes that name these. Under
-    "ratio" stands the least speed relative to XLA that was measured in the class, under "between"
-    the least one between neighbours that XLA fuses.
+    a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), or variances without
+    the mean ("var" is 1), or moments along axes that lie apart ("runs" is how many runs of
+    neighbours they are), or products with a bias ("has_bias" is 1), an activation ("epilogue" is
+    not "none"), a gate ("gated" is 1) or scales ("a_scale" and "b_scale" are not "none"), are only
+    in classes that name these. Under "ratio" stands the least speed relative to XLA that was
+    measured in the class, under "between" the least one between neighbours that XLA fuses.
 
     Raises:
       FileNotFoundError: if the environment variable names a file that is not there.
@@ -256,6 +256,7 @@ _UNLESS_NAMED = {
     "queries": 0,
     "scaled": 0,
     "copied": 0,
+    "var": 0,
     "runs": 1,
     "has_bias": 0,
     "gated": 0,

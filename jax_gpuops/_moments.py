@@ -1,4 +1,4 @@
-"""var, std and mean_and_var: of one primitive, which reads an array once."""
+"""var, std and mean_and_var: of one kernel, which reads an array once."""
 
 from __future__ import annotations
 
@@ -210,11 +210,6 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
     result = jax.tree.leaves(jax.eval_shape(upstream, a, **operands))[-1]
 
     def kernel():
-        if implementation is None and algorithm is None and name != "mean_and_var":
-            raise NoKernelError(
-                "kernels were measured for mean_and_var, and XLA needs no mean for this",
-                second_best="a kernel",
-            )
         # Upstream computes in an integer dtype, if one is named, but returns floats, for NaN.
         named = keywords["dtype"]
         for dtype in (a.dtype, result.dtype if named is None else jnp.dtype(named)):
@@ -242,8 +237,8 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         if algorithm == BATCH_INVARIANT:
             x, masks, axis = _reduce.in_packs("mean_and_var", a, masks, axes=axes, dtype=computed)
             rows_axes = (axis,)
-        statistics = _rowwise.bind(
-            _MEAN_AND_VAR,
+        results = _rowwise.bind(
+            _MEAN_AND_VAR if name == "mean_and_var" else _VAR,
             x,
             *masks,
             axes=rows_axes,
@@ -253,12 +248,12 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
             implementation=implementation,
             algorithm=algorithm,
         )
+        if name == "std":
+            results = jnp.sqrt(results)
         if keywords["keepdims"]:
-            statistics = [jnp.expand_dims(y, axes) for y in statistics]
-        mean, variance = statistics
-        if name == "mean_and_var":
-            return mean.astype(result.dtype), variance.astype(result.dtype)
-        return (jnp.sqrt(variance) if name == "std" else variance).astype(result.dtype)
+            results = jax.tree.map(lambda y: jnp.expand_dims(y, axes), results)
+        results = jax.tree.map(lambda y: y.astype(result.dtype), results)
+        return tuple(results) if name == "mean_and_var" else results
 
     def xla():
         return upstream(a, **operands)
@@ -310,8 +305,9 @@ _JITTED = {
 }
 
 
-# The primitive: an array and perhaps a mask to the mean and the variance of each row, of `dtype`.
-# With `in_runs` a kernel reduces the longest run of adjacent axes, and XLA the few moments left.
+# The primitives: an array and perhaps a mask to the mean and the variance of each row, of `dtype`,
+# or to the variance, for which XLA may need fewer passes than for both. With `in_runs` a kernel
+# reduces the longest run of adjacent axes, and XLA the few moments left.
 
 
 def _reference(
@@ -325,6 +321,19 @@ def _reference(
         where=where[0] if where else None,
     )
     return [y.astype(dtype) for y in results]
+
+
+def _reference_of_variance(
+    x, *where, axes: _rowwise.Axes, dtype, correction: float, in_runs: bool
+) -> jax.Array:
+    del in_runs
+    x = x.astype(_primitive.accumulator(dtype))
+    mask = where[0] if where else None
+    return jnp.var(x, axes, correction=correction, where=mask).astype(dtype)
+
+
+def _problem_of_variance(x, *where, **params: Any) -> dict[str, Any]:
+    return _problem(x, *where, **params) | {"var": 1}
 
 
 def _problem(
@@ -359,6 +368,12 @@ def _custom_call(
         workspace_bytes=_reduce.workspace_bytes(launch, problem),
         correction=np.float64(correction),
     )
+
+
+def _custom_call_for_variance(launch: _primitive.Launch, x, *where, **params: Any) -> jax.Array:
+    both = dataclasses.replace(launch, results=launch.results * 2)
+    _, variance = _custom_call(both, x, *where, **params)
+    return variance
 
 
 def _call_for_runs(
@@ -409,8 +424,14 @@ def _merged(mean, variance, low, axes: _rowwise.Axes, count: int, correction: fl
     return total, jnp.where(is_near, divided, far.astype(squares.dtype))
 
 
-def _make() -> Primitive:
-    kernel = _primitive.Kernel(
+def _make(kernel: _primitive.Kernel) -> Primitive:
+    p = _primitive.primitive(kernel)
+    _rowwise.define_batching(p)
+    return p
+
+
+_MEAN_AND_VAR = _make(
+    _primitive.Kernel(
         name="gpuops_mean_and_var",
         op="reduce",
         reference=_reference,
@@ -419,24 +440,29 @@ def _make() -> Primitive:
         partitionable=True,
         multiple_results=True,
     )
-    for target in ("jax_gpuops_mean_and_var_v1", "jax_gpuops_moments_v1"):
-        jax.ffi.register_ffi_target_as_batch_partitionable(target)
-    p = _primitive.primitive(kernel)
-    _rowwise.define_batching(p)
-    ad.primitive_jvps[p] = functools.partial(_jvp, p)
-    return p
+)
+_VAR = _make(
+    _primitive.Kernel(
+        name="gpuops_var",
+        op="reduce",
+        reference=_reference_of_variance,
+        problem=_problem_of_variance,
+        call=_custom_call_for_variance,
+        partitionable=True,
+    )
+)
+for target in ("jax_gpuops_mean_and_var_v1", "jax_gpuops_moments_v1"):
+    jax.ffi.register_ffi_target_as_batch_partitionable(target)
 
 
 # Derivatives, in JAX's operations. The variance has no term with the tangent of the mean: that is
 # multiplied by the sum of the differences from the mean, which is 0.
 
 
-def _jvp(
-    p: Primitive, primals, tangents, *, axes: _rowwise.Axes, dtype, correction, in_runs, **how
-):
+def _jvp(primals, tangents, *, axes: _rowwise.Axes, dtype, correction, in_runs, **how):
     (x, *where), (t, *_) = primals, tangents
     bind = functools.partial(
-        p.bind, x, *where, axes=axes, correction=correction, in_runs=in_runs, **how
+        _MEAN_AND_VAR.bind, x, *where, axes=axes, correction=correction, in_runs=in_runs, **how
     )
     if type(t) is ad.Zero:
         results = bind(dtype=dtype)
@@ -461,4 +487,13 @@ def _jvp(
     )
 
 
-_MEAN_AND_VAR = _make()
+def _jvp_of_variance(primals, tangents, **params):
+    if type(tangents[0]) is ad.Zero:
+        y = _VAR.bind(*primals, **params)
+        return y, ad.Zero(jax.typeof(y).to_tangent_aval())
+    (_, y), (_, t) = _jvp(primals, tangents, **params)
+    return y, t
+
+
+ad.primitive_jvps[_MEAN_AND_VAR] = _jvp
+ad.primitive_jvps[_VAR] = _jvp_of_variance

@@ -233,6 +233,17 @@ def test_a_file_replaces_the_package_for_its_kinds_alone(gpu, tmp_path):
     assert len(_measurements.table()["NVIDIA H200"]) == 1
 
 
+@pytest.mark.parametrize("op", ["var", "std", "mean_and_var"])
+@pytest.mark.parametrize("of_variances", [0, 1])
+def test_variances_without_the_mean_have_classes_of_their_own(op, of_variances, gpu, tmp_path):
+    """XLA reads short rows once for a variance, and twice for the mean and the variance."""
+    named = {"op": "reduce", "function": "mean_and_var", "var": of_variances}
+    file = file_of(tmp_path / "a.json", merged_permutation=None, **named)
+    jax_gpuops.load_measurements(file)
+    plan = jax_gpuops.plan(op, (512, 512), "float32", axis=-1, platform="cuda")
+    assert plan.implementation == ("cuda" if of_variances == (op != "mean_and_var") else "xla")
+
+
 def test_the_environment_variable_names_a_file(gpu, tmp_path):
     gpu.setenv(_measurements.SETTING, str(file_of(tmp_path / "a.json")))
     assert chosen() == "cuda"

@@ -137,6 +137,7 @@ SMALL = {
     "mean": Point("mean", (1, 33), "bfloat16", (1,), result="bfloat16"),
     "argmax": Point("argmax", (5, 33), "float32", (1,), result="int32"),
     "mean_and_var": Point("mean_and_var", (5, 33), "bfloat16", (1,), result="float32"),
+    "var": Point("var", (5, 33), "bfloat16", (1,), result="float32"),
     "transpose": Point("transpose", (5, 6, 7), "int8", (0, 2, 1)),
     "gemm": Point("gemm", (5, 33, 7), "bfloat16", (0, 1), result="float32", precision="highest"),
     "linear": Point(
@@ -394,7 +395,9 @@ def is_ours_or_beyond(each, ours, vertex):
     fewer = [v for v in measured if grows(v, vertex)]
     largest = [v for v in fewer if not any(grows(v, w) for w in fewer)]
     points = [point for v in largest for point in each.vertices[v]]
-    return bool(largest) and all(v in ours for v in largest) and all(map(grid.fills_the_gpu, points))
+    return (
+        bool(largest) and all(v in ours for v in largest) and all(map(grid.fills_the_gpu, points))
+    )
 
 
 @pytest.mark.any_version
