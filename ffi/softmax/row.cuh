@@ -437,19 +437,20 @@ class ThreadSlice {
       }
       return;
     }
+    T* const to = computed_once(args.y + at_);
     int cut = 0;  // the pack that the row ends in
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!has(p)) continue;
       const int first = position(p, 0);
       if constexpr (kIsAligned<kLayout>) {
-        write_global_pack(pack_of(p), args.y + at_ + first);
+        write_global_pack(pack_of(p), to + first);
       } else if constexpr (kLayout == RowLayout::kStrided) {
         write_elements(args, first, pack_of(p));
       } else {
         const Elements pack = pack_of(p);
         if (first >= begin_ && first + kPack <= end_) {
-          write_global_pack(pack, args.y + at_ + first);
+          write_global_pack(pack, to + first);
         } else if (p == 0) {
           write_elements(args, first, pack);
         } else {

@@ -8,6 +8,16 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
+// The same address, but hides from the compiler how it was computed: it would do so again in each
+// branch that uses it.
+template <class T>
+__device__ __forceinline__ T* computed_once(T* address) {
+#ifndef JAX_GPUOPS_INTERPRET
+  asm("" : "+l"(address));
+#endif
+  return address;
+}
+
 // Stores words to global memory, at a multiple of their size, by one instruction.
 template <int kWords>
 __device__ inline void store_words(const std::uint32_t (&word)[kWords], void* to) {
