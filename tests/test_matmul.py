@@ -284,6 +284,26 @@ def test_tensor_core_writes_elements_of_every_tile(tile, on_tensor_cores):
     assert (config["tile_rows"], config["tile_cols"]) == tile
 
 
+# Of which each block takes several: batch, m and n.
+ELEMENTS_OF_TILES = {
+    (128, 128): {"interpret": (4, 200, 125), "cuda": (33, 1000, 125)},
+    (128, 256): {"interpret": (4, 200, 501), "cuda": (4, 2000, 1997)},
+}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("k", [72, 264, 600, 1100])
+@pytest.mark.parametrize("tile", ELEMENTS_OF_TILES, ids=str)
+def test_tensor_core_writes_elements_while_it_multiplies(tile, k, on_tensor_cores):
+    """In each step of the next tile, the more rows the fewer steps it has."""
+    batch, m, n = ELEMENTS_OF_TILES[tile][on_tensor_cores["implementation"]]
+    a, b = helpers.normal((batch, m, k), "bfloat16"), helpers.normal((batch, k, n), "bfloat16", 1)
+    y, config = helpers.recorded_dot(a, b, False, False, "bfloat16", **on_tensor_cores)
+    assert_matmul(y, a, b)
+    assert config["writes_elements"]
+    assert (config["tile_rows"], config["tile_cols"]) == tile
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("share", ["a", "b"])
 def test_tensor_core_copies_a_shared_factor_once(share, on_tensor_cores):
@@ -467,11 +487,14 @@ def test_tensor_core_without_depth_is_zero(on_tensor_cores):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("writes", ["copies", "elements"])
 @pytest.mark.parametrize("tile", TENSOR_CORE_TILES, ids=str)
-def test_tensor_core_in_any_order_of_threads(tile, on_tensor_cores):
+def test_tensor_core_in_any_order_of_threads(tile, writes, on_tensor_cores):
     if on_tensor_cores["implementation"] != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
     m, n, k = TENSOR_CORE_TILES[tile]["interpret"]
+    if writes == "elements":
+        n, k = n - 3, 600  # in several steps of the next tile
     a, b = helpers.normal((2, m, k), "bfloat16"), helpers.normal((2, k, n), "bfloat16", seed=1)
     helpers.under_each_schedule(
         lambda: jax_gpuops.matmul(a, b, **on_tensor_cores),

@@ -41,17 +41,17 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
       const ReadFactor factor{buffers.up, factors.b.stored, factors.b.pitch};
       up.map = map_of_factor<T, Kernel::kDeepB>(factor, Kernel::kCols / 2);
     }
-    if (config.writes_elements) {
-      plain = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
-               static_cast<int>(problem.n)};
-    } else {
-      result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch, problem.m,
-                              problem.n, problem.n, kProductRows);
-    }
     order = order_of_tiles<Kernel>(problem, config, kStageDepth<T>);
     order.first = static_cast<unsigned>(first);
     if (config.tiles > 0) order.tiles = static_cast<unsigned>(config.tiles);
     order.a_bytes = Kernel::kDeepA ? box * kLineBytes : Kernel::kABytes;
+    if (config.writes_elements) {
+      plain = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
+               static_cast<int>(problem.n), rows_of_step<Kernel>(order.steps)};
+    } else {
+      result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch, problem.m,
+                              problem.n, problem.n, kProductRows);
+    }
   }
   typename Kernel::Epilogue epilogue{};
   if constexpr (Kernel::kScaling == Scaling::kNone) {

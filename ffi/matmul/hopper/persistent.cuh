@@ -196,13 +196,35 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
 
 // ---- Results ----
 
+// A warp's of a panel, and those of them that it writes at once, 16 bytes a lane, if tensor copies
+// cannot.
+inline constexpr int kWarpRows = kProductRows / 4;
+inline constexpr int kRowsAtOnce = 32 * 16 / kLineBytes;
+
 // A result that tensor copies cannot write.
 template <class Result>
 struct PlainResult {
   Result* data;  // null: tensor copies write it
   int rows;
   int cols;
+  int step_rows = kWarpRows;
 };
+
+// PlainResult's step_rows: how many of a panel's rows each warp writes in one of a tile's `steps`,
+// if it writes the tile before while it multiplies. The copy engine takes a panel a step. Threads
+// would need longer for one than for the step's products, and leave the tensor cores idle: they
+// write a few rows, if the tile has enough steps.
+//
+//     steps of the next tile    0     1     2     3     4     5   ...
+//     rows of each warp         0-3   4-7   8-11  12-15 0-3   4-7
+//                               panel 0                 panel 1
+template <class Config>
+int rows_of_step(int steps) {
+  if (!Config::kLateStores) return kWarpRows;
+  int rows = kRowsAtOnce;
+  while (rows < kWarpRows && kWarpRows / rows * Config::kPanels > steps) rows *= 2;
+  return rows;
+}
 
 // The bias of a tile's columns.
 template <class Config>
@@ -258,8 +280,9 @@ __device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config
   }
 }
 
-// How a consumer writes its rows of a tile: panel by panel through two buffers in shared memory, of
-// which the copy engine reads one while the threads fill the other.
+// How a consumer writes its rows of a tile: panel by panel through two buffers in shared memory.
+// The copy engine reads one while the threads fill the other; or, if it cannot write the result,
+// each warp writes the rows that it has filled itself, and waits for no other warp.
 template <class Config>
 class ResultWriter {
  public:
@@ -275,18 +298,22 @@ class ResultWriter {
         barrier_(1 + consumer),
         thread_(threadIdx.x % kWarpgroupThreads) {}
 
-  // Panel `panel`, a constant once the caller's loop is unrolled: with `word` the sums' pairs,
-  // word(wave, i) those of sums 2 i and 2 i + 1, packed in as many bits as results have; or if
-  // these have 32 bits, the sums themselves.
+  // Fills a buffer with panel `panel`, a constant once the caller's loop is unrolled, for the copy
+  // engine or write_rows(): with `word` the sums' pairs, word(wave, i) those of sums 2 i and 2 i +
+  // 1, packed in as many bits as results have; or if these have 32 bits, the sums themselves.
   template <class Word>
-  __device__ __forceinline__ void write(int panel, const TilePosition& at, const Word& word) {
-    constexpr int kPerWave = Config::kResultCols / Config::kPanelCols;
+  __device__ __forceinline__ void fill(int panel, const TilePosition& at, const Word& word) {
     const int wave = panel / kPerWave;
     const int first = panel % kPerWave;
     unsigned char* const buffer = buffers_ + turn_ * kPanelBytes;
     turn_ ^= 1;
-    if (thread_ == 0) wait_until_read<Config::kPanelBuffers - 1>();
-    meet(barrier_, kWarpgroupThreads);
+    const bool copies = plain_.data == nullptr;
+    if (copies) {
+      if (thread_ == 0) wait_until_read<Config::kPanelBuffers - 1>();
+      meet(barrier_, kWarpgroupThreads);
+    } else {
+      __syncwarp();
+    }
     // Row r of the panel is line r, and lies swizzled as tensor copies expect it.
     const int lane = thread_ % 32;
     const int warp_row = thread_ / 32 * 16;
@@ -323,16 +350,34 @@ class ResultWriter {
         *reinterpret_cast<Pair*>(to + kAtomBytes) = Pair{word(wave, s + 2), word(wave, s + 3)};
       }
     }
-    finish_writes_before_copies();
-    meet(barrier_, kWarpgroupThreads);
-    const int col = at.col + first * Config::kPanelCols;
-    const int first_row = at.row + first_row_ + wave * kProductRows;
-    if (plain_.data != nullptr) {
-      write_elements(buffer, buffers_ + turn_ * kPanelBytes, first == 0, first == kPerWave - 1,
-                     first_row, col, at.matrix);
-    } else if (thread_ == 0) {
-      write_tensor(map_, col, first_row, at.matrix, buffer);
+    if (copies) {
+      finish_writes_before_copies();
+      meet(barrier_, kWarpgroupThreads);
+      if (thread_ == 0) {
+        write_tensor(map_, at.col + first * Config::kPanelCols,
+                     at.row + first_row_ + wave * kProductRows, at.matrix, buffer);
+      }
+    } else {
+      __syncwarp();
     }
+  }
+
+  // Writes `rows` of each warp's rows from the `first_row`-th on, of the panel that was filled
+  // last, if the copy engine does not.
+  __device__ __forceinline__ void write_rows(int panel, const TilePosition& at, int first_row,
+                                             int rows) const {
+    if (plain_.data == nullptr) return;
+    const int wave = panel / kPerWave;
+    const int first = panel % kPerWave;
+    write_elements(buffers_ + (turn_ ^ 1) * kPanelBytes, buffers_ + turn_ * kPanelBytes, first == 0,
+                   first == kPerWave - 1, at.row + first_row_ + wave * kProductRows,
+                   at.col + first * Config::kPanelCols, at.matrix, first_row, rows);
+  }
+
+  template <class Word>
+  __device__ __forceinline__ void write(int panel, const TilePosition& at, const Word& word) {
+    fill(panel, at, word);
+    write_rows(panel, at, 0, kWarpRows);
   }
 
   // Before the block ends.
@@ -341,11 +386,16 @@ class ResultWriter {
   }
 
  private:
+  static constexpr int kPerWave = Config::kResultCols / Config::kPanelCols;
+  static constexpr int kPackBytes = 16;
+  static constexpr int kRowLanes = kLineBytes / kPackBytes;
+
   // The panel that begins at (first_row, col), whose rows begin anywhere in memory: between sectors
   // of 32 bytes, of which memory takes whole ones many times as fast as parts. So what a panel has
   // of its last sector is left to the next one, while the buffers hold both: each row of the tile
-  // has two parts of sectors, at its ends. Each warp has 16 rows, and eight lanes one; a lane
-  // writes packs of 16 bytes, two of them a sector.
+  // has two parts of sectors, at its ends. Each warp has 16 rows, of which it writes `rows` from
+  // the `skipped`-th on, and eight lanes one; a lane writes packs of 16 bytes, two of them a
+  // sector.
   //
   //     sectors    | . . . . | . . . . | . . . . | . . . . | . . . . |
   //     panel 0        e e e  P P P P P P P P P
@@ -355,32 +405,30 @@ class ResultWriter {
   // right.
   __device__ __forceinline__ void write_elements(const unsigned char* panel,
                                                  const unsigned char* before, bool begins,
-                                                 bool ends, int first_row, int col,
-                                                 int matrix) const {
+                                                 bool ends, int first_row, int col, int matrix,
+                                                 int skipped, int rows) const {
     constexpr int kBytes = static_cast<int>(sizeof(Result));
-    constexpr int kPackBytes = 16;
     constexpr int kSectorBytes = 32;
-    constexpr int kLanes = kLineBytes / kPackBytes;
-    constexpr int kStep = 32 / kLanes;
     const int bytes = min(Config::kPanelCols, plain_.cols - col) * kBytes;
     if (bytes <= 0) return;
     ends = ends || col + Config::kPanelCols >= plain_.cols;
-    const int lane = thread_ % kLanes;
-    int row = thread_ / 32 * 16 + thread_ % 32 / kLanes;
-    const int end = min(thread_ / 32 * 16 + 16, plain_.rows - first_row);
+    const int lane = thread_ % kRowLanes;
+    const int warp_row = thread_ / 32 * kWarpRows + skipped;
+    int row = warp_row + thread_ % 32 / kRowLanes;
+    const int end = min(warp_row + rows, plain_.rows - first_row);
     auto* to = reinterpret_cast<unsigned char*>(
         plain_.data + (std::int64_t{matrix} * plain_.rows + first_row + row) * plain_.cols + col);
 #pragma unroll 1
-    for (; row < end; row += kStep, to += std::int64_t{kStep * kBytes} * plain_.cols) {
+    for (; row < end; row += kRowsAtOnce, to += std::int64_t{kRowsAtOnce * kBytes} * plain_.cols) {
       // Bytes are counted from the panel's first one on; the first sector begins before it.
       const int skew = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) % kSectorBytes);
       const auto piece = [&](int number) {
         return (number < 0 ? before : panel) + row * kLineBytes +
-               ((number ^ row) & (kLanes - 1)) * kPackBytes;
+               ((number ^ row) & (kRowLanes - 1)) * kPackBytes;
       };
-      const int packs = ends ? (bytes + skew) / kPackBytes : kLanes;
+      const int packs = ends ? (bytes + skew) / kPackBytes : kRowLanes;
 #pragma unroll 1
-      for (int pack = lane; pack < packs; pack += kLanes) {  // once, or for its end twice
+      for (int pack = lane; pack < packs; pack += kRowLanes) {  // once, or for its end twice
         const int at = pack * kPackBytes - skew;
         if (begins && at < 0) continue;
         // Where nothing is past the first piece, the second one is of no meaning.
@@ -391,7 +439,7 @@ class ResultWriter {
       }
       const auto write_elements_of = [&](int from, int until) {
 #pragma unroll 1
-        for (int at = from + lane * kBytes; at < until; at += kLanes * kBytes) {
+        for (int at = from + lane * kBytes; at < until; at += kRowLanes * kBytes) {
           *reinterpret_cast<Result*>(to + at) =
               *reinterpret_cast<const Result*>(piece(at >> 4) + (at & (kPackBytes - 1)));
         }
@@ -533,8 +581,17 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
         if (step < order.steps) multiply(step);
         if constexpr (Config::kLateStores) {
           if (waiting) {
-            writer.write(panel, before, [&](int wave, int i) { return words[wave][i]; });
+            writer.fill(panel, before, [&](int wave, int i) { return words[wave][i]; });
           }
+        }
+#pragma unroll 1
+        for (int row = 0;;) {
+          if (waiting) writer.write_rows(panel, before, row, plain.step_rows);
+          row += plain.step_rows;
+          if (row >= kWarpRows) break;
+          retire(step);
+          ++step;
+          multiply(step);  // if a panel takes several steps, there are enough
         }
         if constexpr (Config::kAdds) load_addend<Config>(epilogue, here, consumer, panel, words);
         if (step < order.steps) {
