@@ -494,6 +494,9 @@ struct TensorCoreTile {
 
   constexpr int threads() const { return 128 * (1 + consumers); }
 
+  // Whether halves of its columns are whole panels of both factors of a gated problem.
+  constexpr bool gates() const { return cols % 128 == 0; }
+
   // The ring of slices 128 bytes deep, two panels of results for each consumer, and the barriers,
   // from a multiple of 1024 on; what a launch gives begins at a multiple of 128.
   constexpr int shared_bytes() const {
@@ -507,6 +510,7 @@ struct TensorCoreTile {
 inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     // result  tile   consumers, stages, cluster  pending, late   promotes  speeds
     {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
+    {2, 128, 192,     2, 4, 2,                    0,       true,  false,    98, 80},
     {2, 128, 128,     2, 6, 1,                    1,       true,  false,    96, 57},
     {2, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},

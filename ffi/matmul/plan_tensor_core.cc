@@ -1,6 +1,7 @@
 // The plan of tensor_core and split_k: the tiles by which a GPU is done first.
 
 #include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "core/integer.h"
@@ -31,8 +32,9 @@ std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
 }
 
 // Estimates: what a multiprocessor takes for a step of 64 x 128 sums, 128 bytes deep, at the speed
-// of the largest tile.
+// of the largest tile, at its highest clock, and while all others multiply too.
 constexpr double kStepTime = 126;
+constexpr double kBusyStepTime = 166;
 // How long the exchange of a cluster's sums takes, and how many bytes of it a block sends in a
 // nanosecond.
 constexpr double kExchangeTime = 1500;
@@ -50,10 +52,13 @@ std::int64_t depth_steps(const Problem& problem) {
   return divide_up(problem.k * bytes, kTensorLineBytes);
 }
 
-// How long `turns` tiles take that a multiprocessor multiplies one after the other.
-double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int speed) {
-  return static_cast<double>(turns * steps) * (rows * cols / (64.0 * 128.0)) * kStepTime * 100 /
-         speed;
+// How long `turns` tiles take that each of `busy` multiprocessors multiplies one after the other.
+// The more there are, the lower is the clock that the GPU's power allows.
+double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int speed,
+               std::int64_t busy, const Device& device) {
+  const double share = static_cast<double>(busy) / device.multiprocessors;
+  const double step = std::max(kStepTime, kBusyStepTime * std::sqrt(share));
+  return static_cast<double>(turns * steps) * (rows * cols / (64.0 * 128.0)) * step * 100 / speed;
 }
 
 // How long the reads of so many tiles take, each of all of the depth, by so many multiprocessors.
@@ -93,21 +98,12 @@ Grid grid_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t gr
           divide_up(problem.n, result_cols(problem, tile.cols)), group};
 }
 
-// Whether tiles are made of any smaller one of the same table, so that it can take a tail of
-// theirs.
-template <std::size_t kSize>
-constexpr bool are_made_of_smaller_ones(const TensorCoreTile (&tiles)[kSize]) {
-  for (const TensorCoreTile& tile : tiles) {
-    for (const TensorCoreTile& tail : tiles) {
-      const bool is_smaller = tail.rows * tail.cols < tile.rows * tile.cols;
-      const int rows = tile.rows * tile.cluster_rows % (tail.rows * tail.cluster_rows);
-      if (is_smaller && (rows != 0 || tile.cols % tail.cols != 0)) return false;
-    }
-  }
-  return true;
+// Whether a tile of clusters is made of several of `tail`, which so can take a tail of such tiles.
+bool is_made_of(const TensorCoreTile& tile, const TensorCoreTile& tail) {
+  return tail.rows * tail.cols < tile.rows * tile.cols &&
+         tile.rows * tile.cluster_rows % (tail.rows * tail.cluster_rows) == 0 &&
+         tile.cols % tail.cols == 0;
 }
-static_assert(are_made_of_smaller_ones(kTensorCoreTiles));
-static_assert(are_made_of_smaller_ones(kTensorCoreByteTiles));
 
 // How a product is cut in two launches, by tiles of which the second's divide the first's.
 struct Cut {
@@ -139,7 +135,7 @@ void each_tile(const Problem& problem, Visit&& visit) {
   const auto visit_those = [&](const auto& tiles) {
     for (const TensorCoreTile& tile : tiles) {
       if (tile.result_bytes == static_cast<int>(info(problem.result_dtype).bytes) &&
-          tile.promotes == promotes_sums(problem)) {
+          tile.promotes == promotes_sums(problem) && (tile.gates() || !problem.gated)) {
         visit(tile);
       }
     }
@@ -156,11 +152,10 @@ struct TensorCoreChoice {
   const TensorCoreTile* tail;  // null: one launch takes all tiles
   Cut cut;
   double time;
-  double latency;
 };
 
 // The tiles by which the multiprocessors are done first: each takes tile after tile. The choice is
-// by their products, the time is what these or the reads take.
+// by their products and the copies before them, the time is what these or the reads take.
 TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto begins_lines = [](const StoredFactor& factor) {
     return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
@@ -173,9 +168,10 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto estimated = [&](TensorCoreChoice choice) {
     const auto add = [&](const TensorCoreTile& tile, std::int64_t tiles) {
       const std::int64_t turns = divide_up(tiles, at_a_time(tile));
-      choice.time +=
-          time_of(turns, steps, tile.rows, tile.cols, aligned ? tile.speed : tile.unaligned_speed);
-      choice.latency += latency_of(turns * steps, tile.stages - tile.pending);
+      const double products = time_of(turns, steps, tile.rows, tile.cols,
+                                      aligned ? tile.speed : tile.unaligned_speed,
+                                      blocks_of(tiles, tile.cluster_rows, device), device);
+      choice.time += std::max(products, latency_of(turns * steps, tile.stages - tile.pending));
     };
     add(*choice.tile, choice.cut.tiles);
     if (choice.tail != nullptr) {
@@ -187,7 +183,7 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   TensorCoreChoice best{};
   each_tile(problem, [&](const TensorCoreTile& tile) {
     const Cut all{clusters_of(problem, tile), 0, 0, 0};
-    const TensorCoreChoice choice = estimated({&tile, nullptr, all, 0, 0});
+    const TensorCoreChoice choice = estimated({&tile, nullptr, all, 0});
     if (best.tile == nullptr || choice.time < best.time) best = choice;
   });
   if (problem.dtype != DType::kFloat32) {  // turned_kernel has no tails
@@ -197,10 +193,10 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
       const std::int64_t left_over = tiles % at_a_time(tile);
       if (left_over == 0) return;
       each_tile(problem, [&](const TensorCoreTile& tail) {
-        if (tail.rows * tail.cols >= tile.rows * tile.cols) return;
+        if (!is_made_of(tile, tail)) return;
         const Cut cut = cut_at(problem, tile, tail, tiles - left_over);
         if (cut.tiles == 0) return;
-        const TensorCoreChoice choice = estimated({&tile, &tail, cut, 0, 0});
+        const TensorCoreChoice choice = estimated({&tile, &tail, cut, 0});
         if (choice.time < std::min(best.time, most)) best = choice;
       });
     });
@@ -209,7 +205,7 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const std::int64_t tiles = clusters_of(problem, tile) * tile.cluster_rows;
   const double reads = read_time(problem, tiles, tile.rows, tile.cols,
                                  std::min<std::int64_t>(tiles, device.multiprocessors));
-  best.time = kLaunchTime + std::max({best.time, reads, best.latency});
+  best.time = kLaunchTime + std::max(best.time, reads);
   return best;
 }
 
@@ -266,8 +262,9 @@ SplitKChoice best_split_k(const Problem& problem, const Device& device) {
     const std::int64_t steps = divide_up(depth, splits);
     const std::int64_t rows = std::min<std::int64_t>(tile.rows, divide_up(problem.m, 16) * 16);
     const auto sent = static_cast<double>(rows * tile.cols * 4 * (splits - 1)) / splits;
-    const double products = time_of(divide_up(blocks, device.multiprocessors), steps, tile.rows,
-                                    tile.cols, kSplitKSpeed);
+    const double products =
+        time_of(divide_up(blocks, device.multiprocessors), steps, tile.rows, tile.cols,
+                kSplitKSpeed, std::min<std::int64_t>(blocks, device.multiprocessors), device);
     const double latency = latency_of(
         divide_up(blocks, std::int64_t{device.multiprocessors} * resident) * steps, stages);
     const double reads = read_time(problem, tiles, tile.rows, tile.cols,

@@ -72,7 +72,7 @@ void launch_turned(const Queue& queue, const Config& config, const Problem& prob
                    const Buffers& buffers) {
   using Kernel = Turned<kFinishes>;
   static_assert(Kernel::kRows == kTurnedRows && Kernel::kCols == kTurnedCols);
-  static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTensorCoreTiles[3].shared_bytes());
+  static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTensorCoreTiles[4].shared_bytes());
   const LaunchShape shape = shape_behind_copies(config, Kernel::kBlocks);
   const ReadFactors factors = read_factors<float>(queue, config, problem, buffers);
   TensorMap a{}, b{}, result{};
@@ -102,6 +102,7 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
       constexpr const TensorCoreTile& kTile = kTiles[decltype(index)::value];
       constexpr bool kExists = kTile.result_bytes == static_cast<int>(sizeof(Result)) &&
                                !(kTile.promotes && std::is_integral_v<T>) &&
+                               !(kGated && !kTile.gates()) &&
                                !(kScaling == Scaling::kBlocks && !kTile.promotes);
       if constexpr (kExists) {
         using Kernel =

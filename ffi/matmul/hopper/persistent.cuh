@@ -115,7 +115,7 @@ struct Persistent {
                 "wgmma takes rows of k only for 16 bits");
   static_assert(kConsumers == 1 || kConsumers == 2);
   static_assert(kRows % (kConsumers * kProductRows) == 0, "a consumer has whole wgmmas");
-  static_assert(kCols / kClusterRows % 64 == 0, "blocks copy whole panels for each other");
+  static_assert(kCols % 64 == 0, "blocks copy whole panels for each other");
   static_assert(kClusterRows <= 2);
   static_assert(kRows <= 256 && kCols <= 256, "the copy engine's largest box");
   static_assert(!kGated || (kFinishes && kCols / 2 % 64 == 0), "whole panels of both factors");

@@ -97,9 +97,14 @@ __device__ __forceinline__ void copy_slice(unsigned char* to, const TensorMap& m
   };
   if constexpr (kDeep) {
     copy(k, row + first, first);
-  } else {
+  } else if constexpr (kPart % 64 == 0) {
 #pragma unroll
     for (int panel = 0; panel < kPart; panel += 64) copy(row + first + panel, k, first + panel);
+  } else {  // of an odd number of panels, each block has the larger share of every other stage
+#pragma unroll
+    for (int panel = 0; panel < kExtent; panel += 64) {
+      if ((k + panel) / 64 % kParts == part) copy(row + panel, k, panel);
+    }
   }
 }
 
