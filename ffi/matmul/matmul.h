@@ -568,6 +568,7 @@ struct SplitKTile {
   int rows;
   int cols;
   int resident;  // blocks on a multiprocessor, at most
+  int speed;     // as TensorCoreTile has it
 
   constexpr int threads() const { return 128 * (rows / 64) + 32; }
 
@@ -585,7 +586,7 @@ struct SplitKTile {
   }
 };
 
-inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2}, {128, 128, 2}};
+inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2, 86}, {128, 128, 2, 60}};
 
 // skinny
 

@@ -36,15 +36,15 @@ std::int64_t skinny_col_tiles(const SkinnyFactors& factors) {
 }
 
 // Warps of many rows read the skinny factor less often, and longer runs of a large one whose rows
-// are contiguous; but each multiprocessor should have some, and every one something to do. All
-// blocks of 64 rows that run at once have as much on their way, and so are done together, two on a
+// are contiguous; but of 32 rows only if some multiprocessor had two blocks of 16. All blocks of 64
+// rows that run at once have as much on their way, and so are done together, two on a
 // multiprocessor or one.
 int skinny_rows(const SkinnyFactors& factors, std::int64_t batch, const Device& device) {
   const auto tiles = [&](int rows) {
     return batch * skinny_col_tiles(factors) * divide_up(factors.large.extent, rows);
   };
   if (4 * tiles(64) >= std::int64_t{5} * device.multiprocessors) return 64;
-  return 4 * tiles(32) >= std::int64_t{3} * device.multiprocessors ? 32 : 16;
+  return 2 * tiles(32) > device.multiprocessors ? 32 : 16;
 }
 
 // Whether whole packs of so many elements begin at aligned addresses.

@@ -11,8 +11,6 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 namespace {
 
-// As TensorCoreTile has it.
-constexpr int kSplitKSpeed = 86;
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
 constexpr std::int64_t kTensorCoreGroup = 8;
 // A tail must promise to save so much of the products' time. Less may come to nothing, since
@@ -39,12 +37,13 @@ constexpr double kBusyStepTime = 166;
 // nanosecond.
 constexpr double kExchangeTime = 1500;
 constexpr double kExchangeRate = 25;
-// Of factors: bytes in a nanosecond that memory gives to all multiprocessors, and to one, those
-// that the L2 cache gives beside it, of what another tile has read, and after how long a copy is
-// there.
+// Of factors: bytes in a nanosecond that memory gives to all multiprocessors, and to one, which
+// writes results as fast; those that the L2 cache gives beside it, of what another tile has read,
+// and all that it gives to tiles that do not begin together; and after how long a copy is there.
 constexpr double kMemoryRate = 4500;
 constexpr double kOwnMemoryRate = 60;
 constexpr double kRereadRate = 30000;
+constexpr double kCacheRate = 12500;
 constexpr double kCopyLatency = 900;
 
 std::int64_t depth_steps(const Problem& problem) {
@@ -168,16 +167,23 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto estimated = [&](TensorCoreChoice choice) {
     const auto add = [&](const TensorCoreTile& tile, std::int64_t tiles) {
       const std::int64_t turns = divide_up(tiles, at_a_time(tile));
-      const double products = time_of(turns, steps, tile.rows, tile.cols,
-                                      aligned ? tile.speed : tile.unaligned_speed,
-                                      blocks_of(tiles, tile.cluster_rows, device), device);
-      choice.time += std::max(products, latency_of(turns * steps, tile.stages - tile.pending));
+      const double products =
+          time_of(turns, steps, tile.rows, tile.cols, aligned ? tile.speed : tile.unaligned_speed,
+                  blocks_of(tiles, tile.cluster_rows, device), device);
+      const auto lines =
+          static_cast<double>(tiles * steps * (tile.rows * tile.cluster_rows + tile.cols));
+      const double copies = turns > 1 ? lines * kTensorLineBytes / kCacheRate : 0;
+      choice.time +=
+          std::max({products, copies, latency_of(turns * steps, tile.stages - tile.pending)});
     };
     add(*choice.tile, choice.cut.tiles);
     if (choice.tail != nullptr) {
       add(*choice.tail, choice.cut.tail_tiles);
       choice.time += kLaunchTime;
     }
+    // The last results are written when there is nothing left to multiply.
+    const TensorCoreTile& last = choice.tail == nullptr ? *choice.tile : *choice.tail;
+    choice.time += last.rows * last.cols * last.result_bytes / kOwnMemoryRate;
     return choice;
   };
   TensorCoreChoice best{};
@@ -263,8 +269,8 @@ SplitKChoice best_split_k(const Problem& problem, const Device& device) {
     const std::int64_t rows = std::min<std::int64_t>(tile.rows, divide_up(problem.m, 16) * 16);
     const auto sent = static_cast<double>(rows * tile.cols * 4 * (splits - 1)) / splits;
     const double products =
-        time_of(divide_up(blocks, device.multiprocessors), steps, tile.rows, tile.cols,
-                kSplitKSpeed, std::min<std::int64_t>(blocks, device.multiprocessors), device);
+        time_of(divide_up(blocks, device.multiprocessors), steps, tile.rows, tile.cols, tile.speed,
+                std::min<std::int64_t>(blocks, device.multiprocessors), device);
     const double latency = latency_of(
         divide_up(blocks, std::int64_t{device.multiprocessors} * resident) * steps, stages);
     const double reads = read_time(problem, tiles, tile.rows, tile.cols,
