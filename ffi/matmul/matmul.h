@@ -512,25 +512,25 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
     {2, 128, 192,     2, 4, 2,                    0,       true,  false,    98, 80},
     {2, 128, 128,     2, 6, 1,                    1,       true,  false,    96, 57},
-    {2, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
+    {2, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
-    {4, 64, 128,      1, 6, 1,                    1,       false, false,    90, 40},
+    {4, 64, 128,      1, 8, 1,                    1,       false, false,    90, 40},
 };
 
 // Of factors of 8 bits. Their stages have as many bytes and take as long, so that the speeds are
 // the same, those of sums that are promoted estimates.
 inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
     {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
-    {2, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
+    {2, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
-    {4, 64, 128,      1, 6, 1,                    1,       false, false,    90, 40},
+    {4, 64, 128,      1, 8, 1,                    1,       false, false,    90, 40},
     {2, 128, 256,     2, 4, 2,                    0,       false, true,     90, 90},
-    {2, 64, 128,      1, 6, 1,                    0,       false, true,     60, 38},
+    {2, 64, 128,      1, 8, 1,                    0,       false, true,     60, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, true,     90, 90},
-    {4, 64, 128,      1, 6, 1,                    0,       false, true,     60, 38},
+    {4, 64, 128,      1, 8, 1,                    0,       false, true,     60, 38},
     // int8 from scaled sums
     {1, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
-    {1, 64, 128,      1, 6, 1,                    1,       false, false,    86, 38},
+    {1, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
 };
 // clang-format on
 

@@ -33,6 +33,8 @@ std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
 // of the largest tile, at its highest clock, and while all others multiply too.
 constexpr double kStepTime = 126;
 constexpr double kBusyStepTime = 166;
+// How long the tensor cores wait between two tiles.
+constexpr double kTurnTime = 300;
 // How long the exchange of a cluster's sums takes, and how many bytes of it a block sends in a
 // nanosecond.
 constexpr double kExchangeTime = 1500;
@@ -173,8 +175,9 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
       const auto lines =
           static_cast<double>(tiles * steps * (tile.rows * tile.cluster_rows + tile.cols));
       const double copies = turns > 1 ? lines * kTensorLineBytes / kCacheRate : 0;
+      const double latency = latency_of(turns * steps, tile.stages - tile.pending);
       choice.time +=
-          std::max({products, copies, latency_of(turns * steps, tile.stages - tile.pending)});
+          std::max({products, copies, latency}) + static_cast<double>(turns - 1) * kTurnTime;
     };
     add(*choice.tile, choice.cut.tiles);
     if (choice.tail != nullptr) {
