@@ -13,9 +13,8 @@ namespace {
 
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
 constexpr std::int64_t kTensorCoreGroup = 8;
-// A tail must promise to save so much of the products' time. Less may come to nothing, since
-// multiprocessors without work leave their power to the others.
-constexpr double kLeastTailGain = 0.03;
+// A tail must promise to save so much of the time: less is within what estimates are wrong by.
+constexpr double kLeastTailGain = 0.015;
 // A matrix is at most what a stride of a tensor map spans.
 constexpr std::int64_t kMostTensorBytes = std::int64_t{1} << 39;
 
