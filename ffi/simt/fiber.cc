@@ -113,6 +113,17 @@ constexpr std::size_t kMostOffset = 4096;  // addresses this far apart share a s
 
 thread_local Fiber* running = nullptr;
 
+// What called resume().
+struct Resumer {
+  void* stack_pointer = nullptr;
+#ifdef JAX_GPUOPS_ASAN
+  void* fake_stack = nullptr;
+  const void* stack = nullptr;  // null until the first fiber of the resume() runs
+  std::size_t stack_bytes = 0;
+#endif
+};
+thread_local Resumer resumer;
+
 // Fills the top of a new stack so that switching to it calls `function`.
 void* new_stack_pointer(void* top, void (*function)()) {
   auto* word = static_cast<std::uintptr_t*>(top);
@@ -161,39 +172,44 @@ Fiber::~Fiber() {
 void Fiber::resume() {
   running = this;
 #ifdef JAX_GPUOPS_ASAN
-  __sanitizer_start_switch_fiber(&resumer_fake_stack_, stack_, stack_bytes_);
+  resumer.stack = nullptr;
+  __sanitizer_start_switch_fiber(&resumer.fake_stack, stack_, stack_bytes_);
 #endif
-  jax_gpuops_switch_stack(&resumer_stack_pointer_, stack_pointer_);
+  jax_gpuops_switch_stack(&resumer.stack_pointer, stack_pointer_);
 #ifdef JAX_GPUOPS_ASAN
-  __sanitizer_finish_switch_fiber(resumer_fake_stack_, nullptr, nullptr);
+  __sanitizer_finish_switch_fiber(resumer.fake_stack, nullptr, nullptr);
 #endif
   running = nullptr;
 }
 
-void Fiber::suspend() { running->leave(/*last=*/false); }
+void Fiber::suspend(Fiber* next) { running->leave(next, /*last=*/false); }
 
-void Fiber::leave([[maybe_unused]] bool last) {
+void Fiber::leave(Fiber* next, [[maybe_unused]] bool last) {
 #ifdef JAX_GPUOPS_ASAN
   // Null frees the fake stack.
-  __sanitizer_start_switch_fiber(last ? nullptr : &fake_stack_, resumer_stack_,
-                                 resumer_stack_bytes_);
+  __sanitizer_start_switch_fiber(last ? nullptr : &fake_stack_,
+                                 next != nullptr ? next->stack_ : resumer.stack,
+                                 next != nullptr ? next->stack_bytes_ : resumer.stack_bytes);
 #endif
-  jax_gpuops_switch_stack(&stack_pointer_, resumer_stack_pointer_);
+  running = next;
+  jax_gpuops_switch_stack(&stack_pointer_,
+                          next != nullptr ? next->stack_pointer_ : resumer.stack_pointer);
+  arrive();
+}
+
+void Fiber::arrive() {
 #ifdef JAX_GPUOPS_ASAN
-  __sanitizer_finish_switch_fiber(fake_stack_, &resumer_stack_, &resumer_stack_bytes_);
+  const bool resumed = resumer.stack == nullptr;
+  __sanitizer_finish_switch_fiber(fake_stack_, resumed ? &resumer.stack : nullptr,
+                                  resumed ? &resumer.stack_bytes : nullptr);
 #endif
 }
 
 void Fiber::main() {
   Fiber* const self = running;
-#ifdef JAX_GPUOPS_ASAN
-  __sanitizer_finish_switch_fiber(nullptr, &self->resumer_stack_, &self->resumer_stack_bytes_);
-#endif
-  while (self->task_ != nullptr) {
-    self->task_(self->argument_);
-    self->leave(/*last=*/false);
-  }
-  self->leave(/*last=*/true);
+  self->arrive();
+  while (self->task_ != nullptr) self->leave(self->task_(self->argument_), /*last=*/false);
+  self->leave(nullptr, /*last=*/true);
   std::abort();  // resumed after its end
 }
 

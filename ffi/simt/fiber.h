@@ -20,7 +20,8 @@ namespace simt {
 // resumed it.
 class Fiber {
  public:
-  using Task = void (*)(void* argument);
+  // Returns the fiber that runs next, or null for what resumed this one.
+  using Task = Fiber* (*)(void* argument);
 
   Fiber();
   ~Fiber();
@@ -33,30 +34,28 @@ class Fiber {
     argument_ = argument;
   }
 
-  // Runs the task until it suspends or returns. The task must not let an exception escape, and
-  // must not suspend while it handles one: the C++ run-time keeps those per host thread.
+  // Runs the task until it, or a fiber that runs next, suspends or returns with none that runs
+  // next. The task must not let an exception escape, and must not suspend while it handles one: the
+  // C++ run-time keeps those per host thread.
   void resume();
 
-  // Returns from the resume() that runs the calling fiber.
-  static void suspend();
+  // Runs `next` until something runs the calling fiber again; if null, returns from the resume().
+  static void suspend(Fiber* next);
 
  private:
   [[noreturn]] static void main();
-  void leave(bool last);
+  void leave(Fiber* next, bool last);
+  void arrive();
 
   void* memory_;  // a guard page, then the stack
   std::size_t memory_bytes_;
   void* stack_;
   std::size_t stack_bytes_;
   void* stack_pointer_;  // of this fiber while it is suspended
-  void* resumer_stack_pointer_ = nullptr;
   Task task_ = nullptr;
   void* argument_ = nullptr;
 #ifdef JAX_GPUOPS_ASAN
   void* fake_stack_ = nullptr;
-  void* resumer_fake_stack_ = nullptr;
-  const void* resumer_stack_ = nullptr;
-  std::size_t resumer_stack_bytes_ = 0;
 #endif
 };
 

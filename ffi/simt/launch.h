@@ -272,7 +272,10 @@ class Launch {
   void run_round();
   template <class Predicate>
   void gather(Predicate&& runs);
-  void resume(Thread& thread);
+  Fiber& begin_turn(Thread& thread);
+  void end_turn();
+  Fiber* next_turn();
+  void suspend();
   void run_thread();
   [[noreturn, gnu::noinline]] void fail_lanes(const Call& call) const;
   void cancel();
@@ -339,6 +342,7 @@ class Launch {
   std::vector<Cluster> clusters_;
   bool holds_back_ = false;
   std::vector<Thread*> ready_;  // of this round
+  std::size_t turns_ = 0;       // of them, that have begun
   std::size_t live_ = 0;
   std::size_t polling_ = 0;
   std::uint64_t activity_ = 0;   // grows with whatever may end another thread's polling
@@ -346,6 +350,7 @@ class Launch {
   std::deque<Copy> copies_;      // under way; mostly the first one lands first
   std::deque<Copy> written_;     // to global memory, that have read their source
   Thread* thread_ = nullptr;     // the running one
+  bool polled_ = false;          // it waited until others had written something
   std::exception_ptr error_;
   bool cancelled_ = false;
 };

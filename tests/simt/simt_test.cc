@@ -701,8 +701,9 @@ void warp_softmax(const float* x, float* y, int columns) {
 
 void test_speed() {
   struct Switcher {
-    static void run(void* rounds) {
-      for (long i = *static_cast<long*>(rounds); i > 0; --i) simt::Fiber::suspend();
+    static simt::Fiber* run(void* rounds) {
+      for (long i = *static_cast<long*>(rounds); i > 0; --i) simt::Fiber::suspend(nullptr);
+      return nullptr;
     }
   };
   long rounds = 1000000;
