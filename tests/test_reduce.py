@@ -82,7 +82,7 @@ def assert_right(name, actual, x, axis=-1):
         np.testing.assert_array_equal(actual, exact, name)
         return
     x = helpers.exact(x)
-    count = np.prod(np.take(x.shape, axis)) if axis is not None else x.size
+    count = np.prod(np.take(x.shape, np.array(axis, int))) if axis is not None else x.size
     computed = np.float64 if actual.dtype == np.float64 else np.float32
     epsilon = np.finfo(computed).eps
     if name == "prod":
@@ -173,18 +173,20 @@ def test_any_shape_axis_and_value(draw, shape, dtype, name, special, implementat
                 x.flat[draw.draw(at)] = float("nan" if special == "two nans" else special)
     with helpers.x64(dtype):
         y = np.asarray(ours(name, x, axis, implementation=implementation))
-        expected = np.asarray(upstream(name, jnp.asarray(x), axis))
+        if special is None or dtype not in helpers.FLOATS:
+            assert_right(name, y, x, axis)
+            return
+        expected = jax.eval_shape(lambda x: upstream(name, x, axis), x)
     assert (y.dtype, y.shape) == (expected.dtype, expected.shape)
-    if name in ARGS:  # JAX too promises the first of equal ones, and of several NaN
-        reference = np.argmax if name == "argmax" else np.argmin
-        np.testing.assert_array_equal(y, reference(x.astype(np.longdouble), axis))
-    elif y.dtype.kind in "iu":
+    # The values are numpy's: XLA's max and min on a CPU lose a NaN in some shapes.
+    with np.errstate(over="ignore"):
+        expected = np.asarray(getattr(np, name)(helpers.exact(x), axis)).astype(y.dtype)
+    y, expected = helpers.exact(y), helpers.exact(expected)
+    if name in ("sum", "prod", "mean"):
+        tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4, "float64": 1e-8}[dtype]
+        np.testing.assert_allclose(y, expected, rtol=tolerance, atol=tolerance)
+    else:  # JAX too promises the first of equal ones, and of several NaN
         np.testing.assert_array_equal(y, expected)
-    else:
-        tolerance = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-4}.get(y.dtype.name, 1e-8)
-        np.testing.assert_allclose(
-            helpers.exact(y), helpers.exact(expected), rtol=tolerance, atol=tolerance
-        )
 
 
 @pytest.mark.parametrize(("name", "algorithm"), [pair for pair in TAKEN if pair[0] != "prod"])
