@@ -43,15 +43,20 @@ void Launch::async_copy(const char* function, Site site, void* to, const void* f
   take_memory(to, bytes);
   thread.async_copies.push_back(copy);
   if (timing_ == Timing::kEarly) {
-    land_async(thread, 0);
+    land_async(thread, 0, 1);
   } else if (timing_ == Timing::kAny && random_.below(4) == 0) {
-    land_async(thread, random_.below(std::min(thread.async_copies.size(), kOvertaking)));
+    land_async(thread, random_.below(std::min(thread.async_copies.size(), kOvertaking)), 1);
   }
 }
 
-void Launch::land_async(Thread& thread, std::size_t position) {
-  const AsyncCopy copy = thread.async_copies[position];
-  thread.async_copies.erase(thread.async_copies.begin() + static_cast<std::ptrdiff_t>(position));
+void Launch::land_async(Thread& thread, std::size_t position, std::size_t number) {
+  const auto first = thread.async_copies.begin() + static_cast<std::ptrdiff_t>(position);
+  const auto last = first + static_cast<std::ptrdiff_t>(number);
+  std::for_each(first, last, [&](const AsyncCopy& copy) { land_async(thread, copy); });
+  thread.async_copies.erase(first, last);
+}
+
+void Launch::land_async(const Thread& thread, const AsyncCopy& copy) const {
   release_memory(copy.to, copy.bytes);
   if (copy.from != nullptr && std::memcmp(copy.from, copy.data.data(), copy.bytes) != 0) {
     throw Error(copy_text(thread, copy) +
@@ -73,10 +78,11 @@ void Launch::end_copy_group() {
 void Launch::wait_for_copy_groups(unsigned pending) {
   if (cancelled_) throw Cancelled();
   Thread& thread = *thread_;
-  while (!thread.async_copies.empty() &&
-         thread.async_copies.front().group + pending < thread.copy_groups) {
-    land_async(thread, 0);
-  }
+  const auto& copies = thread.async_copies;
+  const auto next = std::find_if(copies.begin(), copies.end(), [&](const AsyncCopy& copy) {
+    return copy.group + pending >= thread.copy_groups;
+  });
+  land_async(thread, 0, static_cast<std::size_t>(next - copies.begin()));
 }
 
 void Launch::check_async_copies(const Thread& thread) const {

@@ -312,7 +312,8 @@ class Launch {
   void drop_copies();
 
   // In async_copy.cc.
-  void land_async(Thread& thread, std::size_t position);
+  void land_async(Thread& thread, std::size_t position, std::size_t number);
+  void land_async(const Thread& thread, const AsyncCopy& copy) const;
   void check_async_copies(const Thread& thread) const;
   void drop_async_copies();
 
