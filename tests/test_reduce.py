@@ -201,6 +201,7 @@ def test_infinities_and_nan_wherever_they_are(name, algorithm, implementation):
     np.testing.assert_allclose(y, getattr(np, name)(x, axis), rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("name", ARGS)
 @pytest.mark.parametrize("algorithm", PRODUCTION)
 @pytest.mark.parametrize("value", [0.0, np.nan, -np.inf, np.inf])
