@@ -10,9 +10,14 @@
 //     8 threads                 t0  t1  |----- t0 ------|----- t1 ------| t2
 //
 // In rows with edges threads without a pack load the row's last one again: a load on a condition
-// would need more registers, and the compiler would fold one pack before it loads the next.
+// would need more registers, and the compiler would fold one pack before it loads the next. Where
+// the largest element is looked for, that pack is folded again, too: it changes nothing, and a
+// branch around it would take its load along.
 //
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
+//
+// All that a small array needs of a kernel's parameters lies within 64 bytes, which are fetched at
+// once: `x`, `rows` and the first members of `y`.
 #pragma once
 
 #include "core/ptx/memory.cuh"
@@ -24,17 +29,26 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+// So many partials of a row's warps are read by a thread.
+inline constexpr int kFewWarps = 4;
+
 struct HeldRows {
   unsigned count;
   unsigned columns;
   unsigned bytes;  // of a row
 };
 
-// Blocks are `threads of a row` x rows. Two of the largest fit, so that a multiprocessor has the
-// most threads. kEdges: rows may begin and end anywhere.
+// How many of the largest blocks fit: two, so that a multiprocessor has the most threads. But what
+// finds elements in rows with edges would have no registers for all that it loads then.
 template <class Reducer, bool kEdges>
-__global__ void __launch_bounds__(kMostHeldThreads, 2)
-    held_kernel(const typename Reducer::Element* __restrict__ x, Target y, HeldRows rows) {
+constexpr int least_held_blocks() {
+  return kEdges && kIsIndexed<typename Reducer::Partial> ? 1 : 2;
+}
+
+// Blocks are `threads of a row` x rows. kEdges: rows may begin and end anywhere.
+template <class Reducer, bool kEdges>
+__global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, kEdges>()))
+    held_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
   using Element = typename Reducer::Element;
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
@@ -88,10 +102,11 @@ __global__ void __launch_bounds__(kMostHeldThreads, 2)
     typename Reducer::Fold fold;
 #pragma unroll
     for (int i = 0; i < kHeldPacks; ++i) {
-      if (at(i) >= packs) break;
+      if (!kEdges && at(i) >= packs) break;
+      const int pack = at(i) < packs ? at(i) : packs - 1;
       Accumulator<Element> value[kPack];
       read.widen(held[i], value);
-      fold.add(value, head + at(i) * kPack, 1);
+      fold.add(value, head + pack * kPack, 1);
     }
     of_thread = fold.value();
     if (has_edge) {
@@ -103,19 +118,27 @@ __global__ void __launch_bounds__(kMostHeldThreads, 2)
   }
 
   // -- Combine --
-  const int lanes = threads < kWarpSize ? threads : kWarpSize;
-  const Partial of_warp = group_reduce(of_thread, Combine{}, lanes);
   if (threads <= kWarpSize) {
-    if (has_row && thread == 0) Reducer::store(y, row, of_warp);
+    const Partial of_row = group_reduce(of_thread, Combine{}, threads);
+    if (has_row && thread == 0) Reducer::store(y, row, of_row);
     return;
   }
+  const Partial of_warp = group_reduce<kWarpSize>(of_thread, Combine{});
   const int row_warps = threads / kWarpSize;
   const auto warps = shared<BlockStorage<Reducer>>().warps + threadIdx.y * row_warps;
   if (thread % kWarpSize == 0) warps[thread / kWarpSize] = of_warp;
   __syncthreads();
   if (thread >= kWarpSize) return;
-  const Partial of_row_warp = thread < row_warps ? warps[thread] : Reducer::identity();
-  const Partial of_row = group_reduce<kWarpSize>(of_row_warp, Combine{});
+  Partial of_row;
+  if (row_warps <= kFewWarps && std::is_arithmetic_v<Partial>) {
+    Partial terms[kFewWarps];  // in every thread: sooner there than by shuffles
+#pragma unroll
+    for (int i = 0; i < kFewWarps; ++i) terms[i] = i < row_warps ? warps[i] : Reducer::identity();
+    of_row = tree<Combine>(terms);
+  } else {
+    of_row = group_reduce<kWarpSize>(thread < row_warps ? warps[thread] : Reducer::identity(),
+                                     Combine{});
+  }
   if (has_row && thread == 0) Reducer::store(y, row, of_row);
 }
 
@@ -132,7 +155,7 @@ void launch_held(const Call& call) {
                       static_cast<unsigned>(call.problem.columns * sizeof(Element))};
   const auto launch_with = [&](auto edges) {
     launch_kernel<held_kernel<Reducer, decltype(edges)::value>>(
-        call.queue, shape, Instance::elements(call), call.result(), rows);
+        call.queue, shape, Instance::elements(call), rows, call.result());
   };
   if constexpr (holds_edges(kDTypeOf<Element>)) {
     if (config.edges) return launch_with(std::true_type{});

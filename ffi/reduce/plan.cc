@@ -67,12 +67,15 @@ constexpr std::int64_t kMostPacksOfShortHeldRows = 2;
 // staged: longer rows keep a group of lanes busy, and take much shared memory.
 constexpr std::int64_t kStagedBytes = 512;
 // Of fewer rows for each multiprocessor, threads that hold a part of one each are done sooner than
-// lanes that have whole ones.
+// lanes that have whole ones, unless these are few elements.
 constexpr std::int64_t kLeastStagedRows = 128;
+constexpr std::int64_t kFewStagedColumns = 32;
 // The longest row of which a tile fits every GPU's shared memory; kAlgorithms names it.
 constexpr std::int64_t kMostStagedBytes = 1024;
-// A warp's tile, if rows are short: enough to spread the cost of asking and waiting for it.
-constexpr std::int64_t kStagedTileBytes = 4096;
+// A warp's tile, if rows are short and many: as much as leaves room for those of all warps.
+constexpr std::int64_t kStagedTileBytes = 3328;
+// Warps of a multiprocessor that hide how long memory takes, before they have larger tiles.
+constexpr std::int64_t kBusyStagedWarps = 16;
 // A block's shared memory is about this, so that a multiprocessor has several blocks.
 constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 
@@ -393,19 +396,18 @@ void configure_held(const Problem& problem, const Device& device, Config* config
 
 void configure_staged(const Problem& problem, const Device& device, Config* config) {
   const std::int64_t warp_rows_bytes = kWarpLanes * row_bytes(problem);
-  config->lane_rows =
-      static_cast<int>(std::min(std::max<std::int64_t>(1, kStagedTileBytes / warp_rows_bytes),
-                                divide_up(problem.rows(), kWarpLanes)));
-  const std::int64_t warp_bytes = kStagedStages * config->lane_rows * warp_rows_bytes;
+  const std::int64_t most = std::max<std::int64_t>(1, kStagedTileBytes / warp_rows_bytes);
+  const std::int64_t busy = kBusyStagedWarps * device.multiprocessors;
+  config->lane_rows = static_cast<int>(
+      std::min(most, std::max<std::int64_t>(1, problem.rows() / (kWarpLanes * busy))));
   const std::int64_t tiles = divide_up(problem.rows(), kWarpLanes * config->lane_rows);
-  const std::int64_t warps =
-      std::min<std::int64_t>({kStagedThreads / kWarpLanes,
-                              std::max<std::int64_t>(1, kStagedBlockBytes / warp_bytes), tiles});
+  const std::int64_t tile_bytes = config->lane_rows * warp_rows_bytes;
+  const std::int64_t warps = std::max<std::int64_t>(
+      1, std::min<std::int64_t>({kStagedThreads / kWarpLanes, kStagedBlockBytes / tile_bytes,
+                                 tiles / device.multiprocessors}));
   config->threads = static_cast<int>(warps * kWarpLanes);
-  config->shared_bytes = warps * warp_bytes;
-  const std::int64_t resident =
-      resident_staged_blocks(problem, config->threads, config->shared_bytes, device);
-  config->blocks = std::min(resident, divide_up(tiles, warps));
+  config->shared_bytes = warps * tile_bytes;
+  config->blocks = divide_up(tiles, warps);
 }
 
 void configure_cluster(const Problem& problem, Config* config) {
@@ -577,7 +579,8 @@ bool staged_is_best(const Problem& problem) {
 
 bool staged_is_better_than_held(const Problem& problem, const Device& device) {
   return staged_is_best(problem) &&
-         expected_rows(problem) >= kLeastStagedRows * device.multiprocessors;
+         (problem.columns <= kFewStagedColumns ||
+          expected_rows(problem) >= kLeastStagedRows * device.multiprocessors);
 }
 
 bool cluster_is_best(const Problem& problem, const Device& device) {

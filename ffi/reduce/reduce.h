@@ -196,8 +196,6 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
 // those of `multiple` and `column` with the most threads that they have. A compiled kernel knows
 // its registers, so this is asked of the kernel where the device is at hand.
 int resident_multiple_blocks(const Problem& problem, const Device& device);
-int resident_staged_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
-                           const Device& device);
 int resident_column_blocks(const Problem& problem, int pack, int lanes, int cluster,
                            const Device& device);
 int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
@@ -233,7 +231,6 @@ inline constexpr int kMultipleLoads = 4;      // packs that a thread loads befor
 inline constexpr int kRowThreads = 128;
 inline constexpr int kMostHeldThreads = 1024;
 inline constexpr int kStagedThreads = 256;   // at most
-inline constexpr int kStagedStages = 2;      // tiles of a warp: one is folded while others arrive
 inline constexpr int kClusterThreads = 512;  // at most
 inline constexpr int kClusterLoads = 4;      // packs that a thread loads before it folds one
 inline constexpr int kColumnThreads = 256;
