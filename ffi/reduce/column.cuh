@@ -20,6 +20,7 @@
 // leave partials, again `inner` apart, for combine.cuh.
 #pragma once
 
+#include "core/integer.h"
 #include "core/ptx/early_launch.cuh"
 #include "core/shared.h"
 #include "reduce/cluster_parts.cuh"
@@ -29,13 +30,30 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+// What a small array would wait for a kernel to divide is divided before.
 struct StridedRows {
-  std::int64_t outer;
+  std::int64_t packs;  // of neighbouring rows
   std::int64_t columns;
   std::int64_t inner;
-  int lanes;    // a power of two
-  int cluster;  // blocks of one, if these have parts of the columns, else 1
+  std::int64_t part;        // columns of a block
+  Divisor packs_per_outer;  // right if `packs` is small enough for a Divisor
+  int lanes_log2;
+  int cluster_log2;  // blocks of one, if these have parts of the columns, else 1
 };
+
+struct PackPlace {
+  std::int64_t outer;
+  std::int64_t number;  // of those of the same outer
+};
+
+__device__ inline PackPlace place_of(std::int64_t pack, const StridedRows& rows, int pack_rows) {
+  if (rows.packs <= std::numeric_limits<std::int32_t>::max()) {
+    const Division place = rows.packs_per_outer.divide(static_cast<std::uint32_t>(pack));
+    return {place.quotient, place.remainder};
+  }
+  const std::int64_t packs_per_outer = rows.inner / pack_rows;
+  return {pack / packs_per_outer, pack % packs_per_outer};
+}
 
 // What the lanes have of their rows, of one depth after the other. ClusterParts has what lies
 // behind.
@@ -53,49 +71,47 @@ constexpr std::size_t column_bytes(int lanes, int cluster) {
 
 template <class Reducer, int kPack, class Masks>
 __global__ void __launch_bounds__(kColumnThreads)
-    column_kernel(const typename Reducer::Element* __restrict__ x, Target y, StridedRows rows,
+    column_kernel(const typename Reducer::Element* __restrict__ x, StridedRows rows, Target y,
                   Masks masks) {
   using Element = typename Reducer::Element;
-  using Value = Accumulator<Element>;
   using Partial = typename Reducer::Partial;
+  using Elements = RegisterPack<Element, kPack>;
+  constexpr int kPer = Elements::kPer;
   auto& storage = shared<ColumnStorage<Reducer, kPack>>();
   const typename Reducer::Reader read(y);
   const int thread = threadIdx.x;
-  const int lane = thread % rows.lanes;
-  const int depth = thread / rows.lanes;
-  const int depths = kColumnThreads / rows.lanes;
-  const int cluster = JAX_GPUOPS_HAS_CLUSTERS ? rows.cluster : 1;
+  const int lanes = 1 << rows.lanes_log2;
+  const int lane = thread & (lanes - 1);
+  const int depth = thread >> rows.lanes_log2;
+  const int depths = kColumnThreads >> rows.lanes_log2;
+  const int cluster = JAX_GPUOPS_HAS_CLUSTERS ? 1 << rows.cluster_log2 : 1;
 
-  const std::int64_t packs_per_outer = rows.inner / kPack;
-  const std::int64_t packs = rows.outer * packs_per_outer;
-  const std::int64_t first = std::int64_t{blockIdx.x / cluster} * rows.lanes;
+  const std::int64_t first = std::int64_t{blockIdx.x >> rows.cluster_log2} << rows.lanes_log2;
   const std::int64_t pack = first + lane;
-  const std::int64_t outer = pack / packs_per_outer;
-  const std::int64_t inner = pack % packs_per_outer * kPack;
-
-  const int own_part = cluster > 1 ? blockIdx.x % cluster : blockIdx.y;
-  const std::int64_t parts = cluster > 1 ? cluster : gridDim.y;
-  const std::int64_t part = (rows.columns + parts - 1) / parts;
-  const std::int64_t begin = own_part * part;
-  const std::int64_t end = begin + part < rows.columns ? begin + part : rows.columns;
+  const int own_part = cluster > 1 ? blockIdx.x & (cluster - 1) : blockIdx.y;
+  const std::int64_t begin = own_part * rows.part;
+  const std::int64_t end = begin + rows.part < rows.columns ? begin + rows.part : rows.columns;
 
   ClusterParts<Reducer> cluster_parts(&storage + 1, cluster);
   if (cluster > 1) cluster_parts.begin();
 
   // Fold the thread's columns.
   typename Reducer::Fold fold[kPack];
-  if (pack < packs) {
-    const Element* const row = x + outer * rows.columns * rows.inner + inner;
+  if (pack < rows.packs) {
+    const PackPlace place = place_of(pack, rows, kPack);
+    const std::int64_t inner = place.number * kPack;
     std::int64_t column = begin + depth;
-    Value value[kLoads][kPack] = {};  // g++ does not see that what is not loaded is not read
+    const Element* from = x + (place.outer * rows.columns + column) * rows.inner + inner;
+    const std::int64_t step = depths * rows.inner;
+    Elements elements[kLoads] = {};  // g++ does not see that what is not loaded is not read
     typename Masks::Row mask[kPack];
-    unsigned kept[kPack] = {};  // of each row the columns that take part, bit u for value[u]
+    unsigned kept[kPack] = {};  // of each row the columns that take part, bit u for elements[u]
     if constexpr (Masks::kMasks) {
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) mask[i] = masks.of(outer * rows.inner + inner + i);
+      for (int i = 0; i < kPack; ++i) mask[i] = masks.of(place.outer * rows.inner + inner + i);
     }
     const auto load_column = [&](int u) {
-      read.load(row + (column + u * depths) * rows.inner, value[u]);
+      elements[u] = read_pack<kPack>(from + u * step);
       if constexpr (Masks::kMasks) {
 #pragma unroll
         for (int i = 0; i < kPack; ++i) {
@@ -104,16 +120,25 @@ __global__ void __launch_bounds__(kColumnThreads)
         }
       }
     };
-    const auto fold_columns = [&](unsigned present) {  // again a bit for each value[u]
+    const auto fold_columns = [&](unsigned present) {  // again a bit for each elements[u]
 #pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        Value of_row[kLoads];
+      for (int r = 0; r < kPack / kPer; ++r) {  // what shares a register, so that few are in use
+        Accumulator<Element> value[kLoads][kPer];
 #pragma unroll
-        for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
-        fold[i].add_kept(of_row, Masks::kMasks ? present & kept[i] : present, column, depths);
+        for (int u = 0; u < kLoads; ++u) {
+          read.widen(RegisterPack<Element, kPer>{{elements[u].reg[r]}}, value[u]);
+        }
+#pragma unroll
+        for (int e = 0; e < kPer; ++e) {
+          const int i = r * kPer + e;
+          Accumulator<Element> of_row[kLoads];
+#pragma unroll
+          for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][e];
+          fold[i].add_kept(of_row, Masks::kMasks ? present & kept[i] : present, column, depths);
+        }
       }
     };
-    for (; column + (kLoads - 1) * depths < end; column += kLoads * depths) {
+    for (; column + (kLoads - 1) * depths < end; column += kLoads * depths, from += kLoads * step) {
 #pragma unroll
       for (int u = 0; u < kLoads; ++u) load_column(u);
       fold_columns((1u << kLoads) - 1);
@@ -136,13 +161,12 @@ __global__ void __launch_bounds__(kColumnThreads)
 #pragma unroll
   for (int i = 0; i < kPack; ++i) storage.partials[thread][i] = fold[i].value();
   Partial* const of_block = storage.partials[0];
-  const int lanes_rows = rows.lanes * kPack;
+  const int lanes_rows = lanes * kPack;
   combine_rows<Reducer>(of_block, lanes_rows, depths);
 
   // Store, or combine over the cluster.
-  const std::int64_t packs_left = packs - first;
-  const int block_rows =
-      packs_left < rows.lanes ? static_cast<int>(packs_left) * kPack : lanes_rows;
+  const std::int64_t packs_left = rows.packs - first;
+  const int block_rows = packs_left < lanes ? static_cast<int>(packs_left) * kPack : lanes_rows;
   const std::int64_t first_row = first * kPack;
   if (cluster > 1) {
     const auto own = [&](int row) { return of_block[row]; };
@@ -165,19 +189,28 @@ template <class Instance>
 void launch_column(const Call& call) {
   using First = typename Instance::First;
   const auto& [queue, config, problem, buffers] = call;
-  const StridedRows rows{problem.outer, problem.columns, problem.inner, config.lanes,
-                         config.cluster};
   const bool combines = config.parts == config.cluster;
   const Target to = combines ? call.result() : Instance::partial_target(call);
+  const auto log2 = [](int power) { return __builtin_ctz(static_cast<unsigned>(power)); };
   dispatch_value<1, kWidestPack<typename Instance::Element>>(config.pack, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
-    const std::int64_t packs = rows.outer * (rows.inner / kPack);
-    const dim3 grid(grid_extent(divide_up(packs, rows.lanes) * rows.cluster),
-                    static_cast<unsigned>(call.config.parts / rows.cluster));
+    const Config& config = call.config;
+    const Problem& problem = call.problem;
+    const std::int64_t packs_per_outer = problem.inner / kPack;
+    const StridedRows rows{problem.outer * packs_per_outer,
+                           problem.columns,
+                           problem.inner,
+                           divide_up(problem.columns, config.parts),
+                           Divisor(packs_per_outer),
+                           log2(config.lanes),
+                           log2(config.cluster)};
+    const dim3 grid(grid_extent(divide_up(rows.packs, config.lanes) * config.cluster),
+                    static_cast<unsigned>(config.parts / config.cluster));
     launch_kernel<column_kernel<First, kPack, typename Instance::Masks>>(
         call.queue,
-        {grid, kColumnThreads, column_bytes<First, kPack>(rows.lanes, rows.cluster), rows.cluster},
-        Instance::elements(call), to, rows, Instance::masks(call));
+        {grid, kColumnThreads, column_bytes<First, kPack>(config.lanes, config.cluster),
+         config.cluster},
+        Instance::elements(call), rows, to, Instance::masks(call));
   });
 }
 

@@ -314,14 +314,24 @@ bool keeps_busy(std::int64_t blocks, int threads, const Device& device) {
 
 // Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where fewer
 // threads below them can load all columns at once, or are enough: there is less to combine then.
+// Fewer are more blocks, where multiprocessors would have none and a thread more than it loads at
+// once.
 int column_lanes(const Problem& problem, int pack, const Device& device) {
   const std::int64_t packs = problem.inner / pack;
+  const std::int64_t pack_bytes = pack * bytes_of(problem.dtype);
+  const auto loads_all = [&](int lanes) {
+    return kLoads * (kColumnThreads / lanes) >= problem.columns;
+  };
   const auto suffices = [&](int lanes) {
     const std::int64_t depths = kColumnThreads / lanes;
-    return kLoads * depths >= problem.columns ||
+    return loads_all(lanes) ||
            keeps_busy(problem.outer * packs * depths / kColumnThreads, kColumnThreads, device);
   };
   int lanes = power_of_two_from(packs, kWarpLanes);
+  while (lanes * pack_bytes > kLeastLaneBytes && !loads_all(lanes) &&
+         divide_up(problem.outer * packs, lanes) < device.multiprocessors) {
+    lanes /= 2;
+  }
   while (lanes < kColumnThreads && suffices(2 * lanes)) lanes *= 2;
   return lanes;
 }
