@@ -11,8 +11,8 @@
 //
 // In rows with edges threads without a pack load the row's last one again: a load on a condition
 // would need more registers, and the compiler would fold one pack before it loads the next. Where
-// the largest element is looked for, that pack is folded again, too: it changes nothing, and a
-// branch around it would take its load along.
+// the best element is looked for, that pack is folded again, too: it changes nothing, and a branch
+// around it would take its load along. Threads of one pack at most have a kernel for that.
 //
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
 //
@@ -45,8 +45,9 @@ constexpr int least_held_blocks() {
   return kEdges && kIsIndexed<typename Reducer::Partial> ? 1 : 2;
 }
 
-// Blocks are `threads of a row` x rows. kEdges: rows may begin and end anywhere.
-template <class Reducer, bool kEdges>
+// Blocks are `threads of a row` x rows. kEdges: rows may begin and end anywhere. kPacks: of a
+// thread, at most.
+template <class Reducer, bool kEdges, int kPacks>
 __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, kEdges>()))
     held_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
   using Element = typename Reducer::Element;
@@ -70,9 +71,9 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   const int packs = static_cast<int>((rows.columns - head) / kPack);
   const auto from = address + head * kEach;
   const auto at = [&](int i) { return thread + i * threads; };
-  RegisterPack<Element, kPack> held[kHeldPacks] = {};  // g++ does not see what is read unset
+  RegisterPack<Element, kPack> held[kPacks] = {};  // g++ does not see what is read unset
 #pragma unroll
-  for (int i = 0; i < kHeldPacks; ++i) {
+  for (int i = 0; i < kPacks; ++i) {
     if constexpr (kEdges) {
       const auto pack = static_cast<unsigned>(at(i) < packs ? at(i) : packs - 1);
       // An address in integers: the compiler would compute each from all that the sum is made of.
@@ -89,9 +90,9 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
 
   Partial of_thread;
   if constexpr (std::is_floating_point_v<Partial>) {  // sums are rounded
-    Partial of_pack[kHeldPacks];
+    Partial of_pack[kPacks];
 #pragma unroll
-    for (int i = 0; i < kHeldPacks; ++i) {
+    for (int i = 0; i < kPacks; ++i) {
       Accumulator<Element> value[kPack];
       read.widen(held[i], value);
       of_pack[i] = at(i) < packs ? tree<Combine>(value) : Reducer::identity();
@@ -101,7 +102,7 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   } else {
     typename Reducer::Fold fold;
 #pragma unroll
-    for (int i = 0; i < kHeldPacks; ++i) {
+    for (int i = 0; i < kPacks; ++i) {
       if (!kEdges && at(i) >= packs) break;
       const int pack = at(i) < packs ? at(i) : packs - 1;
       Accumulator<Element> value[kPack];
@@ -153,14 +154,20 @@ void launch_held(const Call& call) {
   const HeldRows rows{static_cast<unsigned>(call.problem.rows()),
                       static_cast<unsigned>(call.problem.columns),
                       static_cast<unsigned>(call.problem.columns * sizeof(Element))};
-  const auto launch_with = [&](auto edges) {
-    launch_kernel<held_kernel<Reducer, decltype(edges)::value>>(
+  const auto launch_with = [&](auto edges, auto packs) {
+    launch_kernel<held_kernel<Reducer, decltype(edges)::value, decltype(packs)::value>>(
         call.queue, shape, Instance::elements(call), rows, call.result());
   };
+  const std::integral_constant<int, kHeldPacks> most;
   if constexpr (holds_edges(kDTypeOf<Element>)) {
-    if (config.edges) return launch_with(std::true_type{});
+    if constexpr (is_arg(Instance::kFunction)) {
+      if (config.packs == 1) {
+        return launch_with(std::true_type{}, std::integral_constant<int, 1>{});
+      }
+    }
+    if (config.edges) return launch_with(std::true_type{}, most);
   }
-  launch_with(std::false_type{});
+  launch_with(std::false_type{}, most);
 }
 
 }  // namespace reduce

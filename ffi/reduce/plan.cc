@@ -314,8 +314,8 @@ bool keeps_busy(std::int64_t blocks, int threads, const Device& device) {
 
 // Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where fewer
 // threads below them can load all columns at once, or are enough: there is less to combine then.
-// Fewer are more blocks, where multiprocessors would have none and a thread more than it loads at
-// once.
+// Fewer are more blocks, where multiprocessors would have none, columns are too few for parts that
+// are worth a second launch, and a thread would have more of them than it loads at once.
 int column_lanes(const Problem& problem, int pack, const Device& device) {
   const std::int64_t packs = problem.inner / pack;
   const std::int64_t pack_bytes = pack * bytes_of(problem.dtype);
@@ -328,7 +328,8 @@ int column_lanes(const Problem& problem, int pack, const Device& device) {
            keeps_busy(problem.outer * packs * depths / kColumnThreads, kColumnThreads, device);
   };
   int lanes = power_of_two_from(packs, kWarpLanes);
-  while (lanes * pack_bytes > kLeastLaneBytes && !loads_all(lanes) &&
+  while (column_partials(problem) == 1 && !loads_all(lanes) &&
+         lanes * pack_bytes > kLeastLaneBytes &&
          divide_up(problem.outer * packs, lanes) < device.multiprocessors) {
     lanes /= 2;
   }
@@ -394,6 +395,8 @@ void configure_held(const Problem& problem, const Device& device, Config* config
          expected_rows(problem) * config->lanes < busy) {
     config->lanes *= 2;
   }
+  const bool has_one = config->edges && is_arg(problem.function) && packs <= config->lanes;
+  config->packs = has_one ? 1 : kHeldPacks;
   // A block is large even where a row needs few threads, as it takes the GPU long to start many
   // small ones, unless multiprocessors would have none.
   int rows = std::max(1, kHeldThreads / config->lanes);

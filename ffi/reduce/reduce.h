@@ -149,6 +149,7 @@ struct Config {
   bool edges = false;       // held: of rows that are no whole packs
   int lane_rows = 0;        // staged: of a tile, for each lane
   int cluster = 1;          // blocks of one; column, interleaved: 1, or `parts`
+  int packs = 0;            // held: of a thread, at most
   std::int64_t blocks = 0;  // staged: of the grid
   std::int64_t shared_bytes = 0;  // staged, interleaved
   std::int64_t parts = 1;         // of a row, each a block's, which has a partial result
@@ -166,6 +167,7 @@ struct Config {
     visit("edges", self.edges);
     visit("lane_rows", self.lane_rows);
     visit("cluster", self.cluster);
+    visit("packs", self.packs);
     visit("blocks", self.blocks);
     visit("shared_bytes", self.shared_bytes);
     visit("parts", self.parts);
