@@ -188,14 +188,13 @@ __global__ void __launch_bounds__(kColumnThreads)
 template <class Instance>
 void launch_column(const Call& call) {
   using First = typename Instance::First;
-  const auto& [queue, config, problem, buffers] = call;
+  const Config& config = call.config;
+  const Problem& problem = call.problem;
   const bool combines = config.parts == config.cluster;
   const Target to = combines ? call.result() : Instance::partial_target(call);
   const auto log2 = [](int power) { return __builtin_ctz(static_cast<unsigned>(power)); };
   dispatch_value<1, kWidestPack<typename Instance::Element>>(config.pack, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
-    const Config& config = call.config;
-    const Problem& problem = call.problem;
     const std::int64_t packs_per_outer = problem.inner / kPack;
     const StridedRows rows{problem.outer * packs_per_outer,
                            problem.columns,

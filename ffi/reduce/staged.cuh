@@ -40,12 +40,12 @@ struct StagedRows {
 template <class T>
 __device__ __forceinline__ void copy_tile(const T* __restrict__ from, T* to, int count, int lane) {
   constexpr int kPack = kWidestPack<T>;
-  const int packs = count / kPack;
+  const int whole = count / kPack * kPack;
 #pragma unroll 1
-  for (int pack = lane; pack < packs; pack += kWarpSize) {
-    copy_async<16>(to + pack * kPack, from + pack * kPack, true);
+  for (int first = lane * kPack; first < whole; first += kWarpSize * kPack) {
+    copy_async<16>(to + first, from + first, true);
   }
-  const int rest = packs * kPack + lane;
+  const int rest = whole + lane;
   if (rest < count) to[rest] = from[rest];
 }
 
