@@ -1097,6 +1097,28 @@ def test_gradient_under_masks_of_rows_of_any_phase(name, dtype, implementation):
         assert_accurate_cotangent(name, np.asarray(actual), x, y, cotangent, **options)
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("columns", "mask"),
+    [(65, 1), (105, 2), (153, 3), (197, 4), (300, 6), (430, 7), (513, 0), (800, 3)],
+)
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+def test_masks_of_many_short_rows(name, columns, mask, implementation):
+    """Warps take several rows at a time, in packs at a phase of each: here and in the gradient."""
+    x = helpers.normal((2, 34_000 * 8 // columns, columns), "bfloat16", scale=3)
+    options = masks_of_any_phase(x.shape)[mask]
+    cotangent = helpers.normal(x.shape, "bfloat16", seed=1)
+
+    @jax.jit
+    def run(x, cotangent):
+        y, pullback = jax.vjp(lambda x: ours(name, x, implementation=implementation, **options), x)
+        return y, pullback(cotangent)[0]
+
+    y, gradient = run(x, cotangent)
+    assert_accurate(name, y, x, **options)
+    assert_accurate_cotangent(name, np.asarray(gradient), x, y, cotangent, **options)
+
+
 TANGENTS = {"softmax": "softmax_tangent", "log_softmax": "log_softmax_cotangent"}
 
 

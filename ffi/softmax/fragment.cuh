@@ -78,8 +78,13 @@ struct Lanes {
 // that writes.
 enum class Totals { kCombined, kOwn };
 
-// With which a thread keeps the powers of 16-bit elements where there are many rows.
-inline constexpr int kPacksOfPowers = 2;
+// Whether a thread keeps the powers of 16-bit elements of so many packs where there are many rows.
+// Of rows with masks those which only warps hold: blocks have no registers for them.
+template <RowLayout kLayout>
+constexpr bool keeps_powers_of(int packs) {
+  return packs == 2 ||
+         (kLayout == RowLayout::kMaskedUnaligned && (packs == 1 || packs == 3 || packs == 5));
+}
 
 // What an element is held as: one that is read by itself takes a whole register, so as a wide one.
 template <class T, RowLayout kLayout>
@@ -210,7 +215,7 @@ class ForwardFragment {
 
   static constexpr bool kWide = std::is_same_v<Held<T, kLayout>, A>;
   static constexpr bool kKeepsPowers =
-      kWide || kPacks == kPacksOfPowers || kLayout == RowLayout::kSmall;
+      kWide || keeps_powers_of<kLayout>(kPacks) || kLayout == RowLayout::kSmall;
   static constexpr bool kKeepsElements = false;  // and no powers
 
   template <bool kKeep>

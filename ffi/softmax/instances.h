@@ -38,9 +38,27 @@ inline constexpr WarpInstance kWarpInstances[] = {
 inline constexpr WarpInstance kSmallWarpInstances[] = {
     {2, 1, 1}, {4, 1, 1}, {4, 2, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
 };
-// Rows that do not begin and end with a pack.
+// Long rows that do not begin and end with a pack.
 inline constexpr WarpInstance kUnalignedWarpInstances[] = {
-    {8, 1, 1}, {8, 4, 1}, {32, 2, 1}, {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
+    {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
+// Those with masks, and short ones without: few lanes, since where a row and its mask lie is found
+// once for all rows of a warp, but for little work whole warps. Rows of 2^k elements and a few more
+// have one pack more than a power of two.
+template <int kOperands>
+inline constexpr WarpInstance kMaskedUnalignedWarpInstances[] = {{2, 5 * kOperands, 1},
+                                                                 {2, 7 * kOperands, 1},
+                                                                 {4, 5 * kOperands, 1},
+                                                                 {4, 7 * kOperands, 1},
+                                                                 {8, 5 * kOperands, 1},
+                                                                 {8, 7 * kOperands, 1},
+                                                                 {16, 5 * kOperands, 1},
+                                                                 {16, 7 * kOperands, 1},
+                                                                 {32, kOperands, 1},
+                                                                 {32, 3 * kOperands, 1},
+                                                                 {32, 5 * kOperands, 1},
+                                                                 {32, 7 * kOperands, 1},
+                                                                 {32, kOperands == 1 ? 9 : 16, 1},
+                                                                 {32, 16, 1}};
 // Rows that begin and end with a pack, and have masks: `kPacks` a lane as long as a warp has room
 // for a row with them.
 template <int kPacks>
@@ -53,29 +71,29 @@ constexpr int masked_packs(int operands, std::size_t item_bytes) {
   const int packs = operands * static_cast<int>(item_bytes);
   return packs < 8 ? packs : 8;
 }
-// Short rows that do not begin and end with a pack: `packs` of one element, of each operand. Few
-// lanes, since where a row and its mask lie is found once for all rows of a warp.
+// Short rows that do not begin and end with a pack: `packs` of one element, of each operand.
 inline constexpr WarpInstance kElementsWarpInstances[] = {
     {4, 2, 1},   {8, 2, 1},   {8, 4, 1},   {8, 8, 1},   {8, 12, 1}, {8, 16, 1},
     {16, 12, 1}, {16, 14, 1}, {16, 16, 1}, {32, 12, 1}, {32, 16, 1}};
-// Whether the rows of a layout are read by elements, where that was faster (docs/tuning.md). Packs
-// take a quarter of the instructions, but fill lanes only where a row has about as many as an
-// instance: unaligned ones of 16 bits those of two packs in each of 32 lanes, or of 8 for two
-// operands. Longer rows by elements would take too many registers. Of whole packs only the shortest
-// rows, and those of 64 bits, of which packs have two elements.
-constexpr bool takes_elements(RowLayout layout, int operands, std::size_t item_bytes,
-                              std::int64_t columns) {
-  if (layout == RowLayout::kAligned || layout == RowLayout::kSmall) return false;
-  const bool is_16_bit = item_bytes == 2;
-  if (layout == RowLayout::kMasked) {
-    return operands == 1 && columns <= (item_bytes == 8 ? 32 * 16 : 8);
+// The layout of rows that a warp takes, where others than their own were faster (docs/tuning.md).
+// Read by elements, rows take four times the instructions of packs, but no lane is idle that packs
+// do not fill. Longer rows by elements would take too many registers. Of whole packs only the
+// shortest rows, and those of 64 bits, of which packs have two elements.
+constexpr RowLayout warp_layout(RowLayout layout, int operands, std::size_t item_bytes,
+                                std::int64_t columns) {
+  const std::int64_t most = 32 * (operands == 1 ? 16 : 12);
+  switch (layout) {
+    case RowLayout::kMasked: {
+      const bool is_short = columns <= (item_bytes == 8 ? most : 8);
+      return operands == 1 && is_short ? RowLayout::kElements : layout;
+    }
+    case RowLayout::kUnaligned:
+    case RowLayout::kMaskedUnaligned:
+      if (columns <= (item_bytes == 2 ? 16 : most)) return RowLayout::kElements;
+      return item_bytes == 2 && columns <= 32 * 16 ? RowLayout::kMaskedUnaligned : layout;
+    default:
+      return layout;
   }
-  if (operands == 2) {
-    if (is_16_bit && 64 < columns && columns <= 8 * 16 - 7) return false;
-    return columns <= 32 * 12;
-  }
-  if (is_16_bit && 32 * 12 < columns && columns <= 32 * 16 - 7) return false;
-  return columns <= 32 * 16;
 }
 
 // How many packs of each operand a lane of an instance holds.
@@ -83,15 +101,16 @@ constexpr int packs_of_each(const WarpInstance& instance, int operands) {
   return instance.packs < operands ? 1 : instance.packs / operands;
 }
 
-// Whether plans take an instance of a table, since none before it has room for as many packs. Two
-// operands have some in common that differ for one.
+// Whether plans take an instance of a table, since none before it has room for as many packs, or
+// none of whole warps. Two operands have some in common that differ for one.
 template <std::size_t kCount>
 constexpr bool is_planned(const WarpInstance (&table)[kCount], std::size_t index, int operands) {
   const auto room = [&](std::size_t i) {
     return table[i].lanes * packs_of_each(table[i], operands);
   };
   for (std::size_t i = 0; i < index; ++i) {
-    if (room(i) >= room(index)) return false;
+    const bool replaces = table[i].lanes == 32 || table[index].lanes != 32;
+    if (replaces && room(i) >= room(index)) return false;
   }
   return true;
 }

@@ -353,16 +353,15 @@ Config ladder_config(Algorithm algorithm, const Problem& problem) {
 
 Config warp_config(const Problem& problem) {
   Config config;
-  config.layout = layout_of(problem);
+  config.layout = warp_layout(layout_of(problem), operands(problem), info(problem.dtype).bytes,
+                              problem.columns);
   config.threads = kWarpBlockThreads;
-  if (takes_elements(config.layout, operands(problem), info(problem.dtype).bytes,
-                     problem.columns)) {
-    config.layout = RowLayout::kElements;
-  }
   const bool takes_packs = config.layout != RowLayout::kElements;
   const std::int64_t length = takes_packs ? most_packs(problem) : problem.columns;
+  const bool takes_warps = config.layout == RowLayout::kMaskedUnaligned && is_little_work(problem);
   const auto take_from = [&](const auto& table) {
     for (const WarpInstance& each : table) {
+      if (takes_warps && each.lanes != kWarpThreads) continue;
       const int held = takes_packs ? packs_held(problem, each.packs) : each.packs;
       if (config.lanes != 0 || each.lanes * held < length) continue;
       config.lanes = each.lanes;
@@ -376,7 +375,11 @@ Config warp_config(const Problem& problem) {
     dispatch_value<2, 4, 8>(
         masked_packs(operands(problem), info(problem.dtype).bytes),
         [&](auto packs) { take_from(kMaskedWarpInstances<decltype(packs)::value>); });
-  } else if (config.layout != RowLayout::kAligned) {
+  } else if (config.layout == RowLayout::kMaskedUnaligned) {
+    dispatch_value<1, 2>(operands(problem), [&](auto count) {
+      take_from(kMaskedUnalignedWarpInstances<decltype(count)::value>);
+    });
+  } else if (config.layout == RowLayout::kUnaligned) {
     take_from(kUnalignedWarpInstances);
   } else {
     if (is_little_work(problem)) {

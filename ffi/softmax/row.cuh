@@ -273,7 +273,6 @@ class ThreadSlice {
       const int row_end = clamped_to_int(static_cast<Column>(args.rows.columns) - column);
       if (row_end < end_) end_ = row_end;
     }
-    if constexpr (kIsUnaligned<kLayout>) safe_ = clamped_to_int(args.size - at_);
     if constexpr (kHasMask<kLayout>) {
       const Column left = static_cast<Column>(row.mask.readable()) - column;
       const int readable = left > 0 ? clamped_to_int(left) : 0;
@@ -284,6 +283,11 @@ class ThreadSlice {
         mask_ =
             row.mask.flags() + column * (kLayout == RowLayout::kStrided ? row.mask.stride() : 1);
       }
+    }
+    whole_end_ = readable();
+    if constexpr (kIsUnaligned<kLayout>) {
+      const int safe = clamped_to_int(args.size - at_) - (kPack - 1);
+      if (safe < whole_end_) whole_end_ = safe;
     }
   }
 
@@ -341,12 +345,15 @@ class ThreadSlice {
     });
     if constexpr (kIsUnaligned<kLayout>) {
       // The last row's last pack may reach beyond the array.
-      if (safe_ - readable() < kPack && readable() > 0) {
+      if (whole_end_ < readable() && readable() > 0) {
         each([&](const auto& operand) { read_last_of_array(args, operand.from, operand.pack); });
       }
     }
     if constexpr (kHasFlags) {
-      if (args.has_element_flags) apply_mask<kSome, kPacks>(each);
+      if (args.has_element_flags) {
+        apply_mask<kSome, kPacks>(each);
+        if constexpr (kIsUnaligned<kLayout>) return;
+      }
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
@@ -358,10 +365,9 @@ class ThreadSlice {
         });
       } else if constexpr (kLayout == RowLayout::kMasked || kIsUnaligned<kLayout>) {
         const int first = position(p, 0);
-        if (first < end_ && first < readable() && !inside(p)) {
-          each([&](const auto& operand) {
-            replace_unless([&](int i) { return in_row(first + i); }, operand.fill, operand.pack[p]);
-          });
+        if (first < readable() && !inside(p)) {
+          const Flags flags = read_flags<kPacks>(p);
+          each([&](const auto& operand) { replace_unset(flags, operand.fill, operand.pack[p]); });
         }
       }
     }
@@ -437,29 +443,20 @@ class ThreadSlice {
       }
       return;
     }
-    T* const to = computed_once(args.y + at_);
-    int cut = 0;  // the pack that the row ends in
+    if constexpr (kIsUnaligned<kLayout>) {
+      write_unaligned<kPacks>(args, pack_of);
+    } else {
+      T* const to = computed_once(args.y + at_);
 #pragma unroll
-    for (int p = 0; p < kPacks; ++p) {
-      if (!has(p)) continue;
-      const int first = position(p, 0);
-      if constexpr (kIsAligned<kLayout>) {
-        write_global_pack(pack_of(p), to + first);
-      } else if constexpr (kLayout == RowLayout::kStrided) {
-        write_elements(args, first, pack_of(p));
-      } else {
-        const Elements pack = pack_of(p);
-        if (first >= begin_ && first + kPack <= end_) {
-          write_global_pack(pack, to + first);
-        } else if (p == 0) {
-          write_elements(args, first, pack);
+      for (int p = 0; p < kPacks; ++p) {
+        if (!has(p)) continue;
+        if constexpr (kLayout == RowLayout::kStrided) {
+          write_elements(args, position(p, 0), pack_of(p));
         } else {
-          cut = p;
+          write_global_pack(pack_of(p), to + position(p, 0));
         }
       }
     }
-    // Outside the loop, where the stores of its elements are compiled once and not for each p.
-    if (cut != 0) write_elements(args, position(cut, 0), pack_of(cut));
   }
 
  private:
@@ -488,12 +485,7 @@ class ThreadSlice {
 
   // Packs may reach into the neighbouring rows, but not beyond the array.
   __device__ __forceinline__ bool reads_whole(int p) const {
-    const int first = p * stride_;
-    if constexpr (kIsUnaligned<kLayout>) {
-      return first < readable() && first + kPack <= safe_;
-    } else {
-      return kLayout != RowLayout::kStrided && first < readable();
-    }
+    return kLayout != RowLayout::kStrided && p * stride_ < whole_end_;
   }
 
   // True if all elements of pack p belong to what is read of the row.
@@ -501,8 +493,46 @@ class ThreadSlice {
     return p * stride_ >= begin_ && p * stride_ + kPack <= readable();
   }
 
-  __device__ __forceinline__ bool in_row(int position) const {
-    return position >= begin_ && position < readable();
+  // The same as flags: bytes of 1 for elements of pack p that belong to what is read of the row,
+  // and of 0 for others.
+  template <int kPacks>
+  __device__ __forceinline__ Flags read_flags(int p) const {
+    const std::uint64_t ones = 0x0101010101010101;
+    // In bits of flags, of which there is no room for more than a thread's packs have.
+    const int end = 8 * (readable() < position(kPacks, 0) ? readable() : position(kPacks, 0));
+    const int left = end - 8 * p * stride_;
+    std::uint64_t flags = ones & ~shifted_left(~std::uint64_t{0}, left > 0 ? left : 0);
+    if (p == 0) flags = shifted_left(flags >> 8 * begin_, 8 * begin_);
+    return __builtin_bit_cast(Flags, static_cast<typename WordOf<kPack>::type>(flags));
+  }
+
+  // Packs that lie whole in the row by one store each, and then what it has of those that it begins
+  // and ends in: outside the loop, where their stores are compiled once and not for each p.
+  template <int kPacks, class PackOf>
+  __device__ __forceinline__ void write_unaligned(const KernelArgs<T>& args,
+                                                  PackOf&& pack_of) const {
+    T* const y = computed_once(args.y + at_);
+    int last = 0;  // the thread's last pack
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p) {
+      const int first = position(p, 0);
+      if (first >= end_) continue;
+      last = p;
+      if (p == 0 && begin_ > 0) {
+        if (kPack <= end_) write_last(pack_of(p), kPack - begin_, y + kPack);
+      } else if (first + kPack <= end_) {
+        write_global_pack(pack_of(p), y + first);
+      }
+    }
+    const int first = position(last, 0);
+    const int at_end = end_ - first;
+    if (at_end <= 0 || at_end >= kPack) return;
+    const Elements pack = pack_of(last);
+    if (begin_ > 0 && last == 0) {
+      write_elements(args, 0, pack);
+    } else {
+      write_first(pack, at_end, y + first);
+    }
   }
 
   // Bit i is set if element i of pack p comes before `end` and not before the row.
@@ -579,6 +609,11 @@ class ThreadSlice {
     }
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
+      if constexpr (kIsUnaligned<kLayout>) {
+        const Flags read = read_flags<kPacks>(p);
+#pragma unroll
+        for (auto i = 0; i < kFlagRegisters; ++i) flags[p].reg[i] &= read.reg[i];
+      }
       each([&](const auto& operand) { replace_unset(flags[p], operand.fill, operand.pack[p]); });
     }
   }
@@ -590,7 +625,8 @@ class ThreadSlice {
   //
   // All packs of a slice have their flags at the same phase.
   static constexpr int kFlagWord = kPack < 4 ? kPack : 4;  // bytes
-  static constexpr int kFlagWords = kPack / kFlagWord + 1;
+  static constexpr int kFlagRegisters = kPack / kFlagWord;
+  static constexpr int kFlagWords = kFlagRegisters + 1;
   using FlagWord = typename WordOf<kFlagWord>::type;
 
   // `first`: the flag of the first pack's first element. Pointers are offsets to what the kernel
@@ -619,10 +655,9 @@ class ThreadSlice {
       for (int w = 0; w < kFlagWords; ++w) {
         words[p][w] = 0;
         const int at = p * stride_ + w * kFlagWord;
-        // Only words of the first two packs may begin before the array.
-        const bool begins = p > 1 || at >= mask_begin_;
-        const bool has_flags = w + 1 < kFlagWords || mask_phase_ != 0;
-        if (begins && at < end && has_flags) {
+        // Only words of a row's first pack may begin before the array.
+        const bool begins = at >= kPack + kFlagWord || at >= mask_begin_;
+        if (begins && at < end) {
           words[p][w] = *reinterpret_cast<const FlagWord*>(mask_ + at);
         }
       }
@@ -663,10 +698,11 @@ class ThreadSlice {
   Number<kLayout> at_;
   int stride_;
   int end_;
-  // Where the row begins, the array ends and what takes part does, for the layouts that need it.
+  // Where the row begins, and what takes part ends, for the layouts that need it.
   int begin_ = 0;
-  int safe_ = 0;
   int readable_ = 0;
+  // Before here packs begin that are read whole.
+  int whole_end_;
   const std::uint8_t* mask_ = nullptr;
   // For kMaskedUnaligned, in bytes: from mask_ to the first flag, and to where the mask's array
   // begins, if that is behind it, and ends.

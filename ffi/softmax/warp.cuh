@@ -85,18 +85,18 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
 }
 
 // Whether plans take an instance: none before it has room for as many packs, and the longest rows
-// that it has room for are not read by elements.
+// that it has room for have its layout.
 template <class T, RowLayout kLayout, const auto& kTable>
 constexpr bool is_planned(std::size_t index, int operands) {
   if (kLayout == RowLayout::kElements) {
     const int columns = kTable[index].lanes * kTable[index].packs;
-    return takes_elements(RowLayout::kUnaligned, operands, sizeof(T), columns);
+    return warp_layout(RowLayout::kUnaligned, operands, sizeof(T), columns) == kLayout;
   }
   constexpr int kPack = kPackOf<T, kLayout>;
   const int packs = kTable[index].lanes * packs_of_each(kTable[index], operands);
   const int columns = packs * kPack - (kIsUnaligned<kLayout> ? kPack - 1 : 0);
   return is_planned(kTable, index, operands) &&
-         !takes_elements(kLayout, operands, sizeof(T), columns);
+         warp_layout(kLayout, operands, sizeof(T), columns) == kLayout;
 }
 
 template <class Functions, class T, RowLayout kLayout, Variant kVariant, const auto& kTable>
@@ -134,6 +134,9 @@ void launch_warp(const Call& call) {
         } else if constexpr (layout == RowLayout::kMasked) {
           constexpr int kPacks = masked_packs(Functions::kOperands, sizeof(T));
           launch_warp_from<Functions, T, layout, kGeneral, kMaskedWarpInstances<kPacks>>(call);
+        } else if constexpr (layout == RowLayout::kMaskedUnaligned) {
+          constexpr auto& kTable = kMaskedUnalignedWarpInstances<Functions::kOperands>;
+          launch_warp_from<Functions, T, layout, kGeneral, kTable>(call);
         } else {
           launch_warp_from<Functions, T, layout, kGeneral, kUnalignedWarpInstances>(call);
         }

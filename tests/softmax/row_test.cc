@@ -1,6 +1,6 @@
 // Masked rows as production kernels read them, element by element, where the mask begins at any
 // address: arrays of JAX's begin at multiples of 16 bytes. AddressSanitizer checks that nothing
-// beyond the arrays is read.
+// beyond the arrays is read. And that a slice writes its elements, and no others.
 
 #include "softmax/row.cuh"
 
@@ -39,6 +39,41 @@ Mask mask_of(Layout layout, std::int64_t columns) {
   return mask;
 }
 
+// What is written is read again from y, which is zeroed for the next slice.
+template <class T, RowLayout kLayout, int kPacks>
+void check_writes(const KernelArgs<T>& args, const Row<T, kLayout>& row,
+                  const ThreadSlice<T, kLayout>& slice, std::int64_t first, int lanes) {
+  constexpr int kPack = kPackOf<T, kLayout>;
+  const auto column_of = [&](int p, int i) {
+    return (first + std::int64_t{p} * lanes) * kPack - row.phase + i;
+  };
+  slice.template write<kPacks>(args, [&](int p) {
+    Pack<T, kPack> pack;
+    for (int i = 0; i < kPack; ++i) {
+      pack.element[i] = narrow<T>(Accumulator<T>(column_of(p, i) % 100 + 1));
+    }
+    RegisterPack<T, kPack> result;
+    std::memcpy(&result, &pack, sizeof(result));
+    return result;
+  });
+  std::int64_t written = 0;
+  for (int p = 0; p < kPacks; ++p) {
+    if (!slice.has(p)) continue;
+    for (int i = 0; i < kPack; ++i) {
+      const std::int64_t column = column_of(p, i);
+      if (column < 0 || column >= args.rows.columns) continue;
+      ++written;
+      const T expected = narrow<T>(Accumulator<T>(column % 100 + 1));
+      if (std::memcmp(&args.y[row.begin + column], &expected, sizeof(T)) != 0) ++failures;
+    }
+  }
+  for (std::int64_t i = 0; i < args.size; ++i) {
+    if (widen(args.y[i]) != 0) --written;
+    args.y[i] = narrow<T>(Accumulator<T>(0));
+  }
+  if (written != 0) ++failures;
+}
+
 template <class T, RowLayout kLayout, int kPacks>
 void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t first, int lanes) {
   constexpr int kPack = kPackOf<T, kLayout>;
@@ -69,6 +104,7 @@ void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t fi
       if ((kept >> i & 1) != (keeps ? 1u : 0u)) ++failures;
     }
   }
+  check_writes<T, kLayout, kPacks>(args, row, slice, first, lanes);
 }
 
 // phase: of the mask's address.
@@ -80,6 +116,9 @@ void check_rows(std::int64_t columns, Layout layout, std::size_t phase, bool cau
   const auto x = std::make_unique<T[]>(static_cast<std::size_t>(args.size));
   for (std::int64_t i = 0; i < args.size; ++i) x[i] = narrow<T>(Accumulator<T>(i % 120));
   args.x = x.get();
+  const auto y = std::make_unique<T[]>(static_cast<std::size_t>(args.size));
+  for (std::int64_t i = 0; i < args.size; ++i) y[i] = narrow<T>(Accumulator<T>(0));
+  args.y = y.get();
   args.set_masks(mask_of(layout, columns), causal ? kRows : 0);
   const std::size_t bytes = phase + static_cast<std::size_t>(args.mask_bytes);
   const auto flags = std::make_unique<std::uint8_t[]>(bytes);
