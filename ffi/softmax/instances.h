@@ -56,8 +56,8 @@ inline constexpr WarpInstance kMaskedUnalignedWarpInstances[] = {{2, 5 * kOperan
                                                                  {32, kOperands, 1},
                                                                  {32, 3 * kOperands, 1},
                                                                  {32, 5 * kOperands, 1},
-                                                                 {32, 7 * kOperands, 1},
-                                                                 {32, kOperands == 1 ? 9 : 16, 1},
+                                                                 {32, kOperands == 1 ? 7 : 16, 1},
+                                                                 {32, 9, 1},
                                                                  {32, 16, 1}};
 // Rows that begin and end with a pack, and have masks: `kPacks` a lane as long as a warp has room
 // for a row with them.

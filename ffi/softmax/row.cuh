@@ -493,12 +493,12 @@ class ThreadSlice {
     return p * stride_ >= begin_ && p * stride_ + kPack <= readable();
   }
 
-  // The same as flags: bytes of 1 for elements of pack p that belong to what is read of the row,
-  // and of 0 for others.
+  // As flags, which elements of pack p belong to what is read of the row: bytes of 1, and of 0 for
+  // others. `kPacks`: what the thread holds.
   template <int kPacks>
   __device__ __forceinline__ Flags read_flags(int p) const {
     const std::uint64_t ones = 0x0101010101010101;
-    // In bits of flags, of which there is no room for more than a thread's packs have.
+    // In bits of flags: rows may be too long to count these, but what a thread holds is not.
     const int end = 8 * (readable() < position(kPacks, 0) ? readable() : position(kPacks, 0));
     const int left = end - 8 * p * stride_;
     std::uint64_t flags = ones & ~shifted_left(~std::uint64_t{0}, left > 0 ? left : 0);
@@ -612,7 +612,7 @@ class ThreadSlice {
       if constexpr (kIsUnaligned<kLayout>) {
         const Flags read = read_flags<kPacks>(p);
 #pragma unroll
-        for (auto i = 0; i < kFlagRegisters; ++i) flags[p].reg[i] &= read.reg[i];
+        for (int i = 0; i < kFlagRegisters; ++i) flags[p].reg[i] &= read.reg[i];
       }
       each([&](const auto& operand) { replace_unset(flags[p], operand.fill, operand.pack[p]); });
     }
