@@ -308,6 +308,19 @@ def test_rows_that_lie_interleaved(names, dtype, implementation):
     assert_each_right(names, xs, 1, implementation=implementation, algorithm="interleaved")
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_few_rows_have_blocks_of_few_lanes(dtype, implementation):
+    """In place of clusters: of columns too few for two launches."""
+    x = data((1, 196, 256), dtype)
+    how = {"implementation": implementation, "algorithm": "column"}
+    with helpers.recorded(implementation) as executions:
+        assert_each_right(("sum", "argmax"), [x], 1, **how)
+    for each in executions if implementation == "interpret" else ():
+        assert each["config"]["lanes"] < 32
+        assert each["config"]["cluster"] == 1
+
+
 # Of results in more tiles than one, of which the last is not full; of fewer than the cluster has
 # blocks, or fewer for the last of them; of columns in packs of all widths, and of none for the last
 # block. With the least bytes of an element of which the plan has clusters for them on the host; of
@@ -965,9 +978,10 @@ ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
         ("max", (16383,), None, "bfloat16", {}, "held"),
         ("max", (32767,), None, "int16", {}, "row"),  # too short for a second block
         ("sum", (1000, 1 << 15), 1, "float32", {}, "row"),  # more rows than a GPU has room for
-        # Of up to 512 bytes that are no whole packs, unless there are few.
+        # Of up to 512 bytes that are no whole packs, unless there are few of more than 32 elements.
         ("sum", (100, 33), 1, "float32", {}, "held"),
         ("sum", (100000, 33), 1, "float32", {}, "staged"),
+        ("argmax", (100, 17), 1, "bfloat16", {}, "staged"),  # few elements, however many rows
         ("argmin", (1000, 255), 1, "int8", {}, "staged"),
         ("sum", (1000, 33), 1, "float32", {"where": MASK}, "row"),
         ("sum", (100, 65), 1, "bfloat16", {}, "held"),
