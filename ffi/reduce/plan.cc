@@ -82,6 +82,8 @@ constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 // cluster: a shorter row is soon read by a block alone, and of a longer one memory's speed counts.
 constexpr std::int64_t kLeastClusterBytes = 64 * 1024;
 constexpr std::int64_t kClusterBytes = 256 * 1024;
+// Threads count packs, and columns, in 32 bits; kAlgorithms names it.
+constexpr std::int64_t kMostClusterColumns = std::int64_t{1} << 30;
 // How many packs a thread is to have: with more, fewer blocks have to start and exchange.
 constexpr std::int64_t kClusterThreadPacks = 2;
 
@@ -268,6 +270,9 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
       if (problem.rows() > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks) {
         return "takes fewer rows; 'row' takes any number";
+      }
+      if (problem.columns > kMostClusterColumns) {
+        return "takes rows of up to 2^30 elements; 'multiple' takes any length";
       }
       return "";
     case Algorithm::kInterleaved:

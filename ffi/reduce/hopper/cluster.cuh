@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   if (threadIdx.x == 0 && rank == 0) initialise(&storage.arrived);
   __syncthreads();
   cluster_arrive();
-  const RowPacks<typename Reducer::Element, std::int64_t> packs(x, rows, row);
+  const RowPacks<typename Reducer::Element, int> packs(x, rows, row);
   const int thread = rank * blockDim.x + threadIdx.x;
   const int threads = blocks * blockDim.x;
   const auto folded = fold_row<Reducer, kClusterLoads>(packs, masks.of(row), read, thread, threads);
@@ -68,11 +68,11 @@ __global__ void __launch_bounds__(kClusterThreads)
 template <class Instance>
 void launch_cluster(const Call& call) {
   const Config& config = call.config;
-  using First = typename Instance::First;
-  launch_kernel<cluster_kernel<First, typename Instance::Masks>>(
+  using Reducer = typename Instance::OfShortRows;
+  launch_kernel<cluster_kernel<Reducer, typename Instance::Masks>>(
       call.queue,
       {grid_extent(call.problem.rows() * config.cluster), static_cast<unsigned>(config.threads),
-       sizeof(ClusterStorage<First>), config.cluster},
+       sizeof(ClusterStorage<Reducer>), config.cluster},
       Instance::elements(call), call.result(), call.rows(), config.cluster, Instance::masks(call));
 }
 
