@@ -95,54 +95,6 @@ __device__ inline void write_global_pack(const RegisterPack<T, kSize>& pack, T* 
   }
 }
 
-// The first half of a pack, and the second.
-enum class Half { kFirst, kSecond };
-template <Half kHalf, class T, int kSize>
-__device__ inline RegisterPack<T, kSize / 2> half_of(const RegisterPack<T, kSize>& pack) {
-  RegisterPack<T, kSize / 2> half;
-  constexpr int kRegisters = sizeof(half.reg) / sizeof(half.reg[0]);
-  constexpr int kBegin = kHalf == Half::kFirst ? 0 : kRegisters;
-  if constexpr (kSize == 2 && RegisterPack<T, kSize>::kPer == 2) {
-    const auto bits = static_cast<std::uint16_t>(pack.reg[0] >> (kHalf == Half::kFirst ? 0 : 16));
-    half.reg[0] = __builtin_bit_cast(T, bits);
-  } else {
-#pragma unroll
-    for (int i = 0; i < kRegisters; ++i) half.reg[i] = pack.reg[kBegin + i];
-  }
-  return half;
-}
-
-// Writes the first `count` elements of a pack, but not all, to where the pack begins, by stores of
-// a half of it, a quarter ...
-template <int kSize, class T>
-__device__ inline void write_first(const RegisterPack<T, kSize>& pack, int count, T* to) {
-  if constexpr (kSize > 1) {
-    auto rest = half_of<Half::kFirst>(pack);
-    if (count >= kSize / 2) {
-      write_global_pack(rest, to);
-      rest = half_of<Half::kSecond>(pack);
-      to += kSize / 2;
-      count -= kSize / 2;
-    }
-    write_first(rest, count, to);
-  }
-}
-
-// The last `count`, to where it ends.
-template <int kSize, class T>
-__device__ inline void write_last(const RegisterPack<T, kSize>& pack, int count, T* end) {
-  if constexpr (kSize > 1) {
-    auto rest = half_of<Half::kSecond>(pack);
-    if (count >= kSize / 2) {
-      end -= kSize / 2;
-      write_global_pack(rest, end);
-      rest = half_of<Half::kFirst>(pack);
-      count -= kSize / 2;
-    }
-    write_last(rest, count, end);
-  }
-}
-
 // Pack i of those that a thread holds, for an i that need not be known at compile time: an index
 // would move them from registers to memory.
 template <class T, int kSize, int kPacks>

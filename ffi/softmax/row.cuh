@@ -19,7 +19,9 @@
 
 #include "core/cuda.h"
 #include "core/integer.h"
+#include "core/ptx/shift.cuh"
 #include "core/vector.h"
+#include "softmax/edges.cuh"
 #include "softmax/softmax.h"
 
 namespace JAX_GPUOPS_NAMESPACE {

@@ -70,17 +70,6 @@ __device__ inline float minimum_or_nan(float a, float b) {
 #endif
 }
 
-// bits << by, which is 0 from 64 on.
-__device__ inline std::uint64_t shifted_left(std::uint64_t bits, unsigned by) {
-#ifdef JAX_GPUOPS_INTERPRET
-  return by < 64 ? bits << by : 0;
-#else
-  std::uint64_t result;
-  asm("shl.b64 %0, %1, %2;" : "=l"(result) : "l"(bits), "r"(by));
-  return result;
-#endif
-}
-
 // A bfloat16 is the upper half of a float. __bfloat162float() has an instruction for this in PTX
 // for 9.0, and for 8.0 another one that ptxas makes more of than the shift that both come to.
 __device__ inline float widen_bfloat16(__nv_bfloat16 value) {
