@@ -727,8 +727,8 @@ def planned_sum(implementation, shape, axis, dtype="float32", name="sum"):
         ((4096, 128), 0, 8, 1),
         ((16384, 32), 0, 1, 2),
         # Blocks with too little to do for each thread: less where multiprocessors would have none.
-        ((2, 64, 128), 1, 2, 1),
-        ((2, 63, 128), 1, 1, 1),
+        # But of few columns fewer lanes in place of clusters.
+        ((2, 64, 128), 1, 1, 1),
         ((8, 256, 128), 1, 2, 1),
         ((8, 255, 128), 1, 1, 1),
         ((10, 256, 128), 1, 1, 1),
@@ -754,7 +754,17 @@ def test_parts_of_columns_are_for_the_blocks_of_clusters(
 
 def test_few_columns_are_read_at_once(implementation):
     """By so few threads below each other that each has as many as it loads before it folds one."""
-    for columns, depths in ((1, 1), (4, 1), (5, 2), (12, 4), (16, 4), (17, 8), (32, 8), (63, 8)):
+    for columns, depths in (
+        (1, 1),
+        (4, 1),
+        (5, 2),
+        (12, 4),
+        (16, 4),
+        (17, 8),
+        (32, 8),
+        (33, 16),
+        (63, 16),
+    ):
         config = planned_sum(implementation, (1, columns, 128), 1)
         assert config["threads"] // config["lanes"] == depths
 

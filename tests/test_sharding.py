@@ -295,7 +295,10 @@ def test_none_communicates_as_xla_does(name, axis, transformation, implementatio
     (actual, shardings), (expected, expected_shardings) = (
         collectives_of(function, x) for function in (ours, upstream)
     )
-    assert actual == expected
+    if name == "var" and "grad" in transformation:  # without the mean's tangent, whose factor is 0
+        assert all(actual[kind] <= expected[kind] for kind in COLLECTIVES)
+    else:
+        assert actual == expected
     ndim = jax.eval_shape(ours, x).ndim
     assert shardings.is_equivalent_to(expected_shardings, ndim)
     np.testing.assert_allclose(
