@@ -295,10 +295,10 @@ def test_none_communicates_as_xla_does(name, axis, transformation, implementatio
     (actual, shardings), (expected, expected_shardings) = (
         collectives_of(function, x) for function in (ours, upstream)
     )
-    if name == "var" and "grad" in transformation:  # without the mean's tangent, whose factor is 0
-        assert all(actual[kind] <= expected[kind] for kind in COLLECTIVES)
-    else:
-        assert actual == expected
+    if name == "var" and "grad" in transformation:
+        # XLA's is of three sums; ours lacks the one of the mean's tangent, whose factor is 0.
+        expected["all-reduce"] = expected["all-reduce"] * 2 // 3
+    assert actual == expected
     ndim = jax.eval_shape(ours, x).ndim
     assert shardings.is_equivalent_to(expected_shardings, ndim)
     np.testing.assert_allclose(
