@@ -586,7 +586,7 @@ struct SplitKTile {
   }
 };
 
-inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2, 86}, {128, 128, 2, 60}};
+inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2, 86}, {128, 128, 2, 86}};
 
 // skinny
 

@@ -39,12 +39,14 @@ constexpr double kTurnTime = 300;
 constexpr double kExchangeTime = 1500;
 constexpr double kExchangeRate = 25;
 // Of factors: bytes in a nanosecond that memory gives to all multiprocessors, and to one, which
-// writes results as fast; those that the L2 cache gives beside it, of what another tile has read,
-// and all that it gives to tiles that do not begin together; and after how long a copy is there.
+// writes results as fast; those that the L2 cache gives beside it, of what another tile has read;
+// all that it gives to tiles that do not begin together, and to the blocks of split_k, which do;
+// and after how long a copy is there.
 constexpr double kMemoryRate = 4500;
 constexpr double kOwnMemoryRate = 60;
 constexpr double kRereadRate = 30000;
 constexpr double kCacheRate = 12500;
+constexpr double kSplitKCacheRate = 8500;
 constexpr double kCopyLatency = 900;
 
 std::int64_t depth_steps(const Problem& problem) {
@@ -252,33 +254,32 @@ struct SplitKChoice {
 };
 
 // By which tile, and among how many blocks, split_k divides the depth, to be done first. Clusters
-// of more than two are hard to place, so that some multiprocessors stay idle: of more blocks than
-// three quarters of what fits, some would wait until others are done, and two splits are all that
-// is tried then. Blocks that have a multiprocessor for themselves have all its stages.
+// of more than two are hard to place, so that some multiprocessors stay idle: these find places on
+// three quarters of them, where further blocks must share one, and if they still do not fit, two
+// splits are all that is tried. Blocks that have a multiprocessor for themselves have all its
+// stages.
 SplitKChoice best_split_k(const Problem& problem, const Device& device) {
   const std::int64_t depth = depth_steps(problem);
   SplitKChoice best{};
   const auto consider = [&](const SplitKTile& tile, std::int64_t tiles, int splits) {
     const std::int64_t blocks = splits * tiles;
-    const auto fits = [&](int resident) {
-      const std::int64_t most = std::int64_t{device.multiprocessors} * resident;
-      return blocks <= (splits > 2 ? most * 3 / 4 : most);
-    };
-    if (splits > 2 && (!fits(tile.resident) || splits > depth)) return;
-    const int resident = fits(1) ? 1 : tile.resident;
+    const std::int64_t places = std::int64_t{device.multiprocessors} * (splits > 2 ? 3 : 4) / 4;
+    if (splits > 2 && (blocks > places * tile.resident || splits > depth)) return;
+    const int resident = blocks <= places ? 1 : tile.resident;
     const int stages = std::min(tile.stages(resident), kMostSplitKStages);
     const std::int64_t steps = divide_up(depth, splits);
     const std::int64_t rows = std::min<std::int64_t>(tile.rows, divide_up(problem.m, 16) * 16);
     const auto sent = static_cast<double>(rows * tile.cols * 4 * (splits - 1)) / splits;
     const double products =
-        time_of(divide_up(blocks, device.multiprocessors), steps, tile.rows, tile.cols, tile.speed,
+        time_of(divide_up(blocks, places), steps, tile.rows, tile.cols, tile.speed,
                 std::min<std::int64_t>(blocks, device.multiprocessors), device);
-    const double latency = latency_of(
-        divide_up(blocks, std::int64_t{device.multiprocessors} * resident) * steps, stages);
+    const double latency = latency_of(divide_up(blocks, places * resident) * steps, stages);
     const double reads = read_time(problem, tiles, tile.rows, tile.cols,
                                    std::min<std::int64_t>(blocks, device.multiprocessors));
-    const double time =
-        kLaunchTime + kExchangeTime + sent / kExchangeRate + std::max({products, latency, reads});
+    const auto lines = static_cast<double>(blocks * steps * (tile.rows + tile.cols));
+    const double copies = lines * kTensorLineBytes / kSplitKCacheRate;
+    const double time = kLaunchTime + kExchangeTime + sent / kExchangeRate +
+                        std::max({products, copies, latency, reads});
     if (best.tile == nullptr || time < best.time) best = {&tile, splits, stages, blocks, time};
   };
   for (const SplitKTile& tile : kSplitKTiles) {
