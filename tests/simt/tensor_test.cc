@@ -24,6 +24,7 @@
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
 #include "core/tensor_map.h"
+#include "matmul/hopper/factors.cuh"
 #include "matmul/hopper/persistent.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -997,21 +998,12 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
   const auto a = random_lines<Factor>(a_lines * batch, a_inner, a_stride, 1);
   const auto b = random_lines<Factor>(b_lines * b_batch, b_inner, b_stride, 2);
 
-  const auto map = [](const auto& x, int inner, int lines, int line_stride, int matrices,
-                      int box_cols, int box_rows) {
-    using T = std::remove_const_t<std::remove_pointer_t<decltype(x.data())>>;
-    const std::int64_t bytes = std::int64_t{line_stride} * sizeof(T);
-    return make_tensor_map({type_of<T>(),
-                            x.data(),
-                            {inner, lines, matrices},
-                            {bytes, bytes * lines},
-                            {box_cols, box_rows, 1}});
-  };
-  constexpr int kBox = kLineBytes / sizeof(Factor);
-  const TensorMap a_map =
-      map(a, a_inner, a_lines, a_stride, batch, kBox, kDeepA ? Config::kRows : 64);
-  const TensorMap b_map = map(b, b_inner, b_lines, b_stride, b_batch, kBox,
-                              kDeepB ? Config::kCols / Config::kClusterRows : 64);
+  constexpr int kBytes = sizeof(Factor);
+  const auto a_maps = matmul::maps_of_factor<Factor, kDeepA>(
+      {a.data(), {batch, a_lines, a_inner, kDeepA, kBytes}, a_stride}, Config::kRows);
+  const auto b_maps = matmul::maps_of_factor<Factor, kDeepB>(
+      {b.data(), {b_batch, b_lines, b_inner, kDeepB, kBytes}, b_stride},
+      Config::kCols / Config::kClusterRows);
   matmul::TileOrder order{};
   order.rows = static_cast<unsigned>(round_up(rows, Config::kRows * Config::kClusterRows) /
                                      (Config::kRows * Config::kClusterRows));
@@ -1019,7 +1011,6 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
   order.tiles = order.rows * order.cols * static_cast<unsigned>(batch);
   order.group = 2;
   order.steps = round_up(depth, matmul::kStageDepth<Factor>) / matmul::kStageDepth<Factor>;
-  order.a_bytes = Config::kABytes;
   order.a_batch_stride = 1;
   order.b_batch_stride = shares_b ? 0 : 1;
 
@@ -1063,11 +1054,13 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
   for (const std::uint64_t seed : seeds) {
     const Seed seeded(seed);
     Array<Result> result(std::int64_t{batch} * rows * stride);
-    const TensorMap result_map = map(result, cols, rows, stride, batch, Config::kPanelCols, 64);
+    const TensorMap result_map =
+        matmul::map_of<Result>(matmul::kResultType<Result>, result.data(), batch, rows, cols,
+                               stride, matmul::kProductRows);
     const std::string error = error_of(
         {std::min(clusters, order.tiles) * Config::kBlocks, Config::kThreads,
          matmul::kSharedBytes<matmul::PersistentStorage<Config>>, Config::kBlocks},
-        [&] { matmul::persistent_kernel<Config>(a_map, b_map, result_map, {}, order, {}, {}); });
+        [&] { matmul::persistent_kernel<Config>(a_maps, b_maps, result_map, {}, order, {}, {}); });
     CHECK(error.empty());
     if (!error.empty()) std::printf("%s\n", error.c_str());
 

@@ -58,19 +58,23 @@ struct ReadFactor {
   std::int64_t pitch;
 };
 
-// `box` rows of a or columns of b are what a block copies at a time.
+// `part` rows of a or columns of b are what a block copies at a time of a deep factor.
 template <class T, bool kDeep>
-TensorMap map_of_factor(const ReadFactor& factor, int box) {
+FactorMaps maps_of_factor(const ReadFactor& factor, int part) {
   const StoredFactor& stored = factor.stored;
-  return map_of<T>(kFactorType<T>, factor.data, stored.batch, stored.rows, stored.length,
-                   factor.pitch, kDeep ? box : kStageDepth<T>);
-}
-
-// How many rows of a tile of `kRows` a block copies of a deep a: no more than there are, in whole
-// atoms. Whatever lies in the stage beyond them is multiplied, and not written.
-template <int kRows>
-int box_of_rows(const Problem& problem) {
-  return static_cast<int>(std::min<std::int64_t>(kRows, divide_up(problem.m, 8) * 8));
+  const auto map = [&](int box) {
+    return map_of<T>(kFactorType<T>, factor.data, stored.batch, stored.rows, stored.length,
+                     factor.pitch, box);
+  };
+  if constexpr (kDeep) {
+    const int rows = static_cast<int>(stored.rows);
+    part = std::min(part, rows);
+    const int left_over = rows % part;
+    return {map(part), map(left_over == 0 ? part : left_over), rows, part};
+  } else {
+    const TensorMap all = map(kStageDepth<T>);
+    return {all, all, static_cast<int>(stored.length), part};
+  }
 }
 
 // What tensor copies are to read of a factor: itself, or if the plan says so a copy at the

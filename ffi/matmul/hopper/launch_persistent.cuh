@@ -29,22 +29,21 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
   LaunchShape shape = shape_behind_copies(config, config.cluster_rows);
   if (first > 0) shape.early = true;  // the kernel before computes the other tiles
   using Result = typename Kernel::Result;
-  TensorMap a{}, b{}, result{};
+  FactorMaps a{}, b{};
+  TensorMap result{};
   PlainResult<Result> plain{};
   TileOrder order{};
   UpFactor<Kernel::kGated> up{};
   if (!queue.preparing) {
-    const int box = box_of_rows<Kernel::kRows>(problem);
-    a = map_of_factor<T, Kernel::kDeepA>(factors.a, box);
-    b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols / Kernel::kClusterRows);
+    a = maps_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
+    b = maps_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols / Kernel::kClusterRows);
     if constexpr (Kernel::kGated) {
       const ReadFactor factor{buffers.up, factors.b.stored, factors.b.pitch};
-      up.map = map_of_factor<T, Kernel::kDeepB>(factor, Kernel::kCols / 2);
+      up.maps = maps_of_factor<T, Kernel::kDeepB>(factor, Kernel::kCols / 2);
     }
     order = order_of_tiles<Kernel>(problem, config, kStageDepth<T>);
     order.first = static_cast<unsigned>(first);
     if (config.tiles > 0) order.tiles = static_cast<unsigned>(config.tiles);
-    order.a_bytes = Kernel::kDeepA ? box * kLineBytes : Kernel::kABytes;
     if (config.writes_elements) {
       plain = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
                static_cast<int>(problem.n), rows_of_step<Kernel>(order.steps)};
@@ -75,11 +74,12 @@ void launch_turned(const Queue& queue, const Config& config, const Problem& prob
   static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTensorCoreTiles[4].shared_bytes());
   const LaunchShape shape = shape_behind_copies(config, Kernel::kBlocks);
   const ReadFactors factors = read_factors<float>(queue, config, problem, buffers);
-  TensorMap a{}, b{}, result{};
+  FactorMaps a{};
+  TensorMap b{}, result{};
   TileOrder order{};
   if (!queue.preparing) {
-    a = map_of_factor<float, /*kDeep=*/true>(factors.a, Kernel::kRows / Kernel::kBlocks);
-    b = map_of_factor<float, /*kDeep=*/false>(factors.b, Kernel::kPanelCols);
+    a = maps_of_factor<float, /*kDeep=*/true>(factors.a, Kernel::kRows / Kernel::kBlocks);
+    b = maps_of_factor<float, /*kDeep=*/false>(factors.b, Kernel::kPanelCols).within;
     result = map_of<float>(kResultType<float>, buffers.result, problem.batch, problem.m, problem.n,
                            problem.n, Kernel::kWrittenRows);
     order = order_of_tiles<Kernel>(problem, config, Kernel::kDepth);

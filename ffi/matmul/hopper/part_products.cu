@@ -22,14 +22,14 @@ struct SplitFactor {
   std::uint32_t* worst;
 };
 
-// One part's matrices lie behind another's. `box` rows of a or columns of b are what a block copies
-// at a time.
+// One part's matrices lie behind another's. `rows` of a or columns of b are what a block copies at
+// a time of a deep factor.
 template <bool kDeep, class Parts>
-TensorMap map_of_parts(const SplitFactor<Parts>& factor, int box) {
-  using Part = typename Parts::Part;
-  const StoredFactor& stored = factor.stored;
-  return map_of<Part>(kFactorType<Part>, factor.parts, Parts::kParts * stored.batch, stored.rows,
-                      stored.length, pitch_of_parts(stored), kDeep ? box : kStageDepth<Part>);
+FactorMaps maps_of_parts(const SplitFactor<Parts>& factor, int rows) {
+  StoredFactor parts = factor.stored;
+  parts.batch *= Parts::kParts;
+  const ReadFactor read{factor.parts, parts, pitch_of_parts(factor.stored)};
+  return maps_of_factor<typename Parts::Part, kDeep>(read, rows);
 }
 
 template <class Kernel>
@@ -38,12 +38,12 @@ void launch_products(const Queue& queue, const Config& config, const Problem& pr
                      const SplitFactor<typename Kernel::Parts>& factor_b, PartsReport* report) {
   static_assert(Kernel::kThreads == kPartsThreads);
   static_assert(kSharedBytes<RingStorage<Kernel>> == kPartsSharedBytes);
-  TensorMap a{}, b{};
+  FactorMaps a{}, b{};
   PartsResult result{};
   TileOrder order{};
   if (!queue.preparing) {
-    a = map_of_parts<Kernel::kDeepA>(factor_a, Kernel::kRows);
-    b = map_of_parts<Kernel::kDeepB>(factor_b, Kernel::kCols / Kernel::kClusterRows);
+    a = maps_of_parts<Kernel::kDeepA>(factor_a, Kernel::kRows);
+    b = maps_of_parts<Kernel::kDeepB>(factor_b, Kernel::kCols / Kernel::kClusterRows);
     result = {float_result(config, problem, buffers), factor_a.exponents, factor_b.exponents};
     order = order_of_tiles<Kernel>(problem, config, kStageDepth<typename Kernel::Factor>);
   }

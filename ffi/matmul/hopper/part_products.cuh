@@ -121,14 +121,16 @@ struct PartsResult : FloatResult {
 // ---- The producer ----
 
 template <class Config>
-__device__ __forceinline__ void produce_parts(RingStorage<Config>& storage, const TensorMap& a,
-                                              const TensorMap& b, const TileOrder& order, int rank,
+__device__ __forceinline__ void produce_parts(RingStorage<Config>& storage, const FactorMaps& a,
+                                              const FactorMaps& b, const TileOrder& order, int rank,
                                               int matrices_a, int matrices_b) {
   constexpr auto kAll = static_cast<std::uint16_t>((1u << Config::kBlocks) - 1);
   RingPlace<Config> ring;
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate<Config>(order, tile, rank);
+    const int bytes = slice_bytes<Config::kDeepA, Config::kRows>(a, at.row) +
+                      slice_bytes<Config::kDeepB, Config::kCols>(b, at.col);
     for (int step = 0; step < order.steps; ++step) {
       const int k = step * kStageDepth<typename Config::Factor>;
       // In the order in which they are let go of.
@@ -136,7 +138,7 @@ __device__ __forceinline__ void produce_parts(RingStorage<Config>& storage, cons
         wait(&storage.empty[ring.stage], ring.phase ^ 1);
         Mbarrier* const full = &storage.full[ring.stage];
         // Bytes from the other block may come first; the phase cannot end before this arrival.
-        announce(full, Config::kStageBytes);
+        announce(full, bytes);
         copy_slice<Config::kDeepA, Config::kRows, 1>(
             storage.a[ring.stage], a, at.row, k,
             part * matrices_a + at.matrix * order.a_batch_stride, full, 0, kAll);
@@ -334,7 +336,7 @@ __device__ __forceinline__ void consume_parts(RingStorage<Config>& storage,
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    part_products_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+    part_products_kernel(const __grid_constant__ FactorMaps a, const __grid_constant__ FactorMaps b,
                          const __grid_constant__ PartsResult result, const TileOrder order,
                          const int matrices_a, const int matrices_b, PartsReport* const report,
                          const std::int64_t depth) {
@@ -360,8 +362,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // -- Set up --
   if (threadIdx.x == 0) {
-    prefetch_tensor_map(a);
-    prefetch_tensor_map(b);
+    prefetch_tensor_map(a.within);
+    prefetch_tensor_map(b.within);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       initialise(&storage.full[stage]);
       initialise(&storage.empty[stage], Config::kEmptyArrivals);

@@ -150,12 +150,12 @@ template <bool kGated>
 struct UpFactor {};
 template <>
 struct UpFactor<true> {
-  TensorMap map;
+  FactorMaps maps;
 };
 
 template <class Config>
-__device__ __forceinline__ void produce(PersistentStorage<Config>& storage, const TensorMap& a,
-                                        const TensorMap& b, const UpFactor<Config::kGated>& up,
+__device__ __forceinline__ void produce(PersistentStorage<Config>& storage, const FactorMaps& a,
+                                        const FactorMaps& b, const UpFactor<Config::kGated>& up,
                                         const TileOrder& order, int rank) {
   constexpr int kClusterRows = Config::kClusterRows;
   constexpr auto kAll = static_cast<std::uint16_t>((1u << kClusterRows) - 1);
@@ -164,12 +164,16 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
   for (unsigned tile = order.first + blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate<Config>(order, tile, rank);
+    // A gated tile has as many columns of up.
+    constexpr int kFactors = Config::kGated ? 2 : 1;
+    const int bytes = slice_bytes<Config::kDeepA, Config::kRows>(a, at.row) +
+                      kFactors * slice_bytes<Config::kDeepB, Config::kResultCols>(b, at.col);
     for (int step = 0; step < order.steps; ++step) {
       // The phase before the first counts as over: the ring begins empty.
       wait(&storage.empty[ring.stage], ring.phase ^ 1);
       Mbarrier* const full = &storage.full[ring.stage];
       // Bytes from other blocks may come first; the phase cannot end before this arrival.
-      announce(full, order.a_bytes + Config::kBBytes);
+      announce(full, bytes);
       const int k = step * kStageDepth<typename Config::Factor>;
       copy_slice<Config::kDeepA, Config::kRows, 1>(storage.a[ring.stage], a, at.row, k,
                                                    at.matrix * order.a_batch_stride, full, 0, kAll);
@@ -181,11 +185,11 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
         constexpr int kHalf = Config::kResultCols;
         copy_slice<Config::kDeepB, kHalf, 1>(storage.b[ring.stage], b, at.col, k, b_matrix, full, 0,
                                              kAll);
-        copy_slice<Config::kDeepB, kHalf, 1>(storage.b[ring.stage] + kHalf * kLineBytes, up.map,
+        copy_slice<Config::kDeepB, kHalf, 1>(storage.b[ring.stage] + kHalf * kLineBytes, up.maps,
                                              at.col, k, b_matrix, full, 0, kAll);
       } else {  // one block copies b, the other up, from the same column on
         copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(
-            storage.b[ring.stage], rank == 0 ? b : up.map, at.col - rank * Config::kResultCols, k,
+            storage.b[ring.stage], rank == 0 ? b : up.maps, at.col - rank * Config::kResultCols, k,
             b_matrix, full, rank, kAll);
       }
       ring.advance();
@@ -664,7 +668,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    persistent_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+    persistent_kernel(const __grid_constant__ FactorMaps a, const __grid_constant__ FactorMaps b,
                       const __grid_constant__ TensorMap result,
                       const __grid_constant__ PlainResult<typename Config::Result> plain,
                       const TileOrder order,
@@ -681,9 +685,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // -- Set up --
   if (threadIdx.x == 0) {
-    prefetch_tensor_map(a);
-    prefetch_tensor_map(b);
-    if constexpr (Config::kGated) prefetch_tensor_map(up.map);
+    prefetch_tensor_map(a.within);
+    prefetch_tensor_map(b.within);
+    if constexpr (Config::kGated) prefetch_tensor_map(up.maps.within);
     if (plain.data == nullptr) prefetch_tensor_map(result);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       initialise(&storage.full[stage]);

@@ -16,13 +16,12 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
   using T = typename Kernel::Factor;
   const LaunchShape shape = shape_behind_copies(config, config.splits);
   const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
-  TensorMap a{}, b{};
+  FactorMaps a{}, b{};
   SplitKResult result{};
   SplitKOrder order{};
   if (!queue.preparing) {
-    const int box = box_of_rows<Kernel::kRows>(problem);
-    a = map_of_factor<T, Kernel::kDeepA>(factors.a, box);
-    b = map_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols);
+    a = maps_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
+    b = maps_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols);
     result = {buffers.result,
               static_cast<int>(problem.m),
               static_cast<int>(problem.n),
@@ -36,7 +35,6 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
     order.groups = shares_of(Kernel::kGroups, config.splits);
     order.splits = config.splits;
     order.stages = config.stages;
-    order.a_bytes = Kernel::kDeepA ? box * kLineBytes : Kernel::kABytes;
     order.a_batch_stride = problem.share_a ? 0 : 1;
     order.b_batch_stride = problem.share_b ? 0 : 1;
   }

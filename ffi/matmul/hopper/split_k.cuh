@@ -101,7 +101,6 @@ struct SplitKOrder {
   int stages;
   Shares steps;        // of the stages of the whole depth
   Shares groups;       // of the columns that each block adds
-  int a_bytes;         // of a's slice
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
 };
@@ -128,16 +127,18 @@ __device__ __forceinline__ TilePosition locate(const SplitKOrder& order, unsigne
 // ---- The producer ----
 
 template <class Config>
-__device__ __forceinline__ void produce(SplitKStorage& storage, const TensorMap& a,
-                                        const TensorMap& b, const SplitKOrder& order,
+__device__ __forceinline__ void produce(SplitKStorage& storage, const FactorMaps& a,
+                                        const FactorMaps& b, const SplitKOrder& order,
                                         const TilePosition& at, int rank) {
   SplitKRing ring{order.stages};
+  const int bytes = slice_bytes<Config::kDeepA, Config::kRows>(a, at.row) +
+                    slice_bytes<Config::kDeepB, Config::kCols>(b, at.col);
   wait_for_kernel_before();  // which may copy factors
   for (int step = order.steps.first(rank); step < order.steps.first(rank + 1); ++step) {
     // The phase before the first counts as over: the ring begins empty.
     wait(&storage.empty[ring.stage], ring.phase ^ 1);
     Mbarrier* const full = &storage.full[ring.stage];
-    announce(full, order.a_bytes + Config::kBBytes);
+    announce(full, bytes);
     const int k = step * kStageDepth<typename Config::Factor>;
     unsigned char* const to = storage.stages() + ring.stage * Config::kStageBytes;
     copy_slice<Config::kDeepB, Config::kCols, 1>(to + Config::kABytes, b, at.col, k,
@@ -281,7 +282,7 @@ __device__ __forceinline__ void finish(SplitKStorage& storage, const SplitKResul
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
-    split_k_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+    split_k_kernel(const __grid_constant__ FactorMaps a, const __grid_constant__ FactorMaps b,
                    const __grid_constant__ SplitKResult result, const SplitKOrder order) {
 #if JAX_GPUOPS_HAS_WGMMA
   unsigned char* const memory = shared_array<unsigned char>();
@@ -295,8 +296,8 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
 
   // -- Set up --
   if (threadIdx.x == 0) {
-    prefetch_tensor_map(a);
-    prefetch_tensor_map(b);
+    prefetch_tensor_map(a.within);
+    prefetch_tensor_map(b.within);
     for (int stage = 0; stage < order.stages; ++stage) {
       initialise(&storage.full[stage]);
       initialise(&storage.empty[stage], Config::kConsumers * 4);

@@ -80,15 +80,35 @@ __device__ __forceinline__ void drain(Storage& storage, RingPlace<Config> ring) 
   }
 }
 
+// How a factor is read, of which `extent` rows, of a, or columns, of b, there are. Rows beyond the
+// end of the matrix that a box has take many times as long as those within (docs/tuning.md). So of
+// a deep factor tiles copy no more than there is: by `within`, whose boxes have the `part` rows
+// that a block copies at a time, or at the end by `at_edge`, whose boxes have those that are left
+// over. Whatever lies in the stage below it is multiplied, and not written. Boxes that go beyond
+// the end of lines cost nothing more, and are wanted at that of the depth, where they have zeros.
+struct FactorMaps {
+  TensorMap within;
+  TensorMap at_edge;
+  int extent;
+  int part;
+};
+
+// The bytes that copy_slice() copies in all its parts together.
+template <bool kDeep, int kExtent>
+__device__ __forceinline__ int slice_bytes(const FactorMaps& maps, int row) {
+  if (!kDeep || maps.extent - row >= kExtent) return kExtent * kLineBytes;
+  return maps.extent > row ? (maps.extent - row) * kLineBytes : 0;
+}
+
 // Copies `kExtent` rows of a factor's slice, from row `row` and depth `k` on, this block's share of
 // them: part `part` of `kParts`, to all `blocks` that need it.
 template <bool kDeep, int kExtent, int kParts>
-__device__ __forceinline__ void copy_slice(unsigned char* to, const TensorMap& map, int row, int k,
-                                           int matrix, Mbarrier* full, int part,
+__device__ __forceinline__ void copy_slice(unsigned char* to, const FactorMaps& maps, int row,
+                                           int k, int matrix, Mbarrier* full, int part,
                                            std::uint16_t blocks) {
   constexpr int kPart = kExtent / kParts;
   const int first = part * kPart;
-  const auto copy = [&](int x, int y, int line) {
+  const auto copy = [&](const TensorMap& map, int x, int y, int line) {
     if constexpr (kParts == 1) {
       copy_tensor(to + line * kLineBytes, map, x, y, matrix, full);
     } else {
@@ -96,14 +116,17 @@ __device__ __forceinline__ void copy_slice(unsigned char* to, const TensorMap& m
     }
   };
   if constexpr (kDeep) {
-    copy(k, row + first, first);
+    const int left = maps.extent - row - first;
+    if (left > 0) copy(left < maps.part ? maps.at_edge : maps.within, k, row + first, first);
   } else if constexpr (kPart % 64 == 0) {
 #pragma unroll
-    for (int panel = 0; panel < kPart; panel += 64) copy(row + first + panel, k, first + panel);
+    for (int panel = 0; panel < kPart; panel += 64) {
+      copy(maps.within, row + first + panel, k, first + panel);
+    }
   } else {  // of an odd number of panels, each block has the larger share of every other stage
 #pragma unroll
     for (int panel = 0; panel < kExtent; panel += 64) {
-      if ((k + panel) / 64 % kParts == part) copy(row + panel, k, panel);
+      if ((k + panel) / 64 % kParts == part) copy(maps.within, row + panel, k, panel);
     }
   }
 }

@@ -19,7 +19,6 @@ struct TileOrder {
   unsigned tiles;  // rows * cols * batch, less than 2^31, or those before another launch's
   unsigned group;
   int steps;           // stages a tile takes
-  int a_bytes;         // of a's slice: see box_of_rows() in factors.cuh
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
 };

@@ -84,7 +84,7 @@ __device__ __forceinline__ TilePosition locate_turned(const TileOrder& order, un
 
 template <class Config>
 __device__ __forceinline__ void produce_turned(PersistentStorage<Config>& storage,
-                                               const TensorMap& a, const TensorMap& b,
+                                               const FactorMaps& a, const TensorMap& b,
                                                const TileOrder& order, int rank) {
   constexpr auto kAll = static_cast<std::uint16_t>((1u << Config::kBlocks) - 1);
   RingPlace<Config> ring;
@@ -92,10 +92,11 @@ __device__ __forceinline__ void produce_turned(PersistentStorage<Config>& storag
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate_turned<Config>(order, tile, rank);
+    const int bytes = slice_bytes</*kDeep=*/true, Config::kRows>(a, at.row) + Config::kBBytes;
     for (int step = 0; step < order.steps; ++step) {
       wait(&storage.empty[ring.stage], ring.phase ^ 1);
       Mbarrier* const full = &storage.full[ring.stage];
-      announce(full, Config::kStageBytes);
+      announce(full, bytes);
       const int k = step * Config::kDepth;
       copy_slice</*kDeep=*/true, Config::kRows, Config::kBlocks>(
           storage.a[ring.stage], a, at.row, k, at.matrix * order.a_batch_stride, full, rank, kAll);
@@ -252,7 +253,7 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
 
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
-    turned_kernel(const __grid_constant__ TensorMap a, const __grid_constant__ TensorMap b,
+    turned_kernel(const __grid_constant__ FactorMaps a, const __grid_constant__ TensorMap b,
                   const __grid_constant__ TensorMap result, const TileOrder order,
                   const __grid_constant__ Finish finish) {
 #if JAX_GPUOPS_HAS_WGMMA
@@ -265,7 +266,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
 
   // -- Set up --
   if (threadIdx.x == 0) {
-    prefetch_tensor_map(a);
+    prefetch_tensor_map(a.within);
     prefetch_tensor_map(b);
     prefetch_tensor_map(result);
     for (int stage = 0; stage < Config::kStages; ++stage) {
