@@ -96,6 +96,8 @@ constexpr std::int64_t kInterleavedWholePacks = kWarpLanes;
 constexpr std::int64_t kInterleavedRunBytes = 16 * 1024;
 // Packs that a block reads at a time, about.
 constexpr std::int64_t kInterleavedStride = 256;
+// Of a run, which threads count in 32 bits.
+constexpr std::int64_t kMostInterleavedPacks = std::int64_t{1} << 30;
 
 std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
 
@@ -280,6 +282,10 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
         return "takes rows whose elements lie apart; 'row' takes neighbours in memory";
       }
       if (problem.masked) return "takes no mask; 'column' does";
+      if (problem.outer > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks ||
+          problem.columns * problem.inner / pack_of(problem) > kMostInterleavedPacks) {
+        return "takes fewer and shorter runs; 'column' takes any";
+      }
       if (interleaved_period(problem) > kInterleavedPacks ||
           interleaved_bytes(problem) > static_cast<std::int64_t>(device.shared_bytes_per_block)) {
         return "takes rows whose elements lie fewer than " + std::to_string(problem.inner) +

@@ -110,9 +110,9 @@ struct IntegerOrder {
 struct Target {
   void* data;
   DType dtype;
-  bool partials;
+  bool partials : 1;
+  bool divides : 1;  // sum of floats: for a mean
   IntegerOrder order;
-  bool divides = false;      // sum of floats: for a mean
   double divisor = 1;        // what the result is divided by then
   void* variance = nullptr;  // mean_and_var: the second result
   void* low = nullptr;       // likewise: the third, if there is one
@@ -451,8 +451,10 @@ using Reducer =
 
 // Combines partials[first], [first + apart], ... before [end] in shared memory, up to kMostApart of
 // them, in the same order each time. Several are read at once: as many as registers have room for
-// beside what the kernels' loops need.
-inline constexpr int kMostApart = 8;
+// beside what the kernels' loops need. Numbers are combined sooner than by more threads that wait
+// for each other; moments and what has an index take longer.
+template <class Partial>
+inline constexpr int kMostApart = std::is_arithmetic_v<Partial> ? 16 : 8;
 
 template <class Reducer>
 __device__ inline typename Reducer::Partial combine_apart(const typename Reducer::Partial* partials,
@@ -460,7 +462,7 @@ __device__ inline typename Reducer::Partial combine_apart(const typename Reducer
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
   constexpr int kAtOnce = sizeof(Partial) > 16 ? 1 : 32 / static_cast<int>(sizeof(Partial));
-  static_assert(kMostApart % kAtOnce == 0);
+  static_assert(kMostApart<Partial> % kAtOnce == 0);
   const auto next = [&](int i) {
     Partial terms[kAtOnce];
 #pragma unroll
@@ -472,20 +474,22 @@ __device__ inline typename Reducer::Partial combine_apart(const typename Reducer
   };
   Partial all = next(0);
 #pragma unroll 1
-  for (int i = kAtOnce; i < kMostApart && first + i * apart < end; i += kAtOnce) {
+  for (int i = kAtOnce; i < kMostApart<Partial> && first + i * apart < end; i += kAtOnce) {
     all = Combine{}(all, next(i));
   }
   return all;
 }
 
 // The block's threads combine `count` partials of each of `rows` rows in shared memory: row r has
-// partials[r], [r + rows], ..., and then all of it in the first. Each level is an eighth of the one
-// before. What they wrote before need not be ordered, and what is there then may be read by all.
+// partials[r], [r + rows], ..., and then all of it in the first. Each level has kMostApart times
+// fewer than the one before. What they wrote before need not be ordered, and what is there then may
+// be read by all.
 template <class Reducer>
 __device__ inline void combine_rows(typename Reducer::Partial* partials, int rows, int count) {
+  constexpr int kMost = kMostApart<typename Reducer::Partial>;
   __syncthreads();
   while (count > 1) {
-    const int left = (count + kMostApart - 1) / kMostApart;
+    const int left = (count + kMost - 1) / kMost;
 #pragma unroll 1
     for (int slot = threadIdx.x; slot < left * rows; slot += blockDim.x) {
       partials[slot] = combine_apart<Reducer>(partials, slot, count * rows, left * rows);
