@@ -14,6 +14,9 @@
 // the best element is looked for, that pack is folded again, too: it changes nothing, and a branch
 // around it would take its load along. Threads of one pack at most have a kernel for that.
 //
+// Rows of no whole packs are read element by element where there are no more elements than threads
+// that the GPU holds: nothing waits for where a row begins then, or for its edges.
+//
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
 //
 // All that a small array needs of a kernel's parameters lies within 64 bytes, which are fetched at
@@ -29,13 +32,9 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// So many partials of a row's warps are read by a thread.
-inline constexpr int kFewWarps = 4;
-
 struct HeldRows {
   unsigned count;
   unsigned columns;
-  unsigned bytes;  // of a row
 };
 
 // How many of the largest blocks fit: two, so that a multiprocessor has the most threads. But what
@@ -45,15 +44,14 @@ constexpr int least_held_blocks() {
   return kEdges && kIsIndexed<typename Reducer::Partial> ? 1 : 2;
 }
 
-// Blocks are `threads of a row` x rows. kEdges: rows may begin and end anywhere. kPacks: of a
-// thread, at most.
-template <class Reducer, bool kEdges, int kPacks>
+// Blocks are `threads of a row` x rows. kPack: elements that a thread reads at a time. kEdges: rows
+// may begin and end anywhere. kPacks: of a thread, at most.
+template <class Reducer, int kPack, bool kEdges, int kPacks>
 __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, kEdges>()))
     held_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
   using Element = typename Reducer::Element;
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
-  constexpr int kPack = kWidestPack<Element>;
   constexpr unsigned kEach = sizeof(Element);
   constexpr unsigned kBytes = kPack * kEach;
   const typename Reducer::Reader read(y);
@@ -65,7 +63,7 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
 
   // -- Load, then fold --
   const auto* const begin = reinterpret_cast<const Element*>(
-      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * rows.bytes);
+      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * (rows.columns * kEach));
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   const unsigned head = kEdges ? -(static_cast<unsigned>(address) / kEach) % kPack : 0;
   const int packs = static_cast<int>((rows.columns - head) / kPack);
@@ -101,8 +99,18 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
     if (has_edge) of_thread = Combine{}(of_thread, read(edge));
   } else {
     typename Reducer::Fold fold;
+    if constexpr (kPack == 1) {
+      Accumulator<Element> value[kPacks];
+      unsigned kept = 0;
 #pragma unroll
-    for (int i = 0; i < kPacks; ++i) {
+      for (int i = 0; i < kPacks; ++i) {
+        value[i] = read(held[i].reg[0]);
+        if (at(i) < packs) kept |= 1u << i;
+      }
+      fold.add_kept(value, kept, thread, threads);
+    }
+#pragma unroll
+    for (int i = 0; i < (kPack == 1 ? 0 : kPacks); ++i) {
       if (!kEdges && at(i) >= packs) break;
       const int pack = at(i) < packs ? at(i) : packs - 1;
       Accumulator<Element> value[kPack];
@@ -131,10 +139,11 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   __syncthreads();
   if (thread >= kWarpSize) return;
   Partial of_row;
-  if (row_warps <= kFewWarps && std::is_arithmetic_v<Partial>) {
-    Partial terms[kFewWarps];  // in every thread: sooner there than by shuffles
+  if (row_warps <= kFewHeldWarps && std::is_arithmetic_v<Partial>) {
+    Partial terms[kFewHeldWarps];  // in every thread: sooner there than by shuffles
 #pragma unroll
-    for (int i = 0; i < kFewWarps; ++i) terms[i] = i < row_warps ? warps[i] : Reducer::identity();
+    for (int i = 0; i < kFewHeldWarps; ++i)
+      terms[i] = i < row_warps ? warps[i] : Reducer::identity();
     of_row = tree<Combine>(terms);
   } else {
     of_row = group_reduce<kWarpSize>(thread < row_warps ? warps[thread] : Reducer::identity(),
@@ -152,22 +161,25 @@ void launch_held(const Call& call) {
   const LaunchShape shape{grid_extent(divide_up(call.problem.rows(), rows_per_block)),
                           dim3(config.lanes, rows_per_block), sizeof(BlockStorage<Reducer>)};
   const HeldRows rows{static_cast<unsigned>(call.problem.rows()),
-                      static_cast<unsigned>(call.problem.columns),
-                      static_cast<unsigned>(call.problem.columns * sizeof(Element))};
-  const auto launch_with = [&](auto edges, auto packs) {
-    launch_kernel<held_kernel<Reducer, decltype(edges)::value, decltype(packs)::value>>(
-        call.queue, shape, Instance::elements(call), rows, call.result());
+                      static_cast<unsigned>(call.problem.columns)};
+  const auto launch_with = [&](auto pack, auto edges, auto packs) {
+    launch_kernel<held_kernel<Reducer, decltype(pack)::value, decltype(edges)::value,
+                              decltype(packs)::value>>(call.queue, shape, Instance::elements(call),
+                                                       rows, call.result());
   };
+  const std::integral_constant<int, 1> one;
+  const std::integral_constant<int, kWidestPack<Element>> widest;
   const std::integral_constant<int, kHeldPacks> most;
   if constexpr (holds_edges(kDTypeOf<Element>)) {
-    if constexpr (is_arg(Instance::kFunction)) {
-      if (config.packs == 1) {
-        return launch_with(std::true_type{}, std::integral_constant<int, 1>{});
-      }
+    if (config.pack == 1) {
+      return launch_with(one, std::false_type{}, std::integral_constant<int, kHeldElements>{});
     }
-    if (config.edges) return launch_with(std::true_type{}, most);
+    if constexpr (is_arg(Instance::kFunction)) {
+      if (config.packs == 1) return launch_with(widest, std::true_type{}, one);
+    }
+    if (config.edges) return launch_with(widest, std::true_type{}, most);
   }
-  launch_with(std::false_type{}, most);
+  launch_with(widest, std::false_type{}, most);
 }
 
 }  // namespace reduce

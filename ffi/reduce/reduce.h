@@ -145,7 +145,7 @@ inline std::string_view name_of(Algorithm algorithm) {
 struct Config {
   int threads = 0;          // of a block
   int lanes = 0;            // row, held: threads of a row, 0 for a block; column: along `inner`
-  int pack = 1;             // column: rows that a lane reads at a time
+  int pack = 1;             // column: rows, held: elements that a thread reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
   bool edges = false;       // held: of rows that are no whole packs
   int lane_rows = 0;        // staged: of a tile, for each lane
@@ -243,6 +243,11 @@ inline constexpr int kCombineThreads = 256;
 // held: how many packs a thread has at most, for which the registers suffice that are left if all
 // threads fit that a multiprocessor may have.
 inline constexpr int kHeldPacks = 4;
+
+// So many partials of a row's warps are read by a thread.
+inline constexpr int kFewHeldWarps = 8;
+// How many elements a thread has of a row that is read by elements, at most.
+inline constexpr int kHeldElements = 8;
 
 // Whether rows are held that are no whole packs.
 constexpr bool holds_edges(DType dtype) {
