@@ -262,7 +262,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       }
       if (const auto least = least_held_columns(problem, device); problem.columns < least) {
         return "takes rows of at least " + std::to_string(least) +
-               " elements, if there are so many; 'row' takes any length";
+               " elements, if there are so many; 'row' takes any";
       }
       if (problem.columns > most_held_columns(problem)) {
         return "takes rows of up to " + std::to_string(most_held_columns(problem)) +
