@@ -147,7 +147,7 @@ struct Config {
   int lanes = 0;            // row, held: threads of a row, 0 for a block; column: along `inner`
   int pack = 1;             // column: rows, held: elements that a thread reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
-  bool edges = false;       // held: of rows that are no whole packs
+  bool edges = false;       // held: of rows that are no whole packs, if read by these
   int lane_rows = 0;        // staged: of a tile, for each lane
   int cluster = 1;          // blocks of one; column, interleaved: 1, or `parts`
   int packs = 0;            // held: of a thread, at most
