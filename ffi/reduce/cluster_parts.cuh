@@ -27,12 +27,13 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+static_assert(kMostClusterBlocks <= kMostApart,
+              "a thread combines what all blocks sent it at once");
+
 template <class Reducer>
 class ClusterParts {
  public:
   using Partial = typename Reducer::Partial;
-  static_assert(kMostClusterBlocks <= kMostApart<Partial>,
-                "a thread combines what all blocks sent it at once");
 
   // `memory`: cluster_parts_bytes() of shared memory, at a multiple of 8 bytes.
   __device__ ClusterParts(void* memory, int blocks)

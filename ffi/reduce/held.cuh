@@ -14,8 +14,9 @@
 // the best element is looked for, that pack is folded again, too: it changes nothing, and a branch
 // around it would take its load along. Threads of one pack at most have a kernel for that.
 //
-// Rows of no whole packs are read element by element where there are no more elements than threads
-// that the GPU holds: nothing waits for where a row begins then, or for its edges.
+// Short rows of no whole packs are read element by element, by a kernel of their own, where there
+// are no more elements than threads that the GPU holds: nothing waits for where a row begins then,
+// or for its edges.
 //
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
 //
@@ -32,9 +33,13 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+// So many partials of a row's warps are read by a thread.
+inline constexpr int kFewWarps = 4;
+
 struct HeldRows {
   unsigned count;
   unsigned columns;
+  unsigned bytes;  // of a row
 };
 
 // How many of the largest blocks fit: two, so that a multiprocessor has the most threads. But what
@@ -44,14 +49,15 @@ constexpr int least_held_blocks() {
   return kEdges && kIsIndexed<typename Reducer::Partial> ? 1 : 2;
 }
 
-// Blocks are `threads of a row` x rows. kPack: elements that a thread reads at a time. kEdges: rows
-// may begin and end anywhere. kPacks: of a thread, at most.
-template <class Reducer, int kPack, bool kEdges, int kPacks>
+// Blocks are `threads of a row` x rows. kEdges: rows may begin and end anywhere. kPacks: of a
+// thread, at most.
+template <class Reducer, bool kEdges, int kPacks>
 __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, kEdges>()))
     held_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
   using Element = typename Reducer::Element;
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
+  constexpr int kPack = kWidestPack<Element>;
   constexpr unsigned kEach = sizeof(Element);
   constexpr unsigned kBytes = kPack * kEach;
   const typename Reducer::Reader read(y);
@@ -63,7 +69,7 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
 
   // -- Load, then fold --
   const auto* const begin = reinterpret_cast<const Element*>(
-      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * (rows.columns * kEach));
+      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * rows.bytes);
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   const unsigned head = kEdges ? -(static_cast<unsigned>(address) / kEach) % kPack : 0;
   const int packs = static_cast<int>((rows.columns - head) / kPack);
@@ -99,18 +105,8 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
     if (has_edge) of_thread = Combine{}(of_thread, read(edge));
   } else {
     typename Reducer::Fold fold;
-    if constexpr (kPack == 1) {
-      Accumulator<Element> value[kPacks];
-      unsigned kept = 0;
 #pragma unroll
-      for (int i = 0; i < kPacks; ++i) {
-        value[i] = read(held[i].reg[0]);
-        if (at(i) < packs) kept |= 1u << i;
-      }
-      fold.add_kept(value, kept, thread, threads);
-    }
-#pragma unroll
-    for (int i = 0; i < (kPack == 1 ? 0 : kPacks); ++i) {
+    for (int i = 0; i < kPacks; ++i) {
       if (!kEdges && at(i) >= packs) break;
       const int pack = at(i) < packs ? at(i) : packs - 1;
       Accumulator<Element> value[kPack];
@@ -139,16 +135,61 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   __syncthreads();
   if (thread >= kWarpSize) return;
   Partial of_row;
-  if (row_warps <= kFewHeldWarps && std::is_arithmetic_v<Partial>) {
-    Partial terms[kFewHeldWarps];  // in every thread: sooner there than by shuffles
+  if (row_warps <= kFewWarps && std::is_arithmetic_v<Partial>) {
+    Partial terms[kFewWarps];  // in every thread: sooner there than by shuffles
 #pragma unroll
-    for (int i = 0; i < kFewHeldWarps; ++i)
-      terms[i] = i < row_warps ? warps[i] : Reducer::identity();
+    for (int i = 0; i < kFewWarps; ++i) terms[i] = i < row_warps ? warps[i] : Reducer::identity();
     of_row = tree<Combine>(terms);
   } else {
     of_row = group_reduce<kWarpSize>(thread < row_warps ? warps[thread] : Reducer::identity(),
                                      Combine{});
   }
+  if (has_row && thread == 0) Reducer::store(y, row, of_row);
+}
+
+// Blocks are `threads of a row` x rows.
+template <class Reducer>
+__global__ void __launch_bounds__(kMostHeldThreads, 2)
+    held_elements_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
+  using Element = typename Reducer::Element;
+  using Partial = typename Reducer::Partial;
+  using Combine = typename Reducer::Combine;
+  const typename Reducer::Reader read(y);
+  const int threads = blockDim.x;
+  const int thread = threadIdx.x;
+  const unsigned own = blockIdx.x * blockDim.y + threadIdx.y;
+  const bool has_row = own < rows.count;
+  const unsigned row = has_row ? own : rows.count - 1;  // the last one again
+
+  const auto* const begin = reinterpret_cast<const Element*>(
+      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * rows.bytes);
+  const auto at = [&](int i) { return thread + i * threads; };
+  const auto has = [&](int i) { return at(i) < static_cast<int>(rows.columns); };
+  Element held[kHeldElements] = {};
+#pragma unroll
+  for (int i = 0; i < kHeldElements; ++i) {
+    if (has(i)) held[i] = begin[at(i)];
+  }
+  Partial of_thread;
+  if constexpr (std::is_floating_point_v<Partial>) {
+    Partial terms[kHeldElements];
+#pragma unroll
+    for (int i = 0; i < kHeldElements; ++i) terms[i] = has(i) ? read(held[i]) : Reducer::identity();
+    of_thread = tree<Combine>(terms);
+  } else {
+    Accumulator<Element> value[kHeldElements];
+    unsigned kept = 0;
+#pragma unroll
+    for (int i = 0; i < kHeldElements; ++i) {
+      value[i] = read(held[i]);
+      if (has(i)) kept |= 1u << i;
+    }
+    typename Reducer::Fold fold;
+    fold.add_kept(value, kept, thread, threads);
+    of_thread = fold.value();
+  }
+
+  const Partial of_row = group_reduce<kMostElementLanes>(of_thread, Combine{}, threads);
   if (has_row && thread == 0) Reducer::store(y, row, of_row);
 }
 
@@ -161,25 +202,26 @@ void launch_held(const Call& call) {
   const LaunchShape shape{grid_extent(divide_up(call.problem.rows(), rows_per_block)),
                           dim3(config.lanes, rows_per_block), sizeof(BlockStorage<Reducer>)};
   const HeldRows rows{static_cast<unsigned>(call.problem.rows()),
-                      static_cast<unsigned>(call.problem.columns)};
-  const auto launch_with = [&](auto pack, auto edges, auto packs) {
-    launch_kernel<held_kernel<Reducer, decltype(pack)::value, decltype(edges)::value,
-                              decltype(packs)::value>>(call.queue, shape, Instance::elements(call),
-                                                       rows, call.result());
+                      static_cast<unsigned>(call.problem.columns),
+                      static_cast<unsigned>(call.problem.columns * sizeof(Element))};
+  const auto launch_with = [&](auto edges, auto packs) {
+    launch_kernel<held_kernel<Reducer, decltype(edges)::value, decltype(packs)::value>>(
+        call.queue, shape, Instance::elements(call), rows, call.result());
   };
-  const std::integral_constant<int, 1> one;
-  const std::integral_constant<int, kWidestPack<Element>> widest;
   const std::integral_constant<int, kHeldPacks> most;
   if constexpr (holds_edges(kDTypeOf<Element>)) {
     if (config.pack == 1) {
-      return launch_with(one, std::false_type{}, std::integral_constant<int, kHeldElements>{});
+      return launch_kernel<held_elements_kernel<Reducer>>(
+          call.queue, shape, Instance::elements(call), rows, call.result());
     }
     if constexpr (is_arg(Instance::kFunction)) {
-      if (config.packs == 1) return launch_with(widest, std::true_type{}, one);
+      if (config.packs == 1) {
+        return launch_with(std::true_type{}, std::integral_constant<int, 1>{});
+      }
     }
-    if (config.edges) return launch_with(widest, std::true_type{}, most);
+    if (config.edges) return launch_with(std::true_type{}, most);
   }
-  launch_with(widest, std::false_type{}, most);
+  launch_with(std::false_type{}, most);
 }
 
 }  // namespace reduce

@@ -32,10 +32,10 @@ struct Call {
 
   ContiguousRows rows() const { return {problem.rows(), problem.columns}; }
   Target result() const {
-    return {buffers.y,       problem.result,   false,       buffers.divisor != 1, order(),
+    return {buffers.y,       problem.result,   false,       order(),           buffers.divisor != 1,
             buffers.divisor, buffers.variance, buffers.low, buffers.correction};
   }
-  Target partials(void* data, DType dtype) const { return {data, dtype, true, false, order()}; }
+  Target partials(void* data, DType dtype) const { return {data, dtype, true, order()}; }
 
  private:
   IntegerOrder order() const {

@@ -34,8 +34,8 @@ namespace reduce {
 // What a small array would wait for a kernel to divide is divided before. Narrow, so that all that
 // it needs of a kernel's parameters lies within 64 bytes, which are fetched at once.
 struct Runs {
-  std::int64_t size;  // elements of a run
-  int steps;          // of a block
+  unsigned size;  // elements of a run
+  int steps;      // of a block
   std::uint16_t inner;
   std::uint16_t stride;        // packs
   std::uint16_t step_columns;  // columns of a step
@@ -64,13 +64,13 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
   const int stride = runs.stride;
   const int step_size = stride * kPack;  // elements
   const int cluster = JAX_GPUOPS_HAS_CLUSTERS ? 1 << runs.cluster_log2 : 1;
-  const std::int64_t outer = blockIdx.x >> runs.cluster_log2;
+  const unsigned outer = blockIdx.x >> runs.cluster_log2;
   const int part = static_cast<int>(cluster > 1 ? blockIdx.x & (cluster - 1) : blockIdx.y);
 
   ClusterParts<Reducer> cluster_parts(slots + step_size, cluster);
   if (cluster > 1) cluster_parts.begin();
 
-  const Element* const run = x + outer * runs.size;
+  const Element* const run = x + std::uint64_t{outer} * runs.size;
   const int phase = elements_past_alignment<kPack>(run);
   const Element* const packs = run - phase;
   const int beyond = phase + static_cast<int>(runs.size % kPack);  // beyond size / kPack packs
@@ -160,17 +160,19 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
       slots[slot] = partial;
     }
   }
-  combine_rows<Reducer>(slots, runs.inner, runs.step_columns);
+  // Of numbers a thread combines 16 sooner than it waits for others again.
+  constexpr int kMost = std::is_arithmetic_v<Partial> ? 2 * kMostApart : kMostApart;
+  combine_rows<Reducer, kMost>(slots, runs.inner, runs.step_columns);
 
   // Store, or combine over the cluster.
   if (cluster > 1) {
     const auto of_block = [&](int inner) { return slots[inner]; };
     cluster_parts.combine(runs.inner, of_block, [&](int inner, const Partial& of_cluster) {
-      Reducer::store(y, outer * runs.inner + inner, of_cluster);
+      Reducer::store(y, std::int64_t{outer} * runs.inner + inner, of_cluster);
     });
     return;
   }
-  const std::int64_t result = (outer * gridDim.y + blockIdx.y) * runs.inner;
+  const std::int64_t result = (std::int64_t{outer} * gridDim.y + blockIdx.y) * runs.inner;
 #pragma unroll 1
   for (int inner = thread; inner < runs.inner; inner += blockDim.x) {
     Reducer::store(y, result + inner, slots[inner]);
@@ -194,8 +196,8 @@ void launch_interleaved(const Call& call) {
       {grid, static_cast<unsigned>(config.threads), static_cast<std::size_t>(config.shared_bytes),
        config.cluster},
       Instance::elements(call),
-      Runs{size, static_cast<int>(divide_up(steps, config.parts)), narrow(problem.inner),
-           narrow(config.stride), narrow(step_size / problem.inner),
+      Runs{static_cast<unsigned>(size), static_cast<int>(divide_up(steps, config.parts)),
+           narrow(problem.inner), narrow(config.stride), narrow(step_size / problem.inner),
            narrow(__builtin_ctz(static_cast<unsigned>(config.cluster)))},
       to);
 }

@@ -96,8 +96,8 @@ constexpr std::int64_t kInterleavedWholePacks = kWarpLanes;
 constexpr std::int64_t kInterleavedRunBytes = 16 * 1024;
 // Packs that a block reads at a time, about.
 constexpr std::int64_t kInterleavedStride = 256;
-// Of a run, which threads count in 32 bits.
-constexpr std::int64_t kMostInterleavedPacks = std::int64_t{1} << 30;
+// Elements of a run, which threads count in 32 bits.
+constexpr std::int64_t kMostInterleavedRun = std::numeric_limits<std::int32_t>::max();
 
 std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
 
@@ -216,10 +216,10 @@ bool has_whole_packs(const Problem& problem) {
 }
 
 // held: whether rows are read element by element. It is as much work for each element as for a
-// pack, which takes no longer if the GPU holds a thread for each of them.
+// pack, which takes no longer in short rows if the GPU holds a thread for each of them.
 bool holds_elements(const Problem& problem, const Device& device) {
   return !has_whole_packs(problem) && holds_edges(problem.dtype) &&
-         problem.columns <= kHeldElements * kFewHeldWarps * kWarpLanes &&
+         problem.columns <= kHeldElements * kMostElementLanes &&
          problem.rows() * problem.columns <=
              std::int64_t{device.multiprocessors} * device.threads_per_multiprocessor;
 }
@@ -292,7 +292,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       }
       if (problem.masked) return "takes no mask; 'column' does";
       if (problem.outer > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks ||
-          problem.columns * problem.inner / pack_of(problem) > kMostInterleavedPacks) {
+          problem.columns * problem.inner > kMostInterleavedRun) {
         return "takes fewer and shorter runs; 'column' takes any";
       }
       if (interleaved_period(problem) > kInterleavedPacks ||

@@ -244,10 +244,9 @@ inline constexpr int kCombineThreads = 256;
 // threads fit that a multiprocessor may have.
 inline constexpr int kHeldPacks = 4;
 
-// So many partials of a row's warps are read by a thread.
-inline constexpr int kFewHeldWarps = 8;
-// How many elements a thread has of a row that is read by elements, at most.
+// Of rows that are read by elements, those that a thread has and the threads of a row, at most.
 inline constexpr int kHeldElements = 8;
+inline constexpr int kMostElementLanes = 8;
 
 // Whether rows are held that are no whole packs.
 constexpr bool holds_edges(DType dtype) {

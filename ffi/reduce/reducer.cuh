@@ -110,9 +110,9 @@ struct IntegerOrder {
 struct Target {
   void* data;
   DType dtype;
-  bool partials : 1;
-  bool divides : 1;  // sum of floats: for a mean
+  bool partials;
   IntegerOrder order;
+  bool divides = false;      // sum of floats: for a mean
   double divisor = 1;        // what the result is divided by then
   void* variance = nullptr;  // mean_and_var: the second result
   void* low = nullptr;       // likewise: the third, if there is one
@@ -449,20 +449,18 @@ using Reducer =
                        std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A, Index>,
                                           ValueReducer<kFunction, T, A>>>;
 
-// Combines partials[first], [first + apart], ... before [end] in shared memory, up to kMostApart of
+// Combines partials[first], [first + apart], ... before [end] in shared memory, up to kMost of
 // them, in the same order each time. Several are read at once: as many as registers have room for
-// beside what the kernels' loops need. Numbers are combined sooner than by more threads that wait
-// for each other; moments and what has an index take longer.
-template <class Partial>
-inline constexpr int kMostApart = std::is_arithmetic_v<Partial> ? 16 : 8;
+// beside what the kernels' loops need.
+inline constexpr int kMostApart = 8;
 
-template <class Reducer>
+template <class Reducer, int kMost = kMostApart>
 __device__ inline typename Reducer::Partial combine_apart(const typename Reducer::Partial* partials,
                                                           int first, int end, int apart) {
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
   constexpr int kAtOnce = sizeof(Partial) > 16 ? 1 : 32 / static_cast<int>(sizeof(Partial));
-  static_assert(kMostApart<Partial> % kAtOnce == 0);
+  static_assert(kMost % kAtOnce == 0);
   const auto next = [&](int i) {
     Partial terms[kAtOnce];
 #pragma unroll
@@ -474,25 +472,24 @@ __device__ inline typename Reducer::Partial combine_apart(const typename Reducer
   };
   Partial all = next(0);
 #pragma unroll 1
-  for (int i = kAtOnce; i < kMostApart<Partial> && first + i * apart < end; i += kAtOnce) {
+  for (int i = kAtOnce; i < kMost && first + i * apart < end; i += kAtOnce) {
     all = Combine{}(all, next(i));
   }
   return all;
 }
 
 // The block's threads combine `count` partials of each of `rows` rows in shared memory: row r has
-// partials[r], [r + rows], ..., and then all of it in the first. Each level has kMostApart times
-// fewer than the one before. What they wrote before need not be ordered, and what is there then may
-// be read by all.
-template <class Reducer>
+// partials[r], [r + rows], ..., and then all of it in the first. Each level has kMost times fewer
+// than the one before. What they wrote before need not be ordered, and what is there then may be
+// read by all.
+template <class Reducer, int kMost = kMostApart>
 __device__ inline void combine_rows(typename Reducer::Partial* partials, int rows, int count) {
-  constexpr int kMost = kMostApart<typename Reducer::Partial>;
   __syncthreads();
   while (count > 1) {
     const int left = (count + kMost - 1) / kMost;
 #pragma unroll 1
     for (int slot = threadIdx.x; slot < left * rows; slot += blockDim.x) {
-      partials[slot] = combine_apart<Reducer>(partials, slot, count * rows, left * rows);
+      partials[slot] = combine_apart<Reducer, kMost>(partials, slot, count * rows, left * rows);
     }
     __syncthreads();
     count = left;
