@@ -289,11 +289,12 @@ def test_rows_with_edges_that_registers_hold(names, dtype, implementation):
     """From the shortest to the longest ones, that begin and end at every phase, in blocks that are
     full and not; of a warp for each row, of several and of a number that is no power of two."""
     pack = 16 // helpers.np_dtype(dtype).itemsize
-    columns = [2 * pack - 1, 2 * pack + 1, 33, 100, 129, 16 * 33, pack * 129 + 1, pack * 300 + 2]
-    shapes = [((1 << 13) // n + 1, n) for n in columns]  # more elements than the host has threads
-    shapes += [(2, pack * 1021 - 3)]
+    # Of up to 64 elements, so many rows that they are not read by elements.
+    least = 300_000 if implementation == "cuda" else 1 << 13
+    shapes = [(least // n + 1, n) for n in (2 * pack - 1, 2 * pack + 1, 33)]
+    shapes += [(9, 100), (7, 129), (20, 16 * 33)]
+    shapes += [(5, pack * 129 + 1), (3, pack * 300 + 2), (2, pack * 1021 - 3)]
     shapes += [(2, pack * 4096 - 1)] if "prod" not in names else []
-    shapes += [(2100, 129)] if implementation == "cuda" else []
     xs = [data(shape, dtype) for shape in shapes]
     assert_each_right(names, xs, implementation=implementation, algorithm="held")
 
@@ -302,8 +303,8 @@ def test_rows_with_edges_that_registers_hold(names, dtype, implementation):
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
 def test_few_elements_that_registers_hold(names, dtype, implementation):
-    """Rows of a thread, of a part of a warp and of up to eight warps, that begin at any phase."""
-    shapes = [(1, 1), (700, 3), (33, 9), (100, 33), (3, 255), (2, 257), (7, 1025), (3, 2047)]
+    """Rows of one thread and of up to eight, that begin at any phase."""
+    shapes = [(1, 1), (700, 3), (33, 7), (33, 9), (100, 17), (50, 33), (50, 47), (7, 63)]
     xs = [data(shape, dtype) for shape in shapes]
     with helpers.recorded(implementation) as executions:
         assert_each_right(names, xs, implementation=implementation, algorithm="held")
