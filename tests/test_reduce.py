@@ -290,7 +290,7 @@ def test_rows_with_edges_that_registers_hold(names, dtype, implementation):
     full and not; of a warp for each row, of several and of a number that is no power of two."""
     pack = 16 // helpers.np_dtype(dtype).itemsize
     # Of up to 64 elements, so many rows that they are not read by elements.
-    least = 300_000 if implementation == "cuda" else 1 << 13
+    least = 400_000 if implementation == "cuda" else 1 << 13
     shapes = [(least // n + 1, n) for n in (2 * pack - 1, 2 * pack + 1, 33)]
     shapes += [(9, 100), (7, 129), (20, 16 * 33)]
     shapes += [(5, pack * 129 + 1), (3, pack * 300 + 2), (2, pack * 1021 - 3)]
@@ -997,13 +997,13 @@ ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
         ("sum", (100, 33), 1, "float32", {}, "held"),
         ("sum", (100000, 33), 1, "float32", {}, "staged"),
         ("argmax", (100, 17), 1, "bfloat16", {}, "held"),  # no more elements than a GPU's threads
-        ("argmax", (20000, 17), 1, "bfloat16", {}, "staged"),
+        ("argmax", (40000, 17), 1, "bfloat16", {}, "staged"),
         ("argmin", (1000, 255), 1, "int8", {}, "staged"),
         ("sum", (1000, 33), 1, "float32", {"where": MASK}, "row"),
         ("sum", (100, 65), 1, "bfloat16", {}, "held"),
         ("sum", (100000, 129), 1, "float32", {}, "held"),
         ("sum", (1000, 6), 1, "float32", {}, "held"),
-        ("sum", (50000, 6), 1, "float32", {}, "staged"),  # perhaps without a whole pack
+        ("sum", (100000, 6), 1, "float32", {}, "staged"),  # perhaps without a whole pack
         # No whole packs beside the axis, or few.
         ("sum", (5000, 33), 0, "float32", {}, "interleaved"),
         ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "interleaved"),
@@ -1028,12 +1028,13 @@ def test_plan(name, shape, axis, dtype, options, algorithm, implementation):
         ("staged", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
         ("held", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
         ("held", (9, 16385), 1, {}, "takes rows of up to 16384 elements; 'row' takes any length"),
-        ("held", (50000, 6), 1, {}, "takes rows of at least 7 elements, if there are so many"),
+        ("held", (100000, 6), 1, {}, "takes rows of at least 7 elements, if there are so many"),
         ("held", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("staged", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("cluster", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("interleaved", (9, 33), 1, {}, "'row' takes neighbours in memory"),
         ("interleaved", (9, 33), 0, {"where": MASK}, "takes no mask; 'column' does"),
+        ("interleaved", (1 << 30, 3), 0, {}, "takes fewer and shorter runs; 'column' takes any"),
         ("interleaved", (9, 513), 0, {}, "fewer than 513 elements apart; 'column' takes any"),
     ],
 )
