@@ -289,11 +289,26 @@ def test_rows_with_edges_that_registers_hold(names, dtype, implementation):
     """From the shortest to the longest ones, that begin and end at every phase, in blocks that are
     full and not; of a warp for each row, of several and of a number that is no power of two."""
     pack = 16 // helpers.np_dtype(dtype).itemsize
-    shapes = [(3, 2 * pack - 1), (70, 2 * pack + 1), (1000, 33), (9, 100), (7, 129), (20, 16 * 33)]
+    # Of up to 64 elements, so many rows that they are not read by elements.
+    least = 400_000 if implementation == "cuda" else 1 << 13
+    shapes = [(least // n + 1, n) for n in (2 * pack - 1, 2 * pack + 1, 33)]
+    shapes += [(9, 100), (7, 129), (20, 16 * 33)]
     shapes += [(5, pack * 129 + 1), (3, pack * 300 + 2), (2, pack * 1021 - 3)]
     shapes += [(2, pack * 4096 - 1)] if "prod" not in names else []
     xs = [data(shape, dtype) for shape in shapes]
     assert_each_right(names, xs, implementation=implementation, algorithm="held")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
+def test_few_elements_that_registers_hold(names, dtype, implementation):
+    """Rows of one thread and of up to eight, that begin at any phase."""
+    shapes = [(1, 1), (700, 3), (33, 7), (33, 9), (100, 17), (50, 33), (50, 47), (7, 63)]
+    xs = [data(shape, dtype) for shape in shapes]
+    with helpers.recorded(implementation) as executions:
+        assert_each_right(names, xs, implementation=implementation, algorithm="held")
+    assert all(each["config"]["pack"] == 1 for each in executions)
 
 
 @pytest.mark.kernel
@@ -978,15 +993,17 @@ ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
         ("max", (16383,), None, "bfloat16", {}, "held"),
         ("max", (32767,), None, "int16", {}, "row"),  # too short for a second block
         ("sum", (1000, 1 << 15), 1, "float32", {}, "row"),  # more rows than a GPU has room for
-        # Of up to 512 bytes that are no whole packs, unless there are few of more than 32 elements.
+        # Of up to 512 bytes that are no whole packs, unless there are few, or few elements.
         ("sum", (100, 33), 1, "float32", {}, "held"),
         ("sum", (100000, 33), 1, "float32", {}, "staged"),
-        ("argmax", (100, 17), 1, "bfloat16", {}, "staged"),  # few elements, however many rows
+        ("argmax", (100, 17), 1, "bfloat16", {}, "held"),  # no more elements than a GPU's threads
+        ("argmax", (40000, 17), 1, "bfloat16", {}, "staged"),
         ("argmin", (1000, 255), 1, "int8", {}, "staged"),
         ("sum", (1000, 33), 1, "float32", {"where": MASK}, "row"),
         ("sum", (100, 65), 1, "bfloat16", {}, "held"),
         ("sum", (100000, 129), 1, "float32", {}, "held"),
-        ("sum", (1000, 6), 1, "float32", {}, "staged"),  # perhaps without a whole pack
+        ("sum", (1000, 6), 1, "float32", {}, "held"),
+        ("sum", (100000, 6), 1, "float32", {}, "staged"),  # perhaps without a whole pack
         # No whole packs beside the axis, or few.
         ("sum", (5000, 33), 0, "float32", {}, "interleaved"),
         ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "interleaved"),
@@ -1011,12 +1028,13 @@ def test_plan(name, shape, axis, dtype, options, algorithm, implementation):
         ("staged", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
         ("held", (9, 33), 1, {"where": MASK}, "takes no mask; 'row' does"),
         ("held", (9, 16385), 1, {}, "takes rows of up to 16384 elements; 'row' takes any length"),
-        ("held", (9, 6), 1, {}, "takes rows of at least 7 elements; 'row' takes any length"),
+        ("held", (100000, 6), 1, {}, "takes rows of at least 7 elements, if there are so many"),
         ("held", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("staged", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("cluster", (9, 33), 0, {}, "33 elements apart; 'column' takes these"),
         ("interleaved", (9, 33), 1, {}, "'row' takes neighbours in memory"),
         ("interleaved", (9, 33), 0, {"where": MASK}, "takes no mask; 'column' does"),
+        ("interleaved", (1 << 30, 3), 0, {}, "takes fewer and shorter runs; 'column' takes any"),
         ("interleaved", (9, 513), 0, {}, "fewer than 513 elements apart; 'column' takes any"),
     ],
 )

@@ -14,6 +14,10 @@
 // the best element is looked for, that pack is folded again, too: it changes nothing, and a branch
 // around it would take its load along. Threads of one pack at most have a kernel for that.
 //
+// Short rows of no whole packs are read element by element, by a kernel of their own, where there
+// are no more elements than threads that the GPU holds: nothing waits for where a row begins then,
+// or for its edges.
+//
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
 //
 // All that a small array needs of a kernel's parameters lies within 64 bytes, which are fetched at
@@ -143,6 +147,52 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   if (has_row && thread == 0) Reducer::store(y, row, of_row);
 }
 
+// Blocks are `threads of a row` x rows.
+template <class Reducer>
+__global__ void __launch_bounds__(kMostHeldThreads, 2)
+    held_elements_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
+  using Element = typename Reducer::Element;
+  using Partial = typename Reducer::Partial;
+  using Combine = typename Reducer::Combine;
+  const typename Reducer::Reader read(y);
+  const int threads = blockDim.x;
+  const int thread = threadIdx.x;
+  const unsigned own = blockIdx.x * blockDim.y + threadIdx.y;
+  const bool has_row = own < rows.count;
+  const unsigned row = has_row ? own : rows.count - 1;  // the last one again
+
+  const auto* const begin = reinterpret_cast<const Element*>(
+      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * rows.bytes);
+  const auto at = [&](int i) { return thread + i * threads; };
+  const auto has = [&](int i) { return at(i) < static_cast<int>(rows.columns); };
+  Element held[kHeldElements] = {};
+#pragma unroll
+  for (int i = 0; i < kHeldElements; ++i) {
+    if (has(i)) held[i] = begin[at(i)];
+  }
+  Partial of_thread;
+  if constexpr (std::is_floating_point_v<Partial>) {
+    Partial terms[kHeldElements];
+#pragma unroll
+    for (int i = 0; i < kHeldElements; ++i) terms[i] = has(i) ? read(held[i]) : Reducer::identity();
+    of_thread = tree<Combine>(terms);
+  } else {
+    Accumulator<Element> value[kHeldElements];
+    unsigned kept = 0;
+#pragma unroll
+    for (int i = 0; i < kHeldElements; ++i) {
+      value[i] = read(held[i]);
+      if (has(i)) kept |= 1u << i;
+    }
+    typename Reducer::Fold fold;
+    fold.add_kept(value, kept, thread, threads);
+    of_thread = fold.value();
+  }
+
+  const Partial of_row = group_reduce<kMostElementLanes>(of_thread, Combine{}, threads);
+  if (has_row && thread == 0) Reducer::store(y, row, of_row);
+}
+
 template <class Instance>
 void launch_held(const Call& call) {
   using Element = typename Instance::Element;
@@ -160,6 +210,10 @@ void launch_held(const Call& call) {
   };
   const std::integral_constant<int, kHeldPacks> most;
   if constexpr (holds_edges(kDTypeOf<Element>)) {
+    if (config.pack == 1) {
+      return launch_kernel<held_elements_kernel<Reducer>>(
+          call.queue, shape, Instance::elements(call), rows, call.result());
+    }
     if constexpr (is_arg(Instance::kFunction)) {
       if (config.packs == 1) {
         return launch_with(std::true_type{}, std::integral_constant<int, 1>{});

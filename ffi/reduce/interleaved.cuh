@@ -15,8 +15,9 @@
 //     ...
 //
 // At the end the block combines in shared memory what its threads have of the same row, in a tree.
-// Blocks with different blockIdx.x take different steps. They are a cluster, whose blocks send each
-// other their partials (cluster_parts.cuh), or leave them for combine.cuh.
+// Several blocks may take different steps of a run. They are a cluster, whose blocks send each
+// other their partials (cluster_parts.cuh), or those with different blockIdx.y, and leave partials
+// for combine.cuh.
 //
 // A run may begin and end inside a pack. Of these packs each element is read by itself.
 #pragma once
@@ -30,12 +31,15 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
+// What a small array would wait for a kernel to divide is divided before. Narrow, so that all that
+// it needs of a kernel's parameters lies within 64 bytes, which are fetched at once.
 struct Runs {
-  std::int64_t count;
-  std::int64_t size;  // elements of a run
-  int inner;
-  int stride;   // packs
-  int cluster;  // blocks of one, if these have parts of a run, which then get one each; else 1
+  unsigned size;  // elements of a run
+  int steps;      // of a block
+  std::uint16_t inner;
+  std::uint16_t stride;        // packs
+  std::uint16_t step_columns;  // columns of a step
+  std::uint16_t cluster_log2;  // blocks of one, if these have parts of a run, else 1
 };
 
 // Blocks of the most threads for which a multiprocessor's registers are to suffice; 0 leaves it to
@@ -49,7 +53,7 @@ constexpr int least_interleaved_blocks() {
 
 template <class Reducer>
 __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<Reducer>())
-    interleaved_kernel(const typename Reducer::Element* __restrict__ x, Target y, Runs runs) {
+    interleaved_kernel(const typename Reducer::Element* __restrict__ x, Runs runs, Target y) {
   using Element = typename Reducer::Element;
   using Value = Accumulator<Element>;
   using Partial = typename Reducer::Partial;
@@ -57,135 +61,145 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
   const auto slots = shared_array<Partial>();
   const typename Reducer::Reader read(y);
   const int thread = threadIdx.x;
-  const int step_size = runs.stride * kPack;        // elements
-  const int step_columns = step_size / runs.inner;  // a whole number
-  const int cluster = JAX_GPUOPS_HAS_CLUSTERS ? runs.cluster : 1;
+  const int stride = runs.stride;
+  const int step_size = stride * kPack;  // elements
+  const int cluster = JAX_GPUOPS_HAS_CLUSTERS ? 1 << runs.cluster_log2 : 1;
+  const unsigned outer = blockIdx.x >> runs.cluster_log2;
+  const int part = static_cast<int>(cluster > 1 ? blockIdx.x & (cluster - 1) : blockIdx.y);
 
   ClusterParts<Reducer> cluster_parts(slots + step_size, cluster);
   if (cluster > 1) cluster_parts.begin();
 
-  for (std::int64_t outer = blockIdx.y; outer < runs.count; outer += gridDim.y) {
-    const Element* const run = x + outer * runs.size;
-    const int phase = elements_past_alignment<kPack>(run);
-    const Element* const packs = run - phase;
-    const std::int64_t end = phase + runs.size;
-    const std::int64_t whole_packs = end / kPack;  // the first may begin before the run
-    const std::int64_t steps = (end + step_size - 1) / step_size;
-    const std::int64_t part = (steps + gridDim.x - 1) / gridDim.x;
-    const std::int64_t first_step = blockIdx.x * part;
-    const std::int64_t end_step = first_step + part < steps ? first_step + part : steps;
+  const Element* const run = x + std::uint64_t{outer} * runs.size;
+  const int phase = elements_past_alignment<kPack>(run);
+  const Element* const packs = run - phase;
+  const int beyond = phase + static_cast<int>(runs.size % kPack);  // beyond size / kPack packs
+  const int whole_packs = static_cast<int>(runs.size / kPack) + beyond / kPack;
+  const int cut = beyond % kPack;  // elements after these; the first may begin before the run
 
-    // Fold the thread's packs. Folds get steps as columns: which column an element of a step
-    // belongs to is the same each time, and is found out once, at the end.
-    typename Reducer::Fold fold[kPack];
-    if (thread < runs.stride) {
-      const auto from = [&](std::int64_t step) {
-        return packs + step * step_size + thread * kPack;
-      };
-      const auto fold_cut = [&](std::int64_t step, std::int64_t begin, std::int64_t cut_end) {
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          if (i < begin || i >= cut_end) continue;
-          const Value value[1] = {read(from(step)[i])};
-          fold[i].add(value, step, 1);
-        }
-      };
-      std::int64_t step = first_step;
-      if (step == 0 && thread == 0 && phase != 0) {
-        fold_cut(step, phase, end);
-        ++step;
-      }
-      // The thread's packs are whole in the steps before this one.
-      std::int64_t whole = (whole_packs - thread + runs.stride - 1) / runs.stride;
-      if (whole_packs <= thread) whole = 0;
-      if (whole > end_step) whole = end_step;
-      RegisterPack<Element, kPack> elements[kLoads] = {};
-      Value value[kLoads][kPack];
-      for (; step + kLoads - 1 < whole; step += kLoads) {
-#pragma unroll
-        for (int u = 0; u < kLoads; ++u) elements[u] = read_pack<kPack>(from(step + u));
-#pragma unroll
-        for (int u = 0; u < kLoads; ++u) read.widen(elements[u], value[u]);
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          Value of_row[kLoads];
-#pragma unroll
-          for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
-          fold[i].add(of_row, step, 1);
-        }
-      }
-#pragma unroll
-      for (int u = 0; u < kLoads - 1; ++u) {
-        if (step + u < whole) elements[u] = read_pack<kPack>(from(step + u));
-      }
-#pragma unroll
-      for (int u = 0; u < kLoads - 1; ++u) {
-        if (step + u >= whole) break;
-        read.widen(elements[u], value[u]);
-#pragma unroll
-        for (int i = 0; i < kPack; ++i) {
-          const Value of_row[1] = {value[u][i]};
-          fold[i].add(of_row, step + u, 1);
-        }
-      }
-      // The pack that the run ends in, unless it begins there too: that one has been folded.
-      const bool begins_in_it = whole_packs == 0 && phase != 0;
-      if (end % kPack != 0 && !begins_in_it && thread == whole_packs % runs.stride) {
-        const std::int64_t last = whole_packs / runs.stride;
-        if (last >= first_step && last < end_step) fold_cut(last, 0, end % kPack);
-      }
-    }
-    let_next_kernel_start();
-
-    // Combine. Slots are counted from the run's first element, so that slot s is of row s % inner,
-    // but steps from the pack that it lies in: the first `phase` elements of a step have the last
-    // slots, and columns of the step before.
-    if (thread < runs.stride) {
+  // Fold the thread's packs. Folds get steps as columns: which column an element of a step belongs
+  // to is the same each time, and is found out once, at the end.
+  typename Reducer::Fold fold[kPack];
+  if (thread < stride) {
+    int step = part * runs.steps;
+    int pack = step * stride + thread;
+    const auto fold_cut = [&](int begin, int end) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
-        Partial partial = fold[i].value();
-        int slot = thread * kPack + i - phase;
-        const bool wraps = slot < 0;
-        if (wraps) slot += step_size;
-        if constexpr (kIsIndexed<Partial>) {
-          if (partial.index != Reducer::identity().index) {
-            partial.index = slot / runs.inner + (partial.index - wraps) * step_columns;
-          }
-        }
-        slots[slot] = partial;
+        if (i < begin || i >= end) continue;
+        const Value value[1] = {read(packs[std::int64_t{pack} * kPack + i])};
+        fold[i].add(value, step, 1);
+      }
+    };
+    // Of the block's packs those before this one are whole.
+    const int end_pack = (step + runs.steps) * stride;
+    const int end_whole = whole_packs < end_pack ? whole_packs : end_pack;
+    if (pack == 0 && phase != 0) {
+      fold_cut(phase, whole_packs > 0 ? kPack : cut);
+      ++step;
+      pack += stride;
+    }
+    const auto is_whole = [&](int u) { return pack + u * stride < end_whole; };
+    const auto read_step = [&](int u) {
+      return read_pack<kPack>(packs + std::int64_t{pack + u * stride} * kPack);
+    };
+    RegisterPack<Element, kPack> elements[kLoads] = {};
+    Value value[kLoads][kPack];
+    for (; is_whole(kLoads - 1); step += kLoads, pack += kLoads * stride) {
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) elements[u] = read_step(u);
+#pragma unroll
+      for (int u = 0; u < kLoads; ++u) read.widen(elements[u], value[u]);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        Value of_row[kLoads];
+#pragma unroll
+        for (int u = 0; u < kLoads; ++u) of_row[u] = value[u][i];
+        fold[i].add(of_row, step, 1);
       }
     }
-    combine_rows<Reducer>(slots, runs.inner, step_columns);
+#pragma unroll
+    for (int u = 0; u < kLoads - 1; ++u) {
+      if (is_whole(u)) elements[u] = read_step(u);
+    }
+    int left = 0;
+#pragma unroll
+    for (int u = 0; u < kLoads - 1; ++u) {
+      if (!is_whole(u)) break;
+      ++left;
+      read.widen(elements[u], value[u]);
+#pragma unroll
+      for (int i = 0; i < kPack; ++i) {
+        const Value of_row[1] = {value[u][i]};
+        fold[i].add(of_row, step + u, 1);
+      }
+    }
+    // The pack that the run ends in, unless it begins there too: that one has been folded.
+    step += left;
+    pack += left * stride;
+    const bool begins_in_it = whole_packs == 0 && phase != 0;
+    if (pack == whole_packs && pack < end_pack && cut != 0 && !begins_in_it) fold_cut(0, cut);
+  }
+  let_next_kernel_start();
 
-    // Store, or combine over the cluster.
-    if (cluster > 1) {
-      const auto of_block = [&](int inner) { return slots[inner]; };
-      cluster_parts.combine(runs.inner, of_block, [&](int inner, const Partial& of_cluster) {
-        Reducer::store(y, outer * runs.inner + inner, of_cluster);
-      });
-      return;
+  // Combine. Slots are counted from the run's first element, so that slot s is of row s % inner,
+  // but steps from the pack that it lies in: the first `phase` elements of a step have the last
+  // slots, and columns of the step before.
+  if (thread < stride) {
+#pragma unroll
+    for (int i = 0; i < kPack; ++i) {
+      Partial partial = fold[i].value();
+      int slot = thread * kPack + i - phase;
+      const bool wraps = slot < 0;
+      if (wraps) slot += step_size;
+      if constexpr (kIsIndexed<Partial>) {
+        if (partial.index != Reducer::identity().index) {
+          partial.index = slot / runs.inner + (partial.index - wraps) * runs.step_columns;
+        }
+      }
+      slots[slot] = partial;
     }
-    const std::int64_t result = (outer * gridDim.x + blockIdx.x) * runs.inner;
-    for (int inner = thread; inner < runs.inner; inner += blockDim.x) {
-      Reducer::store(y, result + inner, slots[inner]);
-    }
-    __syncthreads();  // the next run's slots overwrite these
+  }
+  // Of numbers a thread combines 16 sooner than it waits for others again.
+  constexpr int kMost = std::is_arithmetic_v<Partial> ? 2 * kMostApart : kMostApart;
+  combine_rows<Reducer, kMost>(slots, runs.inner, runs.step_columns);
+
+  // Store, or combine over the cluster.
+  if (cluster > 1) {
+    const auto of_block = [&](int inner) { return slots[inner]; };
+    cluster_parts.combine(runs.inner, of_block, [&](int inner, const Partial& of_cluster) {
+      Reducer::store(y, std::int64_t{outer} * runs.inner + inner, of_cluster);
+    });
+    return;
+  }
+  const std::int64_t result = (std::int64_t{outer} * gridDim.y + blockIdx.y) * runs.inner;
+#pragma unroll 1
+  for (int inner = thread; inner < runs.inner; inner += blockDim.x) {
+    Reducer::store(y, result + inner, slots[inner]);
   }
 }
 
 template <class Instance>
 void launch_interleaved(const Call& call) {
   const auto& [queue, config, problem, buffers] = call;
+  constexpr int kPack = kWidestPack<typename Instance::Element>;
   const bool combines = config.parts == config.cluster;
   const Target to = combines ? call.result() : Instance::partial_target(call);
-  const dim3 grid(static_cast<unsigned>(config.parts), grid_extent_beyond_x(problem.outer));
+  const dim3 grid(grid_extent(problem.outer * config.cluster),
+                  static_cast<unsigned>(config.parts / config.cluster));
+  const std::int64_t size = problem.columns * problem.inner;
+  const std::int64_t step_size = std::int64_t{config.stride} * kPack;
+  const std::int64_t steps = divide_up(size + kPack - 1, step_size);  // of a run of any phase
+  const auto narrow = [](std::int64_t number) { return static_cast<std::uint16_t>(number); };
   launch_kernel<interleaved_kernel<typename Instance::First>>(
       queue,
       {grid, static_cast<unsigned>(config.threads), static_cast<std::size_t>(config.shared_bytes),
        config.cluster},
-      Instance::elements(call), to,
-      Runs{problem.outer, problem.columns * problem.inner, static_cast<int>(problem.inner),
-           config.stride, config.cluster});
+      Instance::elements(call),
+      Runs{static_cast<unsigned>(size), static_cast<int>(divide_up(steps, config.parts)),
+           narrow(problem.inner), narrow(config.stride), narrow(step_size / problem.inner),
+           narrow(__builtin_ctz(static_cast<unsigned>(config.cluster)))},
+      to);
 }
 
 }  // namespace reduce

@@ -96,6 +96,8 @@ constexpr std::int64_t kInterleavedWholePacks = kWarpLanes;
 constexpr std::int64_t kInterleavedRunBytes = 16 * 1024;
 // Packs that a block reads at a time, about.
 constexpr std::int64_t kInterleavedStride = 256;
+// Elements of a run, which threads count in 32 bits.
+constexpr std::int64_t kMostInterleavedRun = std::numeric_limits<std::int32_t>::max();
 
 std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
 
@@ -213,9 +215,18 @@ bool has_whole_packs(const Problem& problem) {
   return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
 }
 
+// held: whether rows are read element by element. It is as much work for each element as for a
+// pack, which takes no longer in short rows if the GPU holds a thread for each of them.
+bool holds_elements(const Problem& problem, const Device& device) {
+  return !has_whole_packs(problem) && holds_edges(problem.dtype) &&
+         problem.columns <= kHeldElements * kMostElementLanes &&
+         problem.rows() * problem.columns <=
+             std::int64_t{device.multiprocessors} * device.threads_per_multiprocessor;
+}
+
 // held: rows with edges have a whole pack between them, wherever they begin.
-std::int64_t least_held_columns(const Problem& problem) {
-  return has_whole_packs(problem) ? 0 : 2 * pack_of(problem) - 1;
+std::int64_t least_held_columns(const Problem& problem, const Device& device) {
+  return has_whole_packs(problem) || holds_elements(problem, device) ? 0 : 2 * pack_of(problem) - 1;
 }
 
 std::int64_t most_held_columns(const Problem& problem) {
@@ -249,9 +260,9 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
         return "takes rows of whole packs of 16 bytes, in an array at a multiple of these, unless "
                "float32, float16 or bfloat16; 'row' takes any";
       }
-      if (problem.columns < least_held_columns(problem)) {
-        return "takes rows of at least " + std::to_string(least_held_columns(problem)) +
-               " elements; 'row' takes any length";
+      if (const auto least = least_held_columns(problem, device); problem.columns < least) {
+        return "takes rows of at least " + std::to_string(least) +
+               " elements, if there are so many; 'row' takes any";
       }
       if (problem.columns > most_held_columns(problem)) {
         return "takes rows of up to " + std::to_string(most_held_columns(problem)) +
@@ -280,6 +291,10 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
         return "takes rows whose elements lie apart; 'row' takes neighbours in memory";
       }
       if (problem.masked) return "takes no mask; 'column' does";
+      if (problem.outer > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks ||
+          problem.columns * problem.inner > kMostInterleavedRun) {
+        return "takes fewer and shorter runs; 'column' takes any";
+      }
       if (interleaved_period(problem) > kInterleavedPacks ||
           interleaved_bytes(problem) > static_cast<std::int64_t>(device.shared_bytes_per_block)) {
         return "takes rows whose elements lie fewer than " + std::to_string(problem.inner) +
@@ -383,11 +398,15 @@ void configure_row(const Problem& problem, const Device& device, Config* config)
 }
 
 void configure_held(const Problem& problem, const Device& device, Config* config) {
-  const std::int64_t packs = problem.columns / pack_of(problem);
+  const bool by_elements = holds_elements(problem, device);
+  config->pack = by_elements ? 1 : static_cast<int>(pack_of(problem));
+  config->edges = !by_elements && !has_whole_packs(problem);
+  const std::int64_t packs = problem.columns / config->pack;
   const std::int64_t busy = kBusyThreads * device.multiprocessors;
-  const std::int64_t most = packs <= kShortHeldPacks ? kMostPacksOfShortHeldRows : kHeldPacks;
+  const std::int64_t most = by_elements                ? kHeldElements
+                            : packs <= kShortHeldPacks ? kMostPacksOfShortHeldRows
+                                                       : kHeldPacks;
   const std::int64_t lanes = divide_up(packs, most);
-  config->edges = !has_whole_packs(problem);
   // Of a warp a power of two, and enough for the edges; else whole warps.
   config->lanes = lanes <= kWarpLanes ? power_of_two_from(lanes, kWarpLanes)
                                       : static_cast<int>(divide_up(lanes, kWarpLanes) * kWarpLanes);
@@ -395,13 +414,14 @@ void configure_held(const Problem& problem, const Device& device, Config* config
     config->lanes =
         std::max(config->lanes, power_of_two_from(2 * pack_of(problem) - 2, kWarpLanes));
   }
-  // More threads load sooner, but those of a warp alone are combined soon.
-  while (config->lanes < std::min<std::int64_t>(packs, kWarpLanes) &&
+  // More threads load sooner, but those of a warp alone are combined soon. Of elements a thread has
+  // code for all that it may hold, which takes its time however few there are.
+  while (!by_elements && config->lanes < std::min<std::int64_t>(packs, kWarpLanes) &&
          expected_rows(problem) * config->lanes < busy) {
     config->lanes *= 2;
   }
   const bool has_one = config->edges && is_arg(problem.function) && packs <= config->lanes;
-  config->packs = has_one ? 1 : kHeldPacks;
+  config->packs = by_elements ? kHeldElements : has_one ? 1 : kHeldPacks;
   // A block is large even where a row needs few threads, as it takes the GPU long to start many
   // small ones, unless multiprocessors would have none.
   int rows = std::max(1, kHeldThreads / config->lanes);
@@ -596,7 +616,7 @@ bool staged_is_best(const Problem& problem) {
 }
 
 bool staged_is_better_than_held(const Problem& problem, const Device& device) {
-  return staged_is_best(problem) &&
+  return staged_is_best(problem) && !holds_elements(problem, device) &&
          (problem.columns <= kFewStagedColumns ||
           expected_rows(problem) >= kLeastStagedRows * device.multiprocessors);
 }

@@ -145,9 +145,9 @@ inline std::string_view name_of(Algorithm algorithm) {
 struct Config {
   int threads = 0;          // of a block
   int lanes = 0;            // row, held: threads of a row, 0 for a block; column: along `inner`
-  int pack = 1;             // column: rows that a lane reads at a time
+  int pack = 1;             // column: rows, held: elements that a thread reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
-  bool edges = false;       // held: of rows that are no whole packs
+  bool edges = false;       // held: of rows that are no whole packs, if read by these
   int lane_rows = 0;        // staged: of a tile, for each lane
   int cluster = 1;          // blocks of one; column, interleaved: 1, or `parts`
   int packs = 0;            // held: of a thread, at most
@@ -243,6 +243,10 @@ inline constexpr int kCombineThreads = 256;
 // held: how many packs a thread has at most, for which the registers suffice that are left if all
 // threads fit that a multiprocessor may have.
 inline constexpr int kHeldPacks = 4;
+
+// Of rows that are read by elements, those that a thread has and the threads of a row, at most.
+inline constexpr int kHeldElements = 8;
+inline constexpr int kMostElementLanes = 8;
 
 // Whether rows are held that are no whole packs.
 constexpr bool holds_edges(DType dtype) {

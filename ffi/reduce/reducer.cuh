@@ -449,18 +449,18 @@ using Reducer =
                        std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A, Index>,
                                           ValueReducer<kFunction, T, A>>>;
 
-// Combines partials[first], [first + apart], ... before [end] in shared memory, up to kMostApart of
+// Combines partials[first], [first + apart], ... before [end] in shared memory, up to kMost of
 // them, in the same order each time. Several are read at once: as many as registers have room for
 // beside what the kernels' loops need.
 inline constexpr int kMostApart = 8;
 
-template <class Reducer>
+template <class Reducer, int kMost = kMostApart>
 __device__ inline typename Reducer::Partial combine_apart(const typename Reducer::Partial* partials,
                                                           int first, int end, int apart) {
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
   constexpr int kAtOnce = sizeof(Partial) > 16 ? 1 : 32 / static_cast<int>(sizeof(Partial));
-  static_assert(kMostApart % kAtOnce == 0);
+  static_assert(kMost % kAtOnce == 0);
   const auto next = [&](int i) {
     Partial terms[kAtOnce];
 #pragma unroll
@@ -472,23 +472,24 @@ __device__ inline typename Reducer::Partial combine_apart(const typename Reducer
   };
   Partial all = next(0);
 #pragma unroll 1
-  for (int i = kAtOnce; i < kMostApart && first + i * apart < end; i += kAtOnce) {
+  for (int i = kAtOnce; i < kMost && first + i * apart < end; i += kAtOnce) {
     all = Combine{}(all, next(i));
   }
   return all;
 }
 
 // The block's threads combine `count` partials of each of `rows` rows in shared memory: row r has
-// partials[r], [r + rows], ..., and then all of it in the first. Each level is an eighth of the one
-// before. What they wrote before need not be ordered, and what is there then may be read by all.
-template <class Reducer>
+// partials[r], [r + rows], ..., and then all of it in the first. Each level has kMost times fewer
+// than the one before. What they wrote before need not be ordered, and what is there then may be
+// read by all.
+template <class Reducer, int kMost = kMostApart>
 __device__ inline void combine_rows(typename Reducer::Partial* partials, int rows, int count) {
   __syncthreads();
   while (count > 1) {
-    const int left = (count + kMostApart - 1) / kMostApart;
+    const int left = (count + kMost - 1) / kMost;
 #pragma unroll 1
     for (int slot = threadIdx.x; slot < left * rows; slot += blockDim.x) {
-      partials[slot] = combine_apart<Reducer>(partials, slot, count * rows, left * rows);
+      partials[slot] = combine_apart<Reducer, kMost>(partials, slot, count * rows, left * rows);
     }
     __syncthreads();
     count = left;

@@ -31,21 +31,33 @@ namespace reduce {
 
 struct StagedRows {
   std::int64_t count;
-  int columns;
-  int lane_rows;  // of a tile, for each lane
+  unsigned columns;
+  unsigned lane_rows;  // of a tile, for each lane
 };
 
 // Copies a tile: whole packs asynchronously. Elements after the last one, which only the array's
 // last tile has, are copied at once.
 template <class T>
-__device__ __forceinline__ void copy_tile(const T* __restrict__ from, T* to, int count, int lane) {
-  constexpr int kPack = kWidestPack<T>;
-  const int whole = count / kPack * kPack;
+__device__ __forceinline__ void copy_tile(const T* __restrict__ from, T* to, unsigned count,
+                                          unsigned lane) {
+  constexpr unsigned kPack = kWidestPack<T>;
+  const unsigned whole = count / kPack * kPack;
+  constexpr unsigned kWarpPacks = kWarpSize * kPack;
+  constexpr unsigned kCopies = 4;  // without a branch, for which a warp would wait
+  const T* source = from + lane * kPack;
+  T* target = to + lane * kPack;
 #pragma unroll 1
-  for (int first = lane * kPack; first < whole; first += kWarpSize * kPack) {
-    copy_async<16>(to + first, from + first, true);
+  for (unsigned first = lane * kPack; first < whole; first += kCopies * kWarpPacks) {
+#pragma unroll
+    for (unsigned i = 0; i < kCopies; ++i) {
+      if (first + i * kWarpPacks < whole) {
+        copy_async<16>(target + i * kWarpPacks, source + i * kWarpPacks, true);
+      }
+    }
+    source += kCopies * kWarpPacks;
+    target += kCopies * kWarpPacks;
   }
-  const int rest = whole + lane;
+  const unsigned rest = whole + lane;
   if (rest < count) to[rest] = from[rest];
 }
 
@@ -71,25 +83,27 @@ __global__ void __launch_bounds__(kStagedThreads)
   using Element = typename Reducer::Element;
   constexpr int kChunk = Reducer::kChunk > 8 ? Reducer::kChunk : 8;
   const typename Reducer::Reader read(y);
-  const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
-  const int warps = blockDim.x / kWarpSize;
-  const int tile_rows = rows.lane_rows * kWarpSize;
-  const std::int64_t first = (std::int64_t{blockIdx.x} * warps + warp) * tile_rows;
+  const unsigned lane = threadIdx.x;
+  const unsigned warp = threadIdx.y;
+  const unsigned tile_rows = rows.lane_rows * kWarpSize;
+  const unsigned tile_elements = tile_rows * rows.columns;
+  const unsigned number = blockIdx.x * blockDim.y + warp;  // of the tile
+  const std::int64_t first = std::int64_t{number} * tile_rows;
   if (first >= rows.count) return;
 
   const std::int64_t left = rows.count - first;
-  const int own_rows = left < tile_rows ? static_cast<int>(left) : tile_rows;
-  Element* const tile = shared_array<Element>() + warp * tile_rows * rows.columns;
-  copy_tile(x + first * rows.columns, tile, own_rows * rows.columns, lane);
+  const unsigned own_rows = left < tile_rows ? static_cast<unsigned>(left) : tile_rows;
+  Element* const tile = shared_array<Element>() + warp * tile_elements;
+  copy_tile(x + std::uint64_t{number} * tile_elements, tile, own_rows * rows.columns, lane);
   end_copy_group();
   wait_for_copy_groups<0>();
   __syncwarp();  // the copies of all lanes are there
 
 #pragma unroll 1
-  for (int row = lane; row < own_rows; row += kWarpSize) {
+  for (unsigned row = lane; row < own_rows; row += kWarpSize) {
     typename Reducer::Fold fold;
-    fold_shared_row<kChunk, Reducer>(tile + row * rows.columns, 0, rows.columns, read, fold);
+    fold_shared_row<kChunk, Reducer>(tile + row * rows.columns, 0, static_cast<int>(rows.columns),
+                                     read, fold);
     Reducer::store(y, first + row, fold.value());
   }
 }
@@ -99,10 +113,11 @@ void launch_staged(const Call& call) {
   const auto& [queue, config, problem, buffers] = call;
   launch_kernel<staged_kernel<typename Instance::OfShortRows>>(
       queue,
-      {grid_extent(config.blocks), static_cast<unsigned>(config.threads),
+      {grid_extent(config.blocks), dim3(kWarpSize, config.threads / kWarpSize),
        static_cast<std::size_t>(config.shared_bytes)},
       Instance::elements(call),
-      StagedRows{problem.rows(), static_cast<int>(problem.columns), config.lane_rows},
+      StagedRows{problem.rows(), static_cast<unsigned>(problem.columns),
+                 static_cast<unsigned>(config.lane_rows)},
       call.result());
 }
 
