@@ -54,7 +54,7 @@ void require_like(const ffi::AnyBuffer& other, const ffi::AnyBuffer& x, const ch
           what);
 }
 
-// What there is one of for each row is of the type that the kernels compute in.
+// Arrays with one element per row have the dtype that the kernels compute in.
 void require_rows(const ffi::AnyBuffer& buffer, const Problem& problem, const char* what) {
   const DType dtype = problem.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
   require(dtype_of(buffer) == dtype &&

@@ -9,7 +9,7 @@ namespace {
 
 constexpr int kDTypes = static_cast<int>(DType::kFloat64) + 1;
 
-// Sources register before main(), in an order that nobody knows.
+// A local static, since source files register before main(), in an unspecified order.
 Launchers& launchers_of(Algorithm algorithm, DType dtype) {
   static Launchers table[kAlgorithmCount][kDTypes];
   return table[static_cast<int>(algorithm)][static_cast<int>(dtype)];

@@ -14,14 +14,14 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
-// block_shared keeps the row in its own type, with room for one pack of alignment, and a few
-// numbers for each warp.
+// block_shared keeps the row in its own dtype; beside it there is room for one pack of alignment
+// padding, and a few numbers per warp.
 constexpr std::size_t kBlockSharedOverhead = 1024;
 
-// The packs that all threads of a small GPU could load at once: with less, latency is what counts,
-// and 32-bit numbers are enough.
+// About as many packs as the threads of a GPU can load at once. Smaller problems are bound by
+// latency, and 32-bit indices are enough for them.
 constexpr std::int64_t kSmallPacks = 132 * 512;
-// What takes longer to read than to launch, by far.
+// Problems of more packs take far longer to read than to launch.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 
 constexpr std::int64_t kStagedTileBytes = 32 * 1024;
@@ -39,7 +39,7 @@ int pack_elements(const Problem& problem) { return 16 / element_bytes(problem); 
 
 bool has_mask(const Problem& problem) { return problem.masked || problem.queries != 0; }
 
-// Of the arrays, if all else allows it.
+// Whether the addresses of the arrays allow loads of packs.
 bool is_aligned(const Problem& problem) { return problem.alignment >= 16; }
 
 bool has_whole_packs(const Problem& problem) {
@@ -56,7 +56,7 @@ RowLayout layout_of(const Problem& problem) {
   return has_whole_packs(problem) ? RowLayout::kAligned : RowLayout::kUnaligned;
 }
 
-// That of a kernel that numbers the elements of aligned rows with 32 bits.
+// The layout for kernels that index aligned rows with 32-bit numbers.
 RowLayout small_layout_of(const Problem& problem) {
   const RowLayout layout = layout_of(problem);
   return layout == RowLayout::kAligned ? RowLayout::kSmall : layout;
@@ -68,16 +68,16 @@ bool is_plain_softmax(const Problem& problem) {
 
 int operands(const Problem& problem) { return is_linear_in_t(problem.function) ? 2 : 1; }
 
-// How many packs of a row a thread holds that has room for `packs`.
+// How many packs of a row a thread with room for `packs` holds of each operand.
 int packs_held(const Problem& problem, int packs) { return std::max(1, packs / operands(problem)); }
 
-// Of what a thread or block knows of a row: one number for those linear in t, else two.
+// The bytes of a row's state: one number for functions that are linear in t, else two.
 std::int64_t state_bytes(const Problem& problem) {
   const std::int64_t number = problem.dtype == DType::kFloat64 ? 8 : 4;
   return is_linear_in_t(problem.function) ? number : 2 * number;
 }
 
-// The packs of 16 bytes that cover a row, at most: unaligned rows may begin and end inside a pack.
+// The most packs of 16 bytes that cover a row: unaligned rows may begin and end inside a pack.
 std::int64_t most_packs(const Problem& problem) {
   const int elements = pack_elements(problem);
   const std::int64_t phase = problem.inner == 1 && !has_whole_packs(problem) ? elements - 1 : 0;
@@ -114,7 +114,8 @@ bool fits_small_block(const Problem& problem) {
   return most_packs(problem) <= kSmallBlockThreads * kMostSmallBlockPacks;
 }
 
-// The packs that a thread of a block holds at most: alone, and of rows that are read again.
+// The most packs of a row that a thread of a block holds: of rows read once, and of rows read
+// twice.
 int most_held(const Problem& problem) { return packs_held(problem, kMostBlockPacks); }
 int passing_held(const Problem& problem) { return packs_held(problem, kPassingPacks); }
 
@@ -135,7 +136,8 @@ bool fits_staged(const Problem& problem) {
   return problem.inner == 1 && problem.columns <= kStagedColumns && !has_mask(problem);
 }
 
-// The blocks of split that can run together, and the packs of a row that each has room for.
+// The blocks of split_pipelined that run concurrently, and the packs of a row that each has room
+// for.
 std::int64_t blocks_together(const Device& device) {
   return device.runs_hopper_code() ? device.multiprocessors : 0;
 }
@@ -144,24 +146,26 @@ std::int64_t held_by_ring(const Problem& problem) {
   return std::int64_t{kWarpThreads} * ring_warps(bytes) * packs_held(problem, ring_held(bytes));
 }
 
-// Whether they hold a row, and one of them does not. Longer rows, of which shared memory holds one
-// and not three, take two launches: blocks with one row under way each are slower (docs/tuning.md).
+// Whether all these blocks can hold a row, and a single one cannot. Longer rows, of which the
+// shared memory of the GPU holds one but not three, take the two launches of split: blocks with
+// only one row in flight are slower (docs/tuning.md).
 bool fits_ring(const Problem& problem, const Device& device) {
   const std::int64_t held = held_by_ring(problem);
   const std::int64_t packs = most_packs(problem);
   return !reduces(problem.function) && packs > held && packs <= blocks_together(device) * held;
 }
 
-// How column and strip lie along the axis.
+// How `column` divides the axis among threads.
 struct ColumnSizes {
-  int held;             // elements of the axis in a thread
+  int held;             // elements of the axis per thread
   int threads;          // of a block
   std::int64_t groups;  // of threads that hold the axis
 
   bool fits_block() const { return groups * kFewestColumnLanes <= threads; }
 };
 
-// As many threads as possible, unless the axis is so long that little would lie side by side.
+// Longer axes take more elements per thread, and more threads so that kColumnLanes lie side by
+// side.
 ColumnSizes column_sizes(const Problem& problem, bool holds_axis) {
   constexpr int kLongest = 2;
   static_assert(std::size(kColumnHeld) == kLongest + 1);
@@ -188,7 +192,7 @@ std::int64_t strip_steps(const Problem& problem) {
   return divide_up(problem.columns, strip_blocks(problem) * kStripWarps);
 }
 
-// Whether the rows can be read in packs along the last axis; why not, or nothing.
+// Why the rows cannot be read in packs along the last axis; empty if they can.
 std::string refusal_of_rows(const Problem& problem) {
   if (problem.inner != 1) return "takes rows along the last axis only";
   if (!is_aligned(problem)) {
@@ -293,20 +297,20 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
 
 // ---- How each is launched ----
 
-// A grid of blocks, or clusters of them, that each take a row at a time.
+// The blocks of a grid in which each block, or cluster of blocks, takes one row at a time.
 std::int64_t blocks_on_rows(const Problem& problem, int cluster = 1) {
   return std::min(problem.rows(), kMostBlocks / cluster) * cluster;
 }
 
 std::int64_t at_most_blocks(std::int64_t blocks) { return std::min(blocks, kMostBlocks); }
 
-// Whole warps, for `packs` packs of which a thread holds up to `held`.
+// The threads, in whole warps, that hold `packs` packs with up to `held` per thread.
 int threads_for(std::int64_t packs, int held) {
   const std::int64_t warps = divide_up(packs, std::int64_t{kWarpThreads} * held);
   return static_cast<int>(std::max<std::int64_t>(2, warps) * kWarpThreads);
 }
 
-// How many packs each of `parts` parts has at most: whole lines of 128 bytes.
+// The most packs in each of `parts` parts, rounded up to whole lines of 128 bytes.
 std::int64_t packs_of_part(std::int64_t packs, std::int64_t parts) {
   return divide_up(divide_up(packs, parts), kPacksOfLine) * kPacksOfLine;
 }
@@ -407,7 +411,7 @@ Config staged_config(const Problem& problem) {
       break;
     }
   }
-  // Whole rounds of the block's groups, and whole packs: both are powers of two.
+  // A multiple of both the groups of a block and the elements of a pack, which are powers of two.
   const std::int64_t unit = std::max(kStagedThreads / config.lanes, pack_elements(problem));
   const std::int64_t row_bytes = problem.columns * element_bytes(problem);
   config.rows = unit * std::max<std::int64_t>(1, kStagedTileBytes / row_bytes / unit);
@@ -457,13 +461,13 @@ Config block_two_pass_config(const Problem& problem, RowLayout layout) {
   return config;
 }
 
-// The blocks of a row that fill the GPU, if rows are few.
+// How many blocks per row fill the GPU, if there are few rows.
 std::int64_t blocks_to_fill(const Problem& problem, const Device& device) {
   return device.multiprocessors / expected_rows(problem);
 }
 
-// As few warps as possible, in blocks of which a multiprocessor takes several. No blocks if the
-// registers of `most_blocks` do not hold a row.
+// As few warps as possible, in blocks of which several fit on a multiprocessor. `blocks` is 0 if
+// the registers of `most_blocks` blocks cannot hold a row.
 Config cluster_config(const Problem& problem, const Device& device, int most_blocks) {
   const std::int64_t packs = most_packs(problem);
   const int held = packs_held(problem, kClusterPacks);
@@ -495,15 +499,15 @@ Config cluster_config(const Problem& problem, const Device& device) {
   return config.blocks != 0 ? config : cluster_config(problem, device, kMostClusterBlocks);
 }
 
-// Where the registers of 16 blocks hold a row, they are faster than shared memory, but with 16-bit
-// elements (docs/tuning.md).
+// Registers are faster than shared memory if those of a cluster hold a row, except where 16-bit
+// elements need more than 8 blocks (docs/tuning.md).
 bool cluster_is_faster(const Problem& problem, const Device& device) {
   if (cluster_config(problem, device, kMostClusterBlocks / 2).blocks != 0) return true;
   return fits_cluster(problem) &&
          !(is_forward(problem.function) && is_even(problem) && pack_elements(problem) == 8);
 }
 
-// Of kernels that keep rows in shared memory.
+// For kernels that keep rows in shared memory.
 Variant variant_in_shared(const Problem& problem) {
   return is_plain_softmax(problem) && has_plain_in_shared(problem.dtype, layout_of(problem))
              ? Variant::kPlainSoftmax
@@ -527,22 +531,22 @@ Config cluster_shared_config(const Problem& problem, const Device& device) {
   return config;
 }
 
-// Less than 8 MiB of each operand stay in the L2 cache of an H200, and to read them twice is faster
-// than that blocks wait for each other; of GPUs with fewer multiprocessors, as much less.
+// Less than 8 MiB of each operand stay in the L2 cache of an H200, and reading them twice is faster
+// than letting blocks wait for each other. The limit scales with the number of multiprocessors.
 bool ring_is_faster(const Problem& problem, const Device& device) {
   const std::int64_t kept =
       (std::int64_t{1} << 19) * device.multiprocessors / nominal_device().multiprocessors;
   return fits_ring(problem, device) && expected_rows(problem) * most_packs(problem) >= kept;
 }
 
-// For a slice, a quarter of what there is room for is enough.
+// A slice need not be smaller than a quarter of what a block has room for.
 std::int64_t most_ring_slices(const Problem& problem, const Device& device) {
   return std::min(blocks_together(device),
                   divide_up(most_packs(problem), held_by_ring(problem) / 4));
 }
 
-// As many rows at a time as there is room for, or fewer if they take as many turns, and as many
-// blocks on each.
+// As many rows at a time as there is room for, or fewer if that takes no more turns, with as many
+// blocks per row as possible.
 Config split_pipelined_config(const Problem& problem, const Device& device) {
   const int bytes = element_bytes(problem);
   const std::int64_t packs = most_packs(problem);
@@ -565,7 +569,7 @@ Config split_pipelined_config(const Problem& problem, const Device& device) {
   return config;
 }
 
-// Whether the registers of blocks hold slices: where the state of a row is all that is asked for.
+// Whether blocks hold slices in registers: for functions that need only the state of a row.
 bool holds_slices(const Problem& problem) {
   return reduces(problem.function) &&
          most_packs(problem) <= kMostSlices * kBlockThreads * most_held(problem);
@@ -576,7 +580,7 @@ std::int64_t split_slices(const Problem& problem, const Device& device) {
   const std::int64_t rows = expected_rows(problem);
   std::int64_t slices = 0;
   if (holds_slices(problem)) {
-    // A block for each multiprocessor at least.
+    // Two blocks per multiprocessor, with slices of at least a quarter of what a block holds.
     const std::int64_t held = std::int64_t{kBlockThreads} * most_held(problem);
     const std::int64_t wanted = divide_up(std::int64_t{2} * device.multiprocessors, rows);
     const std::int64_t fewest = divide_up(packs, held);
@@ -591,7 +595,7 @@ std::int64_t split_slices(const Problem& problem, const Device& device) {
 
 Config split_config(const Problem& problem, std::string_view algorithm, const Device& device) {
   const std::int64_t rows = problem.rows();
-  // On a GPU of more multiprocessors than the nominal one, workspace is what limits slices.
+  // On a GPU with more multiprocessors than the nominal one, the workspace limits the slices.
   const std::int64_t room = workspace_bytes(problem, algorithm) / state_bytes(problem);
   Config config;
   config.layout = layout_of(problem);
@@ -667,11 +671,11 @@ Config elementwise_config(const Problem& problem) {
   config.layout = layout_of(problem);
   config.threads = kElementwiseThreads;
   config.packs = kElementwisePacks;
-  // Where neighbours in memory belong to neighbouring rows, neighbouring threads take these.
+  // If neighbouring elements belong to neighbouring rows, neighbouring threads take those rows.
   const bool side_by_side = problem.inner >= 32;
   config.lanes = side_by_side ? 1 : power_of_two_from(divide_up(most_packs(problem), 4), 64);
   config.steps = divide_up(most_packs(problem), config.lanes * kElementwisePacks);
-  // Fewer than 2^31 in all, since each moves 512 bytes or more, and no memory has a TiB.
+  // Fewer than 2^31 blocks, since each moves at least 512 bytes and no GPU has 1 TiB of memory.
   config.blocks =
       at_most_blocks(divide_up(problem.rows(), kElementwiseThreads / config.lanes) * config.steps);
   return config;
@@ -715,7 +719,7 @@ Config config_of(Algorithm algorithm, const Problem& problem, std::string_view n
 
 // ---- Which is the fastest ----
 
-// Of rows that a warp could take, as measured on the H200.
+// For rows that fit a warp, as measured on an H200.
 bool block_is_faster(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
   const std::int64_t all = expected_rows(problem) * packs;
@@ -732,8 +736,8 @@ struct Choice {
 
 Choice choose_column(const Problem& problem, const Device& device) {
   const ColumnSizes sizes = column_sizes(problem, true);
-  // Where a block would hold less than 256 bytes side by side, clusters hold strips of the array,
-  // if it is as wide as half a strip.
+  // Where a block of column would cover less than 256 bytes side by side, clusters hold strips of
+  // the array, if it is at least half a strip wide.
   if (sizes.groups * kColumnLanes > kColumnThreads &&
       2 * problem.inner * element_bytes(problem) >= kStripBytes &&
       refusal_of_strip(problem, device).empty()) {
@@ -808,11 +812,11 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   return {choice.algorithm, choice.reason, config_of(choice.algorithm, planned, algorithm, device)};
 }
 
-// A state for each slice of a row, or where blocks wait for each other, what they tell each other
-// states by. Neither the number of rows nor the GPU is known here; a row has the most slices where
-// it is the only one, and no GPU that runs_hopper_code() has more multiprocessors than the nominal
-// one. A length that is not known, as in exported programs, comes as one that is too long to wait:
-// what it needs must be enough for rows that do.
+// A state for each slice of a row, or for split_pipelined the memory through which blocks exchange
+// states. Neither the number of rows nor the GPU is known here: a row has the most slices if it is
+// the only one, and no GPU that runs_hopper_code() has more multiprocessors than the nominal one.
+// An unknown length, as in exported programs, is passed as one too long for split_pipelined; its
+// workspace must also be enough for rows that use split_pipelined.
 static_assert(mailbox_bytes(132, 8) <= 8 * kMostSlices &&
               mailbox_bytes(132, 16) <= 16 * kMostSlices);
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {

@@ -1,5 +1,5 @@
-// softmax, log_softmax, logsumexp and cross entropy over the rows of an array, and what their
-// derivatives are made of.
+// softmax, log_softmax, logsumexp and cross entropy over the rows of an array, and the functions
+// that their derivatives are built from.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ enum class Function {
   // Linear in t, with one sum along the row.
   kSoftmaxTangent,       // scale * y * (t - sum(y * t)): also its own transpose
   kLogSoftmaxCotangent,  // scale * (t - exp(y) * sum(t))
-  // Linear in g, one number a row, and with no sum at all.
+  // Linear in g, which has one element per row; no sum along the row.
   kLogSumExpCotangent,     // scale * p * g
   kCrossEntropyCotangent,  // scale * (p - onehot(label)) * g
 };
@@ -43,7 +43,7 @@ inline constexpr bool is_linear_in_t(Function function) {
 inline constexpr bool is_elementwise(Function function) {
   return function >= Function::kLogSumExpCotangent;
 }
-// True if there is one result for each row, and none for its elements.
+// True if the function has one result per row and none per element.
 inline constexpr bool reduces(Function function) {
   return function == Function::kLogSumExp || function == Function::kCrossEntropy;
 }
@@ -51,26 +51,26 @@ inline constexpr bool has_labels(Function function) {
   return function == Function::kCrossEntropy || function == Function::kCrossEntropyCotangent;
 }
 
-// An array of `outer` x `columns` x `inner` elements, of which `columns` is the axis reduced over.
-// Row r = o * inner + i starts at element o * columns * inner + i, and its elements lie `inner`
-// apart. What there is one of for each row lies at index r.
+// An array of `outer` x `columns` x `inner` elements, reduced over the `columns` axis. Row r = o *
+// inner + i starts at element o * columns * inner + i, and its elements have stride `inner`. Arrays
+// with one element per row hold that of row r at index r.
 struct Problem {
   Function function;
   DType dtype;
   std::int64_t outer;
   std::int64_t columns;
   std::int64_t inner;
-  bool masked;           // some elements are left out by a boolean array
-  std::int64_t queries;  // if not 0, row r has no elements but the first r % queries + 1
-  bool scaled;           // x is not the operand itself
-  // The largest power of two, up to 16, that divides the addresses of the arrays that have all
-  // elements: where it is 16, they can be read in packs. If rows are whole packs and have flags of
-  // their elements, then of the mask's address times an element's bytes as well: flags of a pack
-  // can be read at once. (They need no field of their own: where a row begins with a pack, so do
-  // its flags, whatever dims the mask lacks.)
+  bool masked;           // a boolean array excludes some elements
+  std::int64_t queries;  // if not 0, row r has only its first r % queries + 1 elements
+  bool scaled;           // the scale is not 1
+  // The largest power of two, up to 16, that divides the addresses of x, t and y: if it is 16, they
+  // can be read in packs. If rows consist of whole packs and the mask has a flag per element, it
+  // also divides the mask's address times the bytes of an element, so that the flags of a pack can
+  // be read at once. (The flags need no field of their own: where a row begins at a pack boundary,
+  // so do its flags, whichever dims the mask lacks.)
   std::int64_t alignment;
-  // Whether plans are made without regard to the number of rows: plan() sets it where it is asked
-  // for kBatchInvariant, so it is no field.
+  // Whether the plan must not depend on the number of rows. plan() sets it for kBatchInvariant, so
+  // it is not among the fields().
   bool batch_invariant = false;
 
   template <class Self, class Visit>
@@ -89,12 +89,12 @@ struct Problem {
   std::int64_t rows() const { return outer * inner; }
 };
 
-// Where logsumexp of each row is written to: the result, in x's type; and for gradients, its two
-// parts, in the accumulator's, since their sum has fewer digits than log_sum where the maximum is
-// large. Those that were not asked for are null.
+// Where logsumexp of each row is written: the result, in x's type, and for gradients its two parts,
+// in the accumulator's type. Where the maximum is large, the sum of the parts has fewer correct
+// digits than log_sum. Outputs that were not requested are null.
 struct LogSumExps {
   void* result = nullptr;
-  // The operand's element that makes the largest x, or a number near it; 0 if x is infinite there.
+  // The operand's element with the largest x, or a number near it; 0 if that x is infinite.
   void* maximum = nullptr;
   // The logarithm of the sum of exp(scale * (element - maximum)).
   void* log_sum = nullptr;
@@ -102,15 +102,15 @@ struct LogSumExps {
 
 // The arrays of a call. Those a function does not use are null.
 struct Buffers {
-  const void* x = nullptr;        // x, or y for those that are linear in t
+  const void* x = nullptr;        // x, or y for functions that are linear in t
   const void* t = nullptr;        // like x
   const void* maximum = nullptr;  // as LogSumExps writes it
   const void* log_sum = nullptr;  // likewise
   const void* g = nullptr;        // the cotangent of each row's result, in the accumulator's type
-  const void* labels = nullptr;   // of each row: int64, or int32
+  const void* labels = nullptr;   // one per row: int64 or int32
   bool wide_labels = false;
   Mask mask;
-  void* y = nullptr;  // like x, and x itself if the elementwise functions may overwrite it
+  void* y = nullptr;  // like x; may be x itself for the elementwise functions
   LogSumExps logsumexps;
   void* loss = nullptr;  // in the accumulator's type, for cross entropy
   void* workspace = nullptr;
@@ -144,8 +144,8 @@ enum class Algorithm {
 };
 inline constexpr int kAlgorithmCount = static_cast<int>(Algorithm::kElementwise) + 1;
 
-// The steps of the documents' ladders, which take plain softmax (the last two also log_softmax and
-// logsumexp) without a mask or scale.
+// The ladder steps from the reference documents. They compute softmax (the last two also
+// log_softmax and logsumexp) without a mask or scale.
 inline bool is_ladder(Algorithm algorithm) { return algorithm < Algorithm::kWarp; }
 
 inline constexpr std::string_view kOptimisation =
@@ -156,7 +156,7 @@ inline constexpr std::string_view kOnline =
     "Milakov and Gimelshein, Online normalizer calculation for softmax, 2018, arXiv:1805.02867";
 inline constexpr std::string_view kOurs = "jax_gpuops";
 
-// Limits: "in packs" are rows of arrays that begin at multiples of 16 bytes.
+// In the limits, "in packs" means rows of arrays that begin at multiples of 16 bytes.
 inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
     {"baseline", "One block walks all rows: three passes over each, shared-memory tree reductions.",
      kOptimisation, "softmax only; no mask, causal or scale", "baseline_kernel"},
@@ -225,52 +225,52 @@ inline constexpr std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
 
-// How kernels find the elements of rows, and so which code they are compiled to.
+// How kernels address the elements of rows: a template parameter of the kernels.
 enum class RowLayout {
-  kAligned,          // rows begin and end with a pack of 16 bytes
-  kSmall,            // they do, and their array has less than 2^31 elements
-  kMasked,           // they do, and so does the mask, or the columns that take part end somewhere
-  kUnaligned,        // they have any length, and so any phase
-  kMaskedUnaligned,  // and a mask of any phase, or columns that do not take part
-  kElements,         // likewise: neighbouring lanes read neighbouring elements, one at a time
-  kStrided,          // nothing is known: each element is read by itself
+  kAligned,          // rows begin and end at pack boundaries, multiples of 16 bytes
+  kSmall,            // aligned, in an array of less than 2^31 elements
+  kMasked,           // aligned, with an aligned mask, or only the first columns take part
+  kUnaligned,        // rows of any length, which begin anywhere within a pack
+  kMaskedUnaligned,  // the same with a mask at any address, or only the first columns take part
+  kElements,         // the same, but lanes load single elements, coalesced
+  kStrided,          // no alignment is known: each element is loaded separately
 };
 inline constexpr std::string_view kRowLayoutNames[] = {
     "aligned", "small", "masked", "unaligned", "masked_unaligned", "elements", "strided"};
 constexpr auto& names_of(RowLayout) { return kRowLayoutNames; }
 
-// Which functions the code of a kernel is for.
+// Which functions a kernel is compiled for.
 enum class Variant {
   kGeneral,       // all functions with the same reduction
   kSoftmax,       // softmax alone
-  kPlainSoftmax,  // softmax alone, and x is the operand itself
+  kPlainSoftmax,  // softmax alone, with a scale of 1
 };
 inline constexpr std::string_view kVariantNames[] = {"general", "softmax", "plain_softmax"};
 constexpr auto& names_of(Variant) { return kVariantNames; }
 
-// How an algorithm is launched: everything that the launchers need beside the arrays. What an
-// algorithm does not use is 0.
+// The launch configuration of an algorithm: everything that its launcher needs besides the arrays.
+// Fields that an algorithm does not use are 0.
 struct Config {
   RowLayout layout = RowLayout::kStrided;
   Variant variant = Variant::kGeneral;
   std::int64_t blocks = 0;  // along x
   std::int64_t blocks_along_y = 1;
-  int threads = 0;          // of a block; for block_shared the launcher asks for the compiled
-                            // kernel's occupancy
-  int cluster = 1;          // blocks on one row, or one strip, that form a cluster
-  int lanes = 0;            // threads on one row, or side by side for column
-  int packs = 0;            // that a thread holds (of both operands, where there are two), or
-                            // elements of it for staged, column and the layout of elements
-  int pack = 0;             // elements side by side that a thread of column has
-  std::int64_t rows = 0;    // that a group of lanes, or for staged a block, has in flight
-  std::int64_t steps = 0;   // along the axis, of a thread of column or a warp of strip; of
-                            // elementwise, of a row
-  std::int64_t slices = 0;  // of a row, each of a block
-  std::int64_t slice = 0;   // packs of one, or of a warp's part of it for split_pipelined
-  int piece = 0;            // packs of a warp
+  int threads = 0;                 // per block; for block_shared the launcher uses the compiled
+                                   // kernel's occupancy
+  int cluster = 1;                 // blocks per cluster, which share one row or one strip
+  int lanes = 0;                   // threads per row; side by side for column
+  int packs = 0;                   // per thread (of both operands together, if there are two);
+                                   // elements for staged, column and RowLayout::kElements
+  int pack = 0;                    // elements side by side per thread, for column and the ladder
+  std::int64_t rows = 0;           // at a time, per group of lanes; per block for staged and column
+  std::int64_t steps = 0;          // along the axis, per thread of column or warp of strip; per
+                                   // row for elementwise
+  std::int64_t slices = 0;         // per row, one per block
+  std::int64_t slice = 0;          // packs per slice; per warp's part of it for split_pipelined
+  int piece = 0;                   // packs per warp
   std::int64_t finish_blocks = 0;  // of the second launch of split
   int finish_threads = 0;
-  std::int64_t shared_bytes = 0;  // of dynamic shared memory, beside the kernel's own structures
+  std::int64_t shared_bytes = 0;  // of dynamic shared memory, besides the kernel's own structures
   std::int64_t workspace_bytes = 0;
 
   template <class Self, class Visit>
@@ -302,11 +302,11 @@ struct Plan {
   Config config;
 };
 
-// The algorithm called `algorithm`, or the best one for the problem if it is empty, or that for
-// kBatchInvariant. Throws std::invalid_argument if the named one cannot take the problem.
+// Plans the algorithm named `algorithm`; if it is empty or kBatchInvariant, chooses the best one
+// for the problem. Throws std::invalid_argument if the named one cannot take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
-// Bytes of workspace that a row needs at most, whatever the number of rows.
+// The most bytes of workspace per row, for any number of rows.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
 // A planned call, as launchers take it.
@@ -318,7 +318,7 @@ struct Call {
   const Queue& queue;
 };
 
-// How an algorithm is launched: for functions that are linear in t, and for all others.
+// The launchers of an algorithm: for functions that are linear in t, and for all others.
 using Launcher = void (*)(const Call&);
 struct Launchers {
   Algorithm algorithm;
@@ -326,7 +326,7 @@ struct Launchers {
   Launcher launch_tangent;
 };
 
-// By which each source of kernels says which launchers it has, for elements of `dtype`.
+// Registers the launchers that a kernel source file has for elements of `dtype`.
 struct RegisterLaunchers {
   RegisterLaunchers(DType dtype, std::initializer_list<Launchers> launchers);
 };
