@@ -1,4 +1,4 @@
-// The stores of what a row has of a pack that it begins or ends in.
+// Stores of the partial packs at the beginning and the end of a row.
 #pragma once
 
 #include <cstdint>
@@ -26,8 +26,8 @@ __device__ inline RegisterPack<T, kSize / 2> half_of(const RegisterPack<T, kSize
   return half;
 }
 
-// Writes the first `count` elements of a pack, but not all, to where the pack begins, by stores of
-// a half of it, a quarter ...
+// Writes the first `count` elements of a pack, fewer than all, from `to` on, with stores of half a
+// pack, a quarter ...
 template <int kSize, class T>
 __device__ inline void write_first(const RegisterPack<T, kSize>& pack, int count, T* to) {
   if constexpr (kSize > 1) {
@@ -42,7 +42,7 @@ __device__ inline void write_first(const RegisterPack<T, kSize>& pack, int count
   }
 }
 
-// The last `count`, to where it ends.
+// Writes the last `count` elements, so that they end at `end`.
 template <int kSize, class T>
 __device__ inline void write_last(const RegisterPack<T, kSize>& pack, int count, T* end) {
   if constexpr (kSize > 1) {

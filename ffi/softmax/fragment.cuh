@@ -6,8 +6,8 @@
 //
 //     load -> reduce over lanes -> combine warps, blocks ... -> write
 //
-// Forward functions keep a maximum and a sum of exponentials, those linear in t a single sum. What
-// they are stands in functions.cuh.
+// Forward functions keep a maximum and a sum of exponentials, functions that are linear in t a
+// single sum. functions.cuh defines them.
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,9 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// widen() for the second time, by other instructions: the compiler would see the same ones and hold
-// their results from the first time on, in twice the registers of the elements. `nothing` is 0,
-// which only the caller knows.
+// widen() with other instructions, for the second use of a pack: otherwise the compiler would keep
+// the results of the first widen(), which take twice the registers of the elements. `nothing` is 0,
+// which the compiler cannot know.
 template <class T, int kPack>
 __device__ __forceinline__ void widen_again(RegisterPack<T, kPack> pack, std::uint32_t nothing,
                                             Accumulator<T> (&to)[kPack]) {
@@ -45,7 +45,7 @@ __device__ __forceinline__ void widen_again(RegisterPack<T, kPack> pack, std::ui
 
 enum class Extreme { kLargest, kSmallest };
 
-// The largest element, or the smallest. NaN loses, and makes the sum NaN later.
+// The largest element, or the smallest. NaN is ignored here, and makes the sum NaN later.
 template <Extreme kExtreme, class T, int kPack, int kPacks>
 __device__ __forceinline__ Accumulator<T> extreme_of(const RegisterPack<T, kPack> (&x)[kPacks]) {
   constexpr bool kSmallest = kExtreme == Extreme::kSmallest;
@@ -61,7 +61,7 @@ __device__ __forceinline__ Accumulator<T> extreme_of(const RegisterPack<T, kPack
   return value[0];
 }
 
-// How a group of kLanes lanes comes to common numbers.
+// Reductions over a group of kLanes lanes.
 template <int kLanes>
 struct Lanes {
   template <class A>
@@ -74,23 +74,25 @@ struct Lanes {
   }
 };
 
-// Whose state the total is that results are made from: that of several fragments, or of the one
-// that writes.
+// Whether the total from which results are computed is the state of several fragments combined, or
+// of the writing fragment alone.
 enum class Totals { kCombined, kOwn };
 
-// Whether a thread keeps the powers of 16-bit elements of so many packs where there are many rows.
-// Of rows with masks those which only warps hold: blocks have no registers for them.
+// Whether a thread keeps the powers of 16-bit elements if it holds this many packs and there are
+// many rows. For rows with masks, only for the counts that `warp` alone uses: blocks have no
+// registers for them.
 template <RowLayout kLayout>
 constexpr bool keeps_powers_of(int packs) {
   return packs == 2 ||
          (kLayout == RowLayout::kMaskedUnaligned && (packs == 1 || packs == 3 || packs == 5));
 }
 
-// What an element is held as: one that is read by itself takes a whole register, so as a wide one.
+// The type in which an element is held: one that is loaded separately takes a whole register, so it
+// is held widened.
 template <class T, RowLayout kLayout>
 using Held = std::conditional_t<kLayout == RowLayout::kElements, Accumulator<T>, T>;
 
-// Writes a thread's packs of results. Of a row that is not regular those of elements that do not
+// Writes a thread's packs of results. In a row that is not regular, those of elements that do not
 // take part are `left_out`.
 template <int kPacks, bool kOnce, class T, RowLayout kLayout, class PackOf>
 __device__ __forceinline__ void write_packs(const KernelArgs<T>& args,
@@ -107,11 +109,11 @@ __device__ __forceinline__ void write_packs(const KernelArgs<T>& args,
   }
 }
 
-// Powers are kept, if these are what the results are made of, in place of wide elements or beside
-// 16-bit ones. It takes three instructions more to take the power of a 16-bit element again, and
-// half the registers: what a thread with many packs does.
-// A variant for softmax alone takes two thirds of the code away, of which each kernel's first
-// threads wait for every instruction. In that for plain softmax, float32 needs no products.
+// If results are computed from the powers, these are kept, in place of wide elements or beside
+// 16-bit ones. Threads with many packs recompute the powers of 16-bit elements, which takes three
+// more instructions but half the registers. The variant for softmax alone removes two thirds of the
+// code; the first threads of a kernel wait for every instruction to be fetched. In the variant for
+// plain softmax, float32 needs no products.
 template <class T, int kPacks, RowLayout kLayout_, Variant kVariant>
 class ForwardFragment {
  public:
@@ -133,8 +135,8 @@ class ForwardFragment {
     load<Slice::kAsksOnce>(args, slice, args.x + slice.begin());
   }
 
-  // With the packs from copies of a warp's packs of each operand, one behind the other.
-  // kOnce: whether to ask once if all are there, here and below.
+  // Loads the packs from a copy, in which a warp's packs of each operand are contiguous. kOnce:
+  // whether to test first if all packs are there, as in ThreadSlice::read().
   template <bool kOnce>
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const Slice& slice, const T* x) {
     const T fill = narrow<T>(ForwardFunctions::fill(args));
@@ -193,8 +195,8 @@ class ForwardFragment {
     const auto exponents = exponents_of(args);
     const bool regular = is_finite(total.anchor) && is_finite(total.sum);
     const auto powers = exponents.template powers_of_row<kAnchors>(total.anchor);
-    // Written out, not by ForwardFunctions::dispatch(), left_out() and is_regular(): with those the
-    // compiler spills registers of two-pass rows of bfloat16.
+    // Written out instead of using ForwardFunctions::dispatch(), left_out() and is_regular(): with
+    // those the compiler spills registers for two-pass rows of bfloat16.
     if (function(args) == Function::kSoftmax) {
       const Softmax<T> power(total, powers);
       write_each<kOnce>(args, slice, regular, A(0), results_of(args, power));
@@ -246,7 +248,7 @@ class ForwardFragment {
     }
   }
 
-  // Results that are made of the elements.
+  // Results that are computed from the elements.
   template <class Result>
   __device__ __forceinline__ auto results_of(const KernelArgs<T>& args,
                                              const Result& result) const {
@@ -272,8 +274,8 @@ class ForwardFragment {
   A anchor_;
 };
 
-// Writes what a function has of results, for elements and for the row. A fragment of one function
-// that has none for the row does not look for them.
+// Writes the results of a function for the elements and for the row. Fragments compiled for a
+// function without results for the row do not test for them.
 template <Totals kTotals = Totals::kCombined, Anchors kAnchors = Anchors::kAny, class Fragment>
 __device__ __forceinline__ void write_results(
     const Fragment& fragment, const KernelArgs<typename Fragment::Element>& args,
@@ -287,7 +289,7 @@ __device__ __forceinline__ void write_results(
   }
 }
 
-// kPacks counts those of both operands, of kElements those of each.
+// kPacks counts the packs of both operands together, but for kElements those of each.
 template <class T, int kPacks, RowLayout kLayout_>
 class TangentFragment {
  public:
@@ -395,7 +397,7 @@ class TangentFragment {
   RegisterPack<T, kPack> t_[kHeld];
 };
 
-// The fragment of kernels for a group of functions.
+// The fragment type of kernels for a group of functions.
 template <class Functions, class T, int kPacks, RowLayout kLayout,
           Variant kVariant = Variant::kGeneral>
 using FragmentOf = std::conditional_t<Functions::kIsLinearInT, TangentFragment<T, kPacks, kLayout>,

@@ -1,10 +1,10 @@
-// The functions, for all algorithms: what takes the place of elements that do not take part, what
-// an element adds to the state of its row, which result it has when that is known, and what the
-// result of an element is that does not take part.
+// The functions, for all algorithms: the fill value of elements that do not take part, what an
+// element adds to the state of its row, the result of an element given that state, and the result
+// of an element that does not take part.
 //
-// Elements that do not take part are replaced so that they change no state, and so that everything
-// finite makes of them what their results shall be. Only where the state of a row is not regular
-// need they be told from others, for left_out().
+// The fill value changes no state, and yields the required result if the state is finite. Only in
+// rows whose state is not regular must elements that do not take part be told from others, to give
+// them left_out() as result.
 #pragma once
 
 #include <cstdint>
@@ -18,7 +18,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// A type that has the results of a function, as an argument.
+// Passes the type that computes the results of a function as an argument.
 template <class R>
 struct ResultType {
   using Result = R;
@@ -43,8 +43,9 @@ struct Softmax {
   __device__ __forceinline__ static A left_out() { return A(0); }
 };
 
-// log_softmax of the elements of a row, from its state. A row that is -inf throughout has the sum 0
-// and is NaN, also if it is the scale that makes it so, of which an FMA does not see the product.
+// log_softmax of the elements of a row, from its state. A row whose scaled elements are all -inf
+// has the sum 0, and its results are NaN. That takes a test where the scale makes them infinite: an
+// FMA does not round the product to infinity, so that its difference is not NaN.
 template <class T>
 struct LogSoftmax {
   using A = Accumulator<T>;
@@ -67,22 +68,22 @@ struct LogSoftmax {
   __device__ __forceinline__ static A left_out() { return -infinity<A>(); }
 };
 
-// softmax, log_softmax, logsumexp and cross entropy reduce rows alike. Those with one result a row
-// have RowResult for it, below. Gradients that need no reduction fill x alike.
+// softmax, log_softmax, logsumexp and cross entropy share one reduction. Those with one result per
+// row use RowResult for it, below. Gradients that need no reduction use the same fill value.
 struct ForwardFunctions {
   template <class T>
   using State = MaxSum<T>;
   static constexpr int kOperands = 1;
   static constexpr bool kIsLinearInT = false;
 
-  // In place of x.
+  // The fill value of x.
   template <class T>
   __device__ __forceinline__ static Accumulator<T> fill(const KernelArgs<T>& args) {
     using A = Accumulator<T>;
     return args.scale < 0 ? infinity<A>() : -infinity<A>();
   }
 
-  // Calls f with the ResultType of what has results for the elements.
+  // Calls f with the ResultType of the function's results for the elements.
   template <class T, Exponential kExponential = Exponential::kExact, class F>
   __device__ __forceinline__ static void dispatch(Function function, F&& f) {
     if (function == Function::kSoftmax) {
@@ -119,7 +120,7 @@ struct LogSoftmaxCotangent {
   __device__ __forceinline__ static A left_out() { return A(0); }
 };
 
-// What the derivatives of softmax and log_softmax are made of.
+// The functions that the derivatives of softmax and log_softmax are built from.
 struct TangentFunctions {
   template <class T>
   using State = Total<T>;
@@ -130,7 +131,7 @@ struct TangentFunctions {
     return function == Function::kLogSoftmaxCotangent;
   }
 
-  // In place of y; in place of t it is 0. Both make 0 of what does not take part.
+  // The fill value of y; that of t is 0. They give elements that do not take part the result 0.
   template <class T>
   __device__ __forceinline__ static Accumulator<T> fill(const KernelArgs<T>& args) {
     using A = Accumulator<T>;
@@ -156,7 +157,7 @@ struct TangentFunctions {
 
 // ---- Gradients that are linear in one number a row ----
 
-// Of logsumexp and cross entropy: from the elements of a row to their results.
+// The gradients of logsumexp and cross entropy: from the elements of a row to their results.
 template <class T>
 class RowGradient {
  public:
@@ -167,8 +168,8 @@ class RowGradient {
         cotangent_(args.g[number] * args.scale),
         weight_(cotangent_) {
     const A maximum = args.maximum[number];
-    // Of a row whose logsumexp is infinite, this and its powers make what JAX does: inf / inf and
-    // 0 / 0 are NaN, and finite elements beside inf weigh 0.
+    // In a row whose logsumexp is infinite, log_sum and the powers give the same results as JAX:
+    // inf / inf and 0 / 0 are NaN, and finite elements beside inf weigh 0.
     const A log_sum = args.log_sum[number];
     const A inverse_sum = exponential_for<T>(-log_sum);
     const Exponents<T> exponents(args.function, args.scale);
@@ -177,7 +178,7 @@ class RowGradient {
     const A lift = Exponents<T>::kBaseTwo && is_finite(log_sum) ? Exponents<T>::kLift : 0;
     power_ = exponents.powers(exponents.scaled(maximum), lift);
     if constexpr (Exponents<T>::kBaseTwo) {
-      // The power of the maximum is 1, but for the lift and what the anchor was rounded by.
+      // The power of the maximum is 1, except for the lift and the rounding error of the anchor.
       factor_ = inverse_sum * power_of_two(-power_.exponent(maximum));
     } else {
       factor_ = 1;
@@ -185,13 +186,13 @@ class RowGradient {
     }
   }
 
-  // scale * p * g, which all elements have.
+  // scale * p * g, the part of the result that all elements have.
   __device__ __forceinline__ A operator()(A x) const { return power_(x) * factor_ * weight_; }
   // The column of the label, or -1, and what is subtracted there.
   __device__ __forceinline__ std::int64_t label() const { return label_; }
   __device__ __forceinline__ A cotangent() const { return cotangent_; }
 
-  // Elements that do not take part weigh 0, but where the row's weights are not finite.
+  // Elements that do not take part weigh 0, unless the row's weights are not finite.
   __device__ __forceinline__ bool is_regular() const { return regular_; }
   __device__ __forceinline__ static A left_out() { return A(0); }
 
@@ -200,14 +201,15 @@ class RowGradient {
   A cotangent_;
   A weight_;
   typename Exponents<T>::Powers power_;
-  A factor_;  // apart from the weight, which may be a subnormal number
+  A factor_;  // kept apart from the weight, which may be a subnormal number
   bool regular_;
 };
 
 // ---- Results of rows ----
 
-// What there is one of for each row: one thread writes it. Made when the row's elements are on
-// their way, for the label, and what it names, to come with them.
+// The results with one element per row, written by one thread. It is constructed while the loads of
+// the row's elements are in flight, so that the loads of the label and of its element overlap with
+// them.
 template <class State>
 class RowResult;
 
@@ -243,12 +245,12 @@ class RowResult<MaxSum<T>> {
     args.row_results.write(row, lse);
     if (!args.row_results.has_parts()) return;
     const LogSoftmax<T> logarithm(total, exponents.template powers_of_row<kAnchors>(total.anchor));
-    // Of any number near the largest element the logarithm makes a pair that is right.
+    // Any number near the largest element makes a correct pair with its negative logarithm.
     const A largest = exponents.element(total.anchor);
     const bool regular = is_finite(largest * args.scale);
     args.row_results.write_parts(row, lse, regular, largest, -logarithm(largest));
     if (args.loss == nullptr) return;
-    // Of a large number and its logsumexp, which is rounded, the difference would mean nothing.
+    // The difference of a large number and its rounded logsumexp would have no correct digits.
     args.loss[row] = is_finite(total.anchor) ? -logarithm(target_) : lse - target_ * args.scale;
   }
 

@@ -1,5 +1,5 @@
-// The numbers that rows are reduced to: exponentials relative to an anchor, the state of a part of
-// a row, and how the states of parts are combined.
+// The numerics of row reductions: exponentials relative to an anchor, the state of a part of a row,
+// and how the states of parts are combined.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Results of 16 bits need no better exponential than the hardware's.
+// For 16-bit results, the hardware's approximate exponential is accurate enough.
 template <class T>
 __device__ inline Accumulator<T> exponential_for(Accumulator<T> x) {
   if constexpr (sizeof(T) == 2) {
@@ -27,27 +27,27 @@ __device__ inline Accumulator<T> exponential_for(Accumulator<T> x) {
 
 // ---- Exponentials ----
 
-// Which anchors a kernel's code takes: all, or those that are not large. A kernel of the latter
-// sort does rows with large anchors again (redo.cuh).
+// Which anchors a kernel's code supports: all, or only those that are not large. In the latter case
+// the kernel recomputes rows with large anchors (redo.cuh).
 enum class Anchors { kAny, kNotLarge };
 
-// exp() as exact as it gets, or with fewer instructions where these are what takes the time.
+// exp() at full accuracy, or with fewer instructions where the kernel is bound by them.
 enum class Exponential { kExact, kShort };
 
-// How exponentials are taken for results of type T, of differences to an anchor, which is at least
-// the largest element but for rounding.
+// How exponentials are computed for results of type T. They are taken of the difference between an
+// element and an anchor, which is at least the largest element, up to rounding.
 //
-// Results of 16 bits use powers of two: x is multiplied by scale and log2(e), which an FMA does on
-// the way to its difference. What the anchor's rounding is off by, all elements of a row have in
-// common, so it must be the same number in all that is combined: states hold anchors, not maxima.
-// Anchors count two powers as one, so that none of a finite number is infinite. The hardware
-// flushes subnormal powers to 0. For softmax, where a bfloat16 result may be subnormal, all powers
-// are lifted by 2^64, which the division by their sum undoes; its anchors are whole numbers, for
-// the lift to round nothing.
+// 16-bit results use powers of two: one FMA multiplies x by scale * log2(e) and subtracts the
+// anchor. The rounding error of the anchor is common to all elements of a row, so everything that
+// is combined must use the same anchor: states hold anchors, not maxima. Anchors are half of the
+// exponent, so that the anchor of a finite number is never infinite. The hardware flushes subnormal
+// powers to 0. For softmax, where a bfloat16 result may be subnormal, all powers are multiplied by
+// 2^64 (the lift), which the division by their sum cancels; its anchors are integers, so that
+// adding the lift is exact.
 //
-// Wider results take exp of the rounded difference. The product with the scale is rounded before,
-// as in JAX: of large numbers, an FMA's difference would be what that rounding was off by. Kernels
-// that do rows of large numbers again leave the product to the FMA at first.
+// Wider results take exp of the rounded difference. The product with the scale is rounded first, as
+// in JAX: for large numbers, the difference computed by an FMA would be the error of that rounding.
+// Kernels that recompute rows of large numbers use the FMA in their first attempt.
 template <class T>
 struct Exponents {
   using A = Accumulator<T>;
@@ -64,10 +64,10 @@ struct Exponents {
   __device__ __forceinline__ Exponents(Function function, A scale, bool is_plain = false)
       : function(function), factor(kBaseTwo ? A(scale * kLog2E) : scale), is_plain(is_plain) {}
 
-  // Whether it is the smallest element that has the largest power.
+  // Whether the smallest element has the largest power.
   __device__ __forceinline__ bool descends() const { return !is_plain && factor < 0; }
 
-  // An anchor from an element, but for anchor().
+  // The anchor of an element, before anchor() is applied.
   __device__ __forceinline__ A scaled(A element) const {
     if constexpr (kBaseTwo) {
       return element * (factor / 2);
@@ -76,8 +76,8 @@ struct Exponents {
     }
   }
 
-  // The element that an anchor was made from: exactly that of 16 bits, others but for some
-  // roundings, and NaN or 0 where the factor's reciprocal is no normal number.
+  // The element that an anchor was computed from: exact for 16-bit elements, up to rounding for
+  // others, and NaN or 0 if the factor's reciprocal is not a normal number.
   __device__ __forceinline__ A element(A anchor) const {
     if constexpr (kBaseTwo) {
       return widen(narrow<T>(anchor * reciprocal(factor / 2)));
@@ -93,16 +93,17 @@ struct Exponents {
     return largest;
   }
 
-  // What is subtracted: the anchor, but never an infinity that would make a part of a row NaN that
-  // is not. A part that is -inf throughout adds nothing to the others. inf - inf says that softmax
-  // of a row with inf in it is NaN; logsumexp of such a row is inf, which subtracting 0 leaves.
+  // The number to subtract: the anchor, unless an infinite one would produce a wrong NaN. A part of
+  // a row whose elements are all -inf adds nothing to the other parts. softmax of a row that
+  // contains inf is NaN, which inf - inf gives; logsumexp of such a row is inf, which subtracting 0
+  // preserves.
   __device__ __forceinline__ A base(A anchor) const {
     if (anchor == -infinity<A>()) return A(0);
     const bool one_a_row = function == Function::kLogSumExp || function == Function::kCrossEntropy;
     return one_a_row && anchor == infinity<A>() ? A(0) : anchor;
   }
 
-  // By which all exponents are higher.
+  // What is added to all exponents.
   __device__ __forceinline__ A lift() const {
     return kBaseTwo && function == Function::kSoftmax ? A(kLift) : A(0);
   }
@@ -111,7 +112,7 @@ struct Exponents {
   struct Powers {
     A factor;
     A subtrahend;
-    A to_natural;  // from exponents
+    A to_natural;  // factor from exponents to natural logarithms
     bool fuses;    // the product and the difference
 
     __device__ __forceinline__ A exponent(A x) const {
@@ -130,17 +131,17 @@ struct Exponents {
     __device__ __forceinline__ A operator()(A x) const { return of(x); }
   };
 
-  // Whether an FMA is off by more than 2^3, for what the anchor was rounded by, where 2^100 is not
-  // far. Kernels need not be fast for such rows.
+  // Whether the rounding error of the anchor makes an FMA's result off by more than 2^3, so that
+  // powers may come near 2^100. Kernels need not be fast for such rows.
   static constexpr A kLarge = A(16) / std::numeric_limits<A>::epsilon();
   __device__ __forceinline__ bool is_large(A anchor) const {
     const bool rounds = kBaseTwo || factor != 1;
     return rounds && fabs(anchor) >= kLarge && fabs(anchor) < infinity<A>();
   }
 
-  // Of elements of a row with a large anchor those have powers that equal the largest; all others
-  // are so far below that theirs are 0, and still are if the largest is brought to 2^20 by a power
-  // of two, which rounds nothing. The largest is what the anchor is nearest to.
+  // In a row with a large anchor, only elements equal to the largest have powers other than 0. That
+  // remains so if the elements are scaled by a power of two, which is exact, such that the largest
+  // is about 2^20. The largest element is the one nearest to the anchor.
   template <Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ Powers powers(A anchor, A lift) const {
     if constexpr (kAnchors == Anchors::kNotLarge) {
@@ -164,13 +165,14 @@ struct Exponents {
   __device__ __forceinline__ Powers powers_of_part(A anchor) const {
     return powers<kAnchors>(base(anchor), lift());
   }
-  // For the results of a row. Without base(): softmax of a row that is -inf throughout is NaN.
+  // For the results of a row. base() is not applied: softmax of a row whose elements are all -inf
+  // is NaN.
   template <Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ Powers powers_of_row(A anchor) const {
     return powers<kAnchors>(anchor, lift());
   }
 
-  // From powers relative to one anchor to those relative to another; 0 from -inf.
+  // The factor from powers relative to one anchor to powers relative to another; 0 from -inf.
   __device__ __forceinline__ static A rescaling(A from, A to) {
     if constexpr (kBaseTwo) {
       return power_of_two(2 * (from - to));
@@ -179,7 +181,7 @@ struct Exponents {
     }
   }
 
-  // The natural logarithm of a number, and of what is meant by an anchor.
+  // The natural logarithm of a number, and of the power that an anchor represents.
   __device__ __forceinline__ static A logarithm(A number) {
     return kBaseTwo ? A(log2f(number) * kLn2) : A(log(number));
   }
@@ -200,8 +202,8 @@ struct Exponents {
 
 // ---- States ----
 
-// An anchor, and the sum of the powers of the elements relative to it. A part of a row that is -inf
-// throughout has the anchor -inf and the sum 0.
+// An anchor, and the sum of the powers of the elements relative to it. A part of a row whose
+// elements are all -inf has the anchor -inf and the sum 0.
 template <class T>
 struct MaxSum {
   using A = Accumulator<T>;
@@ -236,8 +238,8 @@ __device__ __forceinline__ MaxSum<T> shuffle_xor(MaxSum<T> state, int distance) 
           __shfl_xor_sync(kFullWarp, state.sum, distance)};
 }
 
-// Whether all finite elements of the row have finite results. Where they have not, results of
-// elements that do not take part are written by themselves.
+// Whether all finite elements of the row have finite results. If not, results of elements that do
+// not take part are written separately.
 template <class T>
 __device__ __forceinline__ bool is_regular(MaxSum<T> total) {
   return is_finite(total.anchor) && is_finite(total.sum);
@@ -270,7 +272,7 @@ __device__ __forceinline__ Total<T> shuffle_xor(Total<T> state, int distance) {
   return {__shfl_xor_sync(kFullWarp, state.sum, distance)};
 }
 
-// States that come one after the other, however many: the sum does not lose the small ones.
+// Accumulates any number of states with a compensated sum, which does not lose small ones.
 template <class State>
 class Running;
 

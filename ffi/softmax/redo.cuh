@@ -1,5 +1,5 @@
-// Rows with large anchors (numerics.cuh), computed again. `warp`, `column` and `strip` call it for
-// them, and take fewer instructions for all other rows.
+// Recomputes rows with large anchors (numerics.cuh), so that `warp`, `column` and `strip` take
+// fewer instructions for all other rows.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +12,9 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// A row with a large anchor, for the second time, by a function that is called: what it needs is
-// not in the way of other rows. The whole warp must call it, each group of `lanes` lanes with a row
-// of its own.
+// Recomputes a row with a large anchor. It is not inlined, so that its registers are not at the
+// expense of other rows. The whole warp must call it, each group of `lanes` lanes with a row of its
+// own.
 template <class T>
 __device__ __noinline__ void redo_row(const KernelArgs<T>& args, std::int64_t number, bool exists,
                                       int lane, int lanes) {

@@ -1,15 +1,16 @@
 // A row as production kernels see it: packs of 16 bytes that begin at multiples of 16 bytes, so
-// that rows of any length and phase load whole packs, and store whole packs but at their ends.
+// that rows of any length and phase are loaded in whole packs, and stored in whole packs except at
+// their ends.
 //
 //     addresses         |0              |16             |32             |48
 //     row (4 bytes)             x0  x1  x2  x3  x4  x5  x6  x7  x8  x9
 //     packs             |--- pack 0 ----|--- pack 1 ----|--- pack 2 ----|
 //                        .   .  x0  x1   x2  x3  x4  x5   x6  x7  x8  x9
 //
-// Short rows that do not consist of whole packs, or have a mask, have packs of one element.
+// Short rows that do not consist of whole packs, or have a mask, use packs of one element.
 //
-// Elements that do not take part, because they belong to the neighbours or a mask says so, are
-// replaced by one that changes no maximum and no sum as soon as they are read.
+// Elements that do not take part, because they belong to neighbouring rows or are masked, are
+// replaced on load by a value that changes neither the maximum nor the sum.
 #pragma once
 
 #include <cstdint>
@@ -39,7 +40,7 @@ struct Rows {
   }
 };
 
-// LogSumExps with types.
+// LogSumExps with typed pointers.
 template <class T>
 struct RowResults {
   using A = Accumulator<T>;
@@ -67,19 +68,19 @@ RowResults<T> make_row_results(const LogSumExps& logsumexps) {
           static_cast<A*>(logsumexps.log_sum)};
 }
 
-// Buffers with types, and what else a kernel must know of a problem.
+// Buffers with typed pointers, and what else kernels must know of the problem.
 template <class T>
 struct KernelArgs {
   using A = Accumulator<T>;
-  // What all kernels need comes first: it fits into two lines of the constant cache, each of which
-  // costs a short kernel a noticeable wait.
+  // The fields that all kernels need come first: they fit in two lines of the constant cache, and
+  // each line costs a short kernel a noticeable wait.
   const T* x;
   T* y;
   Rows rows;
   A scale;
   Function function;
   bool packed;  // x, t and y begin at multiples of 16 bytes
-  // Whether a mask says of each element whether it takes part, or of each row.
+  // Whether there is a mask with a flag for each element, or for each row.
   bool has_element_flags;
   bool has_row_flags;
   RowResults<T> row_results;
@@ -94,13 +95,13 @@ struct KernelArgs {
   std::int64_t queries;
   Mask mask;
   Divisor by_queries;
-  // The flags of row r begin at the sum of mask_step[d] times what is left of r when it has been
-  // divided by the sizes of the d dims before.
+  // The flags of row r begin at the sum over d of mask_step[d] times the quotient of r by the sizes
+  // of the d dims before.
   std::int64_t mask_step[Mask::kMaxDims];
   Divisor by_mask_size[Mask::kMaxDims - 1];
   std::int64_t mask_bytes;
 
-  // `rows` is known.
+  // `rows` must be set before.
   void set_masks(const Mask& flags, std::int64_t queries_of_a_row) {
     mask = flags;
     has_element_flags = mask.data != nullptr && mask.column_stride != 0;
@@ -118,13 +119,14 @@ struct KernelArgs {
     }
   }
 
-  // True if there is a result for each row, and none for its elements.
+  // True if there is one result per row and none per element.
   __device__ bool reduces() const { return y == nullptr; }
 
-  // 0, but the compiler cannot tell.
+  // 0, which the compiler cannot know.
   __device__ std::uint32_t nothing() const { return static_cast<std::uint32_t>(size >> 63); }
 
-  // The column that the row's label names, or -1 for none: as in numpy, -1 is the last one.
+  // The column of the row's label, or -1 if there is none. As in NumPy, the label -1 is the last
+  // column.
   __device__ std::int64_t label(std::int64_t row) const {
     const std::int64_t given = wide_labels ? static_cast<const std::int64_t*>(labels)[row]
                                            : static_cast<const std::int32_t*>(labels)[row];
@@ -142,8 +144,8 @@ class RowMask {
       : readable_(args.rows.columns), stride_(args.mask.column_stride) {
     std::int64_t query = 0;
     std::int64_t offset = 0;
-    // Divisions take as long as a hundred elements, and few problems have so many rows as to need
-    // them. Nor do branches pay that few problems would take.
+    // A 64-bit division takes as long as a hundred elements, and few problems have enough rows to
+    // need one. Branches that few problems would take do not pay either.
     if (args.rows.count <= std::numeric_limits<std::int32_t>::max()) {
       auto rest = static_cast<std::uint32_t>(row);
       query = rest - args.by_queries.quotient(rest) * args.by_queries.divisor;
@@ -170,9 +172,10 @@ class RowMask {
     if (!args.has_element_flags) flags_ = nullptr;
   }
 
-  // Columns from here on do not.
+  // Columns from here on do not take part.
   __device__ std::int64_t readable() const { return readable_; }
-  // Of the columns before, those do whose byte at flags() + column * stride() is not 0, or all.
+  // Of the columns before, those take part whose byte at flags() + column * stride() is not 0; all
+  // of them if flags() is null.
   __device__ const std::uint8_t* flags() const { return flags_; }
   __device__ std::int64_t stride() const { return stride_; }
 
@@ -197,12 +200,12 @@ inline constexpr bool kHasMask =
     kLayout == RowLayout::kMasked || kLayout == RowLayout::kMaskedUnaligned ||
     kLayout == RowLayout::kElements || kLayout == RowLayout::kStrided;
 
-// Elements of a pack: those of kElements have one, so that rows of any length are aligned.
+// Elements of a pack: one for kElements, so that rows of any length are aligned.
 template <class T, RowLayout kLayout>
 inline constexpr int kPackOf = kLayout == RowLayout::kElements ? 1 : kWidestPack<T>;
 
-// The number of a row, or of an element or a pack. Short kernels spend their time on what comes
-// before the first load, of which 64-bit arithmetic is half.
+// The type of the indices of rows, elements and packs. Short kernels spend their time before the
+// first load, and half of that on 64-bit arithmetic.
 template <RowLayout kLayout>
 using Number = std::conditional_t<kLayout == RowLayout::kSmall, std::int32_t, std::int64_t>;
 
@@ -215,7 +218,7 @@ struct Row {
   __device__ __forceinline__ Row(const KernelArgs<T>& args, Number<kLayout> row, bool exists = true)
       : begin(0), packs(0) {
     if constexpr (kHasMask<kLayout>) {
-      // Another one's mask does, and a branch around it would take more instructions.
+      // The mask of any row will do, and a branch around it would take more instructions.
       if (!exists) row = 0;
     } else {
       if (!exists) return;
@@ -234,8 +237,8 @@ struct Row {
     }
   }
 
-  Number<kLayout> begin;  // of its first element in x
-  Number<kLayout> packs;  // that cover it
+  Number<kLayout> begin;  // index of its first element in x
+  Number<kLayout> packs;  // number of packs that cover it
   int phase = 0;          // elements from the first pack's address to the row's
   RowMask<T> mask;
 };
@@ -246,21 +249,21 @@ __device__ inline int clamped_to_int(std::int64_t value) {
   return static_cast<int>(value < kMost ? value : kMost);
 }
 
-// The packs first, first + stride ... below `end` of a row: what a thread has of it at a time.
-// Within a slice positions are 32-bit numbers, relative to its first element.
+// The packs first, first + stride ... below `end` of a row, which a thread holds at a time.
+// Positions within a slice are 32-bit numbers relative to its first element.
 template <class T, RowLayout kLayout>
 class ThreadSlice {
  public:
   static constexpr int kPack = kPackOf<T, kLayout>;
   using Elements = RegisterPack<T, kPack>;
 
-  // Whether it pays to ask once whether all of a thread's packs lie in the row, before asking for
-  // each: moves and predicates are a third of the instructions of masked rows, but unaligned rows
-  // have threads of both sorts in many warps, and 16-bit rows of clusters need the registers.
+  // Whether it pays to test first whether all of a thread's packs lie in the row, before testing
+  // each: moves and predicates are a third of the instructions of masked rows. But with unaligned
+  // rows many warps would diverge, and 16-bit rows of clusters need the registers.
   static constexpr bool kAsksOnce =
       kLayout == RowLayout::kMasked || (kLayout == RowLayout::kAligned && sizeof(T) >= 4);
 
-  // `first` and `end` are 32-bit numbers where columns may be.
+  // Columns are 32-bit numbers if `first` and `end` are.
   template <class First, class End>
   __device__ __forceinline__ ThreadSlice(const KernelArgs<T>& args, const Row<T, kLayout>& row,
                                          First first, End end, int stride)
@@ -293,18 +296,18 @@ class ThreadSlice {
     }
   }
 
-  // Where in an array the first pack begins.
+  // The index in an array at which the first pack begins.
   __device__ __forceinline__ Number<kLayout> begin() const { return at_; }
 
-  // Whether there is a p-th pack.
+  // Whether the slice has a pack p.
   __device__ __forceinline__ bool has(int p) const { return p * stride_ < end_; }
 
   // The position of element i of pack p.
   __device__ __forceinline__ int position(int p, int i) const { return p * stride_ + i; }
 
-  // What read() reads: packs of `from`, which is laid out like x, with `fill` in place of elements
-  // that do not take part. Packs that lie whole in the array are read from `whole`, where the first
-  // one is; it may be a copy.
+  // An operand of read(): packs of `from`, which is laid out like x, with `fill` in place of
+  // elements that do not take part. Packs that lie entirely within the array are loaded from
+  // `whole`, the address of the first pack, which may be in a copy.
   template <int kPacks>
   struct Operand {
     const T* from;
@@ -318,7 +321,7 @@ class ThreadSlice {
     return {from, whole, fill, pack};
   }
 
-  // Reads operands. All loads are issued before any of them is looked at.
+  // Reads operands. All loads are issued before any of their values is used.
   template <bool kOnce = kAsksOnce, int kPacks, class... More>
   __device__ __forceinline__ void read(const KernelArgs<T>& args, const Operand<kPacks>& first,
                                        const More&... more) const {
@@ -375,7 +378,7 @@ class ThreadSlice {
     }
   }
 
-  // One pack after the other, for what is rare.
+  // Writes one pack after the other, in a loop that is not unrolled, for rare cases.
   template <int kPacks, class PackOf>
   __device__ __forceinline__ void write_rolled(const KernelArgs<T>& args, PackOf&& pack_of) const {
 #pragma unroll 1
@@ -404,8 +407,7 @@ class ThreadSlice {
       }
     } else if constexpr (kHasMask<kLayout>) {
       if (args.has_element_flags) {
-        // Rare enough to be written for few instructions and registers. Only the row's flags are
-        // read.
+        // Rare, so optimized for few instructions and registers. Only the row's flags are read.
         const std::uint8_t* const flags = mask_ + mask_phase_;
 #pragma unroll 1
         for (int i = 0; i < kPack; ++i) {
@@ -419,14 +421,14 @@ class ThreadSlice {
     return bits;
   }
 
-  // For results of elements that do not take part.
+  // Replaces elements of pack p that do not take part by `fill`.
   __device__ __forceinline__ void replace_unkept(const KernelArgs<T>& args, int p, T fill,
                                                  Elements& pack) const {
     const unsigned bits = kept(args, p);
     replace_unless([&](int i) { return (bits >> i & 1) != 0; }, fill, pack);
   }
 
-  // Writes the packs of y, which pack_of(p) gives, as far as they lie in the row.
+  // Writes the packs pack_of(p) to y, as far as they lie in the row.
   template <int kPacks, bool kOnce = kAsksOnce, class PackOf>
   __device__ __forceinline__ void write(const KernelArgs<T>& args, PackOf&& pack_of) const {
     if (kOnce && fills<kPacks>(end_)) {
@@ -437,7 +439,7 @@ class ThreadSlice {
       return;
     }
     if constexpr (kLayout == RowLayout::kElements) {
-      // To compute one in vain costs less than a branch for each.
+      // Computing a pack that is not stored costs less than a branch for each pack.
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
         const Elements pack = pack_of(p);
@@ -462,7 +464,7 @@ class ThreadSlice {
   }
 
  private:
-  // Whether the packs of the mask lie like those of the row.
+  // Whether the mask's packs are laid out like those of the row.
   static constexpr bool kMaskLiesAlike =
       kLayout == RowLayout::kMasked || kLayout == RowLayout::kElements;
   // Whether flags are read in packs.
@@ -478,7 +480,7 @@ class ThreadSlice {
     return begin_ <= 0 && position(kPacks - 1, kPack) <= end;
   }
 
-  // Where elements that are read end.
+  // The end of the elements that are read.
   __device__ __forceinline__ int readable() const { return kHasMask<kLayout> ? readable_ : end_; }
 
   __device__ __forceinline__ Number<kLayout> offset(const KernelArgs<T>& args, int position) const {
@@ -490,17 +492,18 @@ class ThreadSlice {
     return kLayout != RowLayout::kStrided && p * stride_ < whole_end_;
   }
 
-  // True if all elements of pack p belong to what is read of the row.
+  // True if all elements of pack p are in the part of the row that is read.
   __device__ __forceinline__ bool inside(int p) const {
     return p * stride_ >= begin_ && p * stride_ + kPack <= readable();
   }
 
-  // As flags, which elements of pack p belong to what is read of the row: bytes of 1, and of 0 for
-  // others. `kPacks`: what the thread holds.
+  // A flag for each element of pack p: a byte of 1 if it is in the part of the row that is read,
+  // else 0. `kPacks`: the packs that the thread holds.
   template <int kPacks>
   __device__ __forceinline__ Flags read_flags(int p) const {
     const std::uint64_t ones = 0x0101010101010101;
-    // In bits of flags: rows may be too long to count these, but what a thread holds is not.
+    // Counted in bits of flags: for a whole row they could overflow an int, but not for the packs
+    // of a thread.
     const int end = 8 * (readable() < position(kPacks, 0) ? readable() : position(kPacks, 0));
     const int left = end - 8 * p * stride_;
     std::uint64_t flags = ones & ~shifted_left(~std::uint64_t{0}, left > 0 ? left : 0);
@@ -508,8 +511,8 @@ class ThreadSlice {
     return __builtin_bit_cast(Flags, static_cast<typename WordOf<kPack>::type>(flags));
   }
 
-  // Packs that lie whole in the row by one store each, and then what it has of those that it begins
-  // and ends in: outside the loop, where their stores are compiled once and not for each p.
+  // Writes packs that lie entirely in the row with one store each. The partial pack at the end is
+  // written after the loop, so that its stores are compiled once and not for each p.
   template <int kPacks, class PackOf>
   __device__ __forceinline__ void write_unaligned(const KernelArgs<T>& args,
                                                   PackOf&& pack_of) const {
@@ -537,7 +540,7 @@ class ThreadSlice {
     }
   }
 
-  // Bit i is set if element i of pack p comes before `end` and not before the row.
+  // Bit i is set if element i of pack p lies in the row and before `end`.
   __device__ __forceinline__ unsigned within(int p, int end) const {
     const int before = begin_ - p * stride_;
     const int until = end - p * stride_;
@@ -570,8 +573,8 @@ class ThreadSlice {
     }
   }
 
-  // One by one, and each into its place by shifts: an index known only at run time would move the
-  // pack from registers to memory.
+  // Loads elements one by one and shifts each into its place: an index known only at run time would
+  // move the pack from registers to local memory.
   __device__ __forceinline__ Elements read_elements(const KernelArgs<T>& args, const T* from,
                                                     int p) const {
     const unsigned bits = within(p, readable());
@@ -595,14 +598,14 @@ class ThreadSlice {
   static constexpr bool kAll = true;
   static constexpr bool kSome = false;
 
-  // For the operands that each() visits.
+  // Applies the mask to the operands that each() visits.
   template <bool kWhich, int kPacks, class Each>
   __device__ __forceinline__ void apply_mask(const Each& each) const {
     Flags flags[kPacks];
     if constexpr (kMaskLiesAlike) {
 #pragma unroll
       for (int p = 0; p < kPacks; ++p) {
-        // What is not read is filled already.
+        // Packs that are not read have the fill value already.
         if constexpr (kWhich == kSome) flags[p] = {};
         if (kWhich == kAll || reads_whole(p)) flags[p] = read_pack<kPack>(mask_ + p * stride_);
       }
@@ -631,8 +634,9 @@ class ThreadSlice {
   static constexpr int kFlagWords = kFlagRegisters + 1;
   using FlagWord = typename WordOf<kFlagWord>::type;
 
-  // `first`: the flag of the first pack's first element. Pointers are offsets to what the kernel
-  // was given: to one made of an address, the compiler would not know that it is in global memory.
+  // `first`: the flag of the first pack's first element. Pointers are computed as offsets from the
+  // kernel's argument: of one made from an integer, the compiler would not know that it points to
+  // global memory.
   __device__ __forceinline__ void align_mask(const KernelArgs<T>& args, const std::uint8_t* first) {
     const std::uint8_t* const array = args.mask.data;
     const std::int64_t offset = first - array;
@@ -644,7 +648,7 @@ class ThreadSlice {
     mask_end_ = clamped_to_int(args.mask_bytes - word);
   }
 
-  // For rows with a mask of any phase. Of the mask's array no byte before or behind is read.
+  // For rows with a mask of any phase. No byte outside the mask's array is read.
   template <int kPacks>
   __device__ __forceinline__ void read_shifted_flags(Flags (&flags)[kPacks]) const {
     const int needed = readable_ + mask_phase_;
@@ -676,7 +680,7 @@ class ThreadSlice {
     }
   }
 
-  // The word that the mask's array begins or ends in, at `cut`, for the packs that have it.
+  // Reads the word in which the mask's array begins or ends, at `cut`, for the packs that have it.
   template <int kPacks>
   __device__ __forceinline__ void read_cut_word(int cut,
                                                 FlagWord (&words)[kPacks][kFlagWords]) const {
@@ -700,14 +704,14 @@ class ThreadSlice {
   Number<kLayout> at_;
   int stride_;
   int end_;
-  // Where the row begins, and what takes part ends, for the layouts that need it.
+  // Where the row begins, and where elements that take part end, for the layouts that need them.
   int begin_ = 0;
   int readable_ = 0;
-  // Before here packs begin that are read whole.
+  // Packs that begin before here are read whole.
   int whole_end_;
   const std::uint8_t* mask_ = nullptr;
-  // For kMaskedUnaligned, in bytes: from mask_ to the first flag, and to where the mask's array
-  // begins, if that is behind it, and ends.
+  // For kMaskedUnaligned, distances in bytes: from mask_ to the first flag, to the beginning of the
+  // mask's array if that comes after mask_, and to its end.
   int mask_phase_ = 0;
   int mask_begin_ = 0;
   int mask_end_ = 0;

@@ -51,9 +51,9 @@ inline constexpr bool has_labels(Function function) {
   return function == Function::kCrossEntropy || function == Function::kCrossEntropyCotangent;
 }
 
-// An array of `outer` x `columns` x `inner` elements, reduced over the `columns` axis. Row r = o *
-// inner + i starts at element o * columns * inner + i, and its elements have stride `inner`. Arrays
-// with one element per row hold that of row r at index r.
+// An `outer` x `columns` x `inner` array, reduced over the `columns` axis. Row r = o * inner + i
+// starts at element o * columns * inner + i, and its elements have stride `inner`. Arrays with one
+// element per row hold that of row r at index r.
 struct Problem {
   Function function;
   DType dtype;
@@ -255,19 +255,19 @@ struct Config {
   Variant variant = Variant::kGeneral;
   std::int64_t blocks = 0;  // along x
   std::int64_t blocks_along_y = 1;
-  int threads = 0;                 // per block; for block_shared the launcher uses the compiled
-                                   // kernel's occupancy
-  int cluster = 1;                 // blocks per cluster, which share one row or one strip
-  int lanes = 0;                   // threads per row; side by side for column
-  int packs = 0;                   // per thread (of both operands together, if there are two);
-                                   // elements for staged, column and RowLayout::kElements
-  int pack = 0;                    // elements side by side per thread, for column and the ladder
-  std::int64_t rows = 0;           // at a time, per group of lanes; per block for staged and column
-  std::int64_t steps = 0;          // along the axis, per thread of column or warp of strip; per
-                                   // row for elementwise
-  std::int64_t slices = 0;         // per row, one per block
-  std::int64_t slice = 0;          // packs per slice; per warp's part of it for split_pipelined
-  int piece = 0;                   // packs per warp
+  int threads = 0;          // per block; for block_shared the launcher uses the compiled
+                            // kernel's occupancy
+  int cluster = 1;          // blocks per cluster, which share one row or one strip
+  int lanes = 0;            // threads per row; side by side for column
+  int packs = 0;            // per thread (of both operands together, if there are two);
+                            // elements for staged, column and RowLayout::kElements
+  int pack = 0;             // elements side by side per thread, for column and the ladder
+  std::int64_t rows = 0;    // at a time, per group of lanes; per block for staged, column and strip
+  std::int64_t steps = 0;   // along the axis, per thread of column or warp of strip; per
+                            // row for elementwise
+  std::int64_t slices = 0;  // per row, one per block
+  std::int64_t slice = 0;   // packs per slice; per warp's part of it for split_pipelined
+  int piece = 0;            // packs per warp
   std::int64_t finish_blocks = 0;  // of the second launch of split
   int finish_threads = 0;
   std::int64_t shared_bytes = 0;  // of dynamic shared memory, besides the kernel's own structures
