@@ -1,14 +1,15 @@
-// softmax, algorithm `block`: a row, or a slice of one for the algorithms that divide rows, lives
-// in the registers of a block.
+// softmax, algorithm `block`: a block holds a row, or a slice of one for the algorithms that divide
+// rows, in registers.
 //
-// Each warp holds a piece of the slice, lane l packs l, l + 32 ... of it, reduces its elements to
-// one state and writes it to a slot of its own; after one barrier every warp combines all slots.
+// Each warp holds a piece of the slice, of which lane l holds packs l, l + 32 ... It reduces the
+// piece to one state and writes that to its own slot; after one barrier every warp combines all
+// slots.
 //
-// Where there is little work, the maximum of all warps comes first, and then the sum: that takes
-// two barriers, but neither a second round of shuffles nor of exponentials.
+// For little work, the maximum over all warps is computed first, and then the sum: that takes two
+// barriers, but saves a second round of shuffles and of exponentials.
 //
-// No block takes a second row: the next block's loads are what memory works on while this one
-// reduces, waits and writes.
+// No block takes a second row: the loads of the next block overlap with the reductions, waits and
+// writes of this one.
 #pragma once
 
 #include "core/shared.h"
@@ -18,14 +19,14 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Two sets of slots, used in turns: whoever writes to a set has waited for all states of the row
-// between, which warps write only after they have read the set's last row.
+// Two sets of slots, used alternately: a warp that writes to a set has passed the barrier of the
+// row in between, at which warps arrive only after they have read the set's previous row.
 template <class State>
 struct alignas(kSharedAlignment) BlockStorage {
   State slots[2][kMaxWarpsPerBlock];
 };
 
-// The state of all warps of the block, from that of the calling one.
+// The state of the block, from the states of the calling warps.
 template <class T, class State>
 __device__ __forceinline__ State combine_block(const Exponents<T>& exponents, State state,
                                                State* slots) {
@@ -37,13 +38,14 @@ __device__ __forceinline__ State combine_block(const Exponents<T>& exponents, St
     const int slot = thread % most;
     return combine_lanes<most>(exponents, slot < warps ? slots[slot] : State::none());
   };
-  // Each step of shuffles that few warps do without counts in short kernels.
+  // Fewer warps need fewer shuffles, which matters in short kernels.
   if (warps <= 8) return combine(std::integral_constant<int, 8>{});
   return combine(std::integral_constant<int, kMaxWarpsPerBlock>{});
 }
 
 // A slice of row `number`: the packs [begin, end), `size` of them from rank * size on. A size of 0
-// is the whole row. It is the launcher that divides, since a division takes longer than a load.
+// is the whole row. The plan computes the size, since a division in the kernel takes longer than a
+// load.
 template <class Fragment>
 struct RowSlice {
   using T = typename Fragment::Element;
@@ -57,8 +59,7 @@ struct RowSlice {
     if (begin + size < row.packs) end = begin + size;
   }
 
-  // The packs that the calling thread has of a slice that the block's fragments hold: of those of
-  // its warp, which are `piece`.
+  // The calling thread's packs of a slice that the block's fragments hold, `piece` packs per warp.
   __device__ __forceinline__ Slice held(int piece) const {
     const std::int64_t first = begin + threadIdx.x / kWarpSize * piece;
     const std::int64_t next = first + piece < end ? first + piece : end;
@@ -95,8 +96,9 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
 
 // ---- Small problems ----
 
-// The threads of a block that has no more than 8 warps. Each reads the numbers of all warps from
-// shared memory, which takes about as long as one of the shuffles that would combine them.
+// Reductions over a block of at most 8 warps. Each thread reads the numbers of all warps from
+// shared memory, which takes about as long as one of the shuffles that would otherwise combine
+// them.
 template <class A>
 class SmallBlock {
  public:
@@ -156,9 +158,8 @@ __global__ void __launch_bounds__(kSmallBlockThreads)
 
 // ---- Longer rows ----
 
-// What a slice has more than the block's fragments hold is reduced in passing and read again for
-// the results, from the L2 cache if the rows in flight fit there. The last of the steps in which
-// the block walks it stays in registers.
+// A slice that is longer than the block's fragments is reduced in several steps and read again for
+// the results, from the L2 cache if the rows in flight fit there. The last step stays in registers.
 template <class Fragment>
 struct TwoPassRow : RowSlice<Fragment> {
   using State = typename Fragment::State;
@@ -170,7 +171,7 @@ struct TwoPassRow : RowSlice<Fragment> {
   using RowSlice<Fragment>::row;
   using RowSlice<Fragment>::args;
 
-  // Of the step that begins with pack `from`, thread t of n has packs t, t + n, t + 2n ...
+  // In the step that begins with pack `from`, thread t of n has packs t, t + n, t + 2n ...
   __device__ __forceinline__ Slice packs(std::int64_t from) const {
     return Slice(args, row, from + threadIdx.x, end, static_cast<int>(blockDim.x));
   }
@@ -184,8 +185,8 @@ struct TwoPassRow : RowSlice<Fragment> {
     return end > begin ? begin + (end - begin - 1) / step() * step() : begin;
   }
 
-  // The state of the packs [begin, until) and `state`, of the calling warp. Each lane has a state
-  // of its own until the end: shuffles would take longer than the sums.
+  // The calling warp's state of the packs [begin, until), combined with `state`. Each lane has its
+  // own state until the end: shuffles would take longer than the sums.
   __device__ __forceinline__ State reduce(const Exponents<T>& exponents, std::int64_t until,
                                           State state) const {
     Running<State> running;
@@ -203,7 +204,7 @@ struct TwoPassRow : RowSlice<Fragment> {
     return reduce(exponents, last(), held.template reduce<1>(args));
   }
 
-  // The packs [begin, until).
+  // Reads the packs [begin, until) again and writes their results.
   __device__ __forceinline__ void write_again(std::int64_t until, State total) const {
     for (std::int64_t from = begin; from < until; from += step()) {
       Fragment passing;

@@ -1,8 +1,8 @@
-// softmax, algorithm `cluster`: up to 16 blocks that share their shared memory (a thread-block
-// cluster) hold a row, each a slice of it, in registers or, of a longer one, in shared memory.
+// softmax, algorithm `cluster`: a thread block cluster of up to 16 blocks holds a row, each block a
+// slice of it, in registers or, if it is longer, in shared memory.
 //
-// Each block reduces its slice to a state, as in block.cuh. Then it sends its state to all blocks,
-// and waits until all slots have arrived at home:
+// Each block reduces its slice to a state, as in block.cuh. Then it sends its state to all blocks
+// through distributed shared memory, and waits until all states have arrived in its own slots:
 //
 //     block 0                                   block 1
 //     warps -> slots -> state                   warps -> slots -> state
@@ -28,24 +28,25 @@ struct alignas(kSharedAlignment) ClusterStorage {
   Mbarrier arrived[2];
 };
 
-// How the blocks of a cluster come to know each other's states. A barrier of the cluster would do
-// as well, but it waits for all that a thread has written, the last row's results among it.
+// Exchanges the states of the blocks of a cluster. A cluster barrier would do as well, but it waits
+// for all earlier writes of a thread, including the results of the last row.
 template <class State>
 class Exchange {
  public:
   __device__ __forceinline__ Exchange(ClusterStorage<State>& storage, int blocks)
       : storage_(storage), blocks_(blocks), rank_(cluster_rank()) {}
 
-  // To be called before the first combine(), which waits for all blocks to have done so: no state
-  // may be sent to a block that has not. By then the first row is on its way.
+  // Must be called before the first combine(), which waits until all blocks have called it: no
+  // state may be sent to a block that has not. Callers have issued the loads of the first row
+  // before.
   __device__ __forceinline__ void start() {
     if (started_) return;
     if (threadIdx.x == 0) {
       initialise(storage_.arrived);
       initialise(storage_.arrived + 1);
     }
-    // The block's threads see the mbarriers after this, and those of others after the cluster's
-    // barrier. What combine_block() writes from here on are slots beside them.
+    // The threads of the block see the mbarriers after this, and those of other blocks after the
+    // cluster barrier. combine_block() writes other parts of the storage.
     __syncthreads();
     cluster_arrive();
     started_ = true;
@@ -53,8 +54,8 @@ class Exchange {
 
   __device__ __forceinline__ int rank() const { return rank_; }
 
-  // The state of all warps of the cluster, from that of the calling one. No block leaves before all
-  // that is sent to it has arrived.
+  // The state of the cluster, from the states of the calling warps. No block exits before all
+  // states that are sent to it have arrived.
   template <class T>
   __device__ __forceinline__ State combine(const Exponents<T>& exponents, State state) {
     state = combine_block(exponents, state, storage_.own.slots[turn_]);
@@ -86,8 +87,8 @@ class Exchange {
 
 // ---- Slices that registers hold ----
 
-// The lanes of a warp, which find their largest number by shuffles: clusters of 16 blocks take more
-// time with the instruction for it (docs/tuning.md).
+// The lanes of a warp, which compute their maximum by shuffles: clusters of 16 blocks are slower
+// with the redux instruction (docs/tuning.md).
 struct ShufflingLanes : Lanes<kWarpSize> {
   template <class A>
   __device__ __forceinline__ static A largest(A value) {
@@ -123,25 +124,25 @@ __global__ void __launch_bounds__(kClusterThreads, kClusterBlocksResident)
 
 // ---- Slices that shared memory holds ----
 
-// A multiprocessor has room for three, of 64 KiB. The pieces of the warps lie side by side:
+// A multiprocessor has room for three slices of 64 KiB. The pieces of a warp are contiguous:
 //
 //     slice -> | warp 0: piece 0 | piece 1 | ... | warp 1: piece 0 | piece 1 | ... | warp 2 ...
 //
-// From when its slice has come to when it writes, nothing is on its way to a block, so that every
-// cycle counts, for which it takes many independent instructions: pieces are as long as registers
-// allow, and of a short slice it is the last ones that are short.
+// From the arrival of its slice until it writes, a block has no loads in flight, so every cycle
+// counts. That takes many independent instructions: pieces are as long as registers allow, and only
+// the last pieces of a short slice are shorter.
 
 inline constexpr int kSliceWarps = kSliceThreads / kWarpSize;
 inline constexpr int kMostPieces = 4;
 
-// What lies before a slice in shared memory.
+// The part of shared memory before a slice.
 template <class State>
 struct alignas(kSharedAlignment) SliceStorage {
   ClusterStorage<State> own;
   Mbarrier copied[kSliceWarps * kMostPieces];
 };
 
-// The slices that a block takes of rows: the packs from rank * size on, `size` of each operand.
+// The slices of rows that a block holds: `size` packs of each operand, from rank * size on.
 template <class Fragment>
 class Slices {
  public:
@@ -152,14 +153,14 @@ class Slices {
                                     int rank, std::int64_t size)
       : args_(args), pieces_(args, storage.copied, &storage + 1), rank_(rank), size_(size) {}
 
-  // Asks for the first row's.
+  // Issues the copies of the first row's slice.
   __device__ __forceinline__ void start(std::int64_t number) const {
     pieces_.start();
     for (int p = 0; p < kPieces; ++p) request(number, p);
   }
 
-  // Takes the rows first, first + step ... of which start() asked for the first. combine(state)
-  // makes the state of a row of those of all warps.
+  // Processes the rows first, first + step ...; start() has issued the copies of the first.
+  // combine(state) makes the state of a row from those of all warps.
   template <class Combine>
   __device__ __forceinline__ void take(const Exponents<T>& exponents, std::int64_t first,
                                        std::int64_t step, Combine&& combine) const {
@@ -193,7 +194,7 @@ class Slices {
   static constexpr int kPieces =
       kSlicePacks / (kSliceWarps * kWarpSize * Fragment::kHeld * Fragment::kOperands);
   static_assert(kPieces <= kMostPieces);
-  // All pieces but those that a slice ends in are full, so that it pays to ask that once.
+  // All pieces except those in which a slice ends are full, so it pays to test that once.
   static constexpr bool kOnce = true;
 
   // Where in the slice a piece of the calling warp begins.

@@ -1,17 +1,17 @@
-// softmax, algorithm `column`: an axis that is not the last, read where it lies.
+// softmax, algorithm `column`: an axis that is not the last, without a transpose.
 //
-// The rows' elements are `inner` apart, and neighbours in memory belong to neighbouring rows. So
-// `lanes` threads stand side by side, each on kPack rows, and walk along the axis together; the
-// threads of a block that stand on the same rows (a column of groups) take every groups-th step:
+// The elements of a row have stride `inner`, and neighbouring elements belong to neighbouring rows.
+// So a group of `lanes` threads covers neighbouring rows, kPack per thread, and moves along the
+// axis; each of the groups of a block takes every groups-th step of the same rows:
 //
 //                  inner ->
 //     axis   group 0   | lane 0 | lane 1 | ... |      <- element 0 of lanes * kPack rows
 //      |     group 1   | lane 0 | lane 1 | ... |      <- element 1
 //      v     group 0   | lane 0 | lane 1 | ... |      <- element 2 ...
 //
-// A thread holds up to kHeld steps in registers, and a block so much of a short axis that it reads
-// it once. Longer ones are in strip.cuh, or are read twice if that does not take them. States are
-// combined by shuffles between the groups of a warp, then through shared memory.
+// A thread holds up to kHeld steps in registers, so that a block reads a short axis once. Longer
+// axes are for strip.cuh, or are read twice if that cannot take them. States are combined by
+// shuffles between the groups of a warp, then through shared memory.
 #pragma once
 
 #include "core/shared.h"
@@ -22,8 +22,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// The elements of its rows that a thread has at a time: `count` steps along the axis, `stride`
-// steps apart. Step k of its first row is element `first` + k * stride, which lies at
+// The elements of its rows that a thread processes at a time: `count` steps along the axis,
+// `stride` steps apart. Step k of its first row is element `first` + k * stride, which lies at
 // x[begin + k * hop].
 struct Steps {
   std::int64_t begin;
@@ -33,16 +33,16 @@ struct Steps {
   int count;
 };
 
-// What a thread holds of its kPack rows: a Fragment whose elements lie along another axis.
-// With a mask kPack is 1, for each row has its own. kSelects: whether there may be one.
+// The elements of kPack rows that a thread holds, along an axis that is not the last. With a mask
+// kPack is 1, since each row has its own mask. kSelects: whether there may be a mask.
 template <class T, class Functions, int kPack, int kHeld, bool kSelects = kPack == 1>
 class ColumnFragment {
  public:
   using A = Accumulator<T>;
   static constexpr bool kTangent = Functions::kIsLinearInT;
   using State = typename Functions::template State<T>;
-  // Whether rows with anchors beyond +-kLarge, infinite ones among them, are left to redo_row():
-  // the powers of rows side by side have a common factor then, for which one register is enough.
+  // Whether rows with anchors beyond +-kLarge, including infinite ones, are left to redo_row():
+  // then the powers of neighbouring rows have a common factor, which takes one register.
   static constexpr bool kRedoes = !kTangent && kPack > 1 && Exponents<T>::kBaseTwo;
 
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const Steps& steps,
@@ -50,7 +50,7 @@ class ColumnFragment {
     load(args, args.x, args.t, steps, row_mask);
   }
 
-  // The same from copies of parts of x and t, in which `steps` says where the elements lie.
+  // The same from copies of parts of x and t, into which `steps` points.
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const T* x, const T* t,
                                        const Steps& steps, const RowMask<T>& row_mask) {
     const A fill = Functions::fill(args);
@@ -83,7 +83,7 @@ class ColumnFragment {
     reduce_onto<States::kNone>(args, exponents, states);
   }
 
-  // Adds to the states of elements before.
+  // Adds to the states of earlier elements.
   __device__ __forceinline__ void add(const KernelArgs<T>& args, const Exponents<T>& exponents,
                                       State (&states)[kPack]) const {
     reduce_onto<States::kGiven>(args, exponents, states);
@@ -114,7 +114,7 @@ class ColumnFragment {
     }
   }
 
-  // If kRedoes: whether any of the rows is to be done again, and does all of them.
+  // If kRedoes: whether any of the rows must be recomputed; redo() recomputes all of them.
   __device__ __forceinline__ static bool any_large(const State (&totals)[kPack]) {
     bool any = false;
 #pragma unroll
@@ -129,7 +129,7 @@ class ColumnFragment {
  private:
   static constexpr Anchors kAnchors = kRedoes ? Anchors::kNotLarge : Anchors::kAny;
 
-  // What is added to: states of nothing, or those of elements before.
+  // What reduce_onto() adds to: empty states, or those of earlier elements.
   enum class States { kNone, kGiven };
   template <States kStates>
   __device__ __forceinline__ void reduce_onto(const KernelArgs<T>& args,
@@ -156,7 +156,7 @@ class ColumnFragment {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         A anchor = exponents.anchor(exponents.scaled(largest[i]));
-        // The sum of a part that is far below or -inf is 0.
+        // The sum of a part that is far below this anchor, or all -inf, is 0.
         if constexpr (kRedoes) anchor = fmax(anchor, -Exponents<T>::kLarge);
         if constexpr (kStates == States::kGiven) anchor = fmax(anchor, states[i].anchor);
         const A base = kRedoes ? anchor : exponents.base(anchor);
@@ -178,7 +178,7 @@ class ColumnFragment {
     }
   }
 
-  // Whether all steps are there and taken part in: a branch for all takes fewer instructions than
+  // Whether all steps exist and there is no mask: one branch for all takes fewer instructions than
   // one for each.
   __device__ __forceinline__ static bool is_full(const Steps& steps) {
     return !kSelects && steps.count == kHeld;
@@ -202,8 +202,8 @@ class ColumnFragment {
   __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Steps& steps,
                                              const RowMask<T>& row_mask, bool regular, A left_out,
                                              Result&& result) const {
-    // nothing() is 0, but hides from the compiler that these are the addresses that load() had: it
-    // would keep all of those in registers in between.
+    // nothing() is 0, but hides from the compiler that these are the addresses of load(), all of
+    // which it would keep in registers in between.
     T* to = args.y + steps.begin + args.nothing();
     const std::int64_t hop = steps.hop + args.nothing();
     const auto results = [&](int k) {
@@ -253,9 +253,9 @@ __device__ inline State combine_column(const Exponents<T>& exponents, const Stat
   return state;
 }
 
-// Blocks take tiles of `lanes` packs of rows, along x, of each `outer`, along y. `most` is the
-// number of steps that the first group has of the axis: no more than kHeld if threads hold the
-// axis, and read it once.
+// Blocks take tiles of `lanes` packs of rows along the grid's x, for each `outer` index along y.
+// `most` is the number of steps of the first group: at most kHeld if threads hold the axis and read
+// it once.
 enum class Reads { kOnce, kTwice };
 template <class T, class Functions, int kPack, int kHeld, Reads kReads>
 __global__ void __launch_bounds__(kColumnThreads,
@@ -352,8 +352,8 @@ __global__ void __launch_bounds__(kColumnThreads,
     }
   };
 
-  // Along x the grid covers all rows: no memory has 2^31 tiles of them. Of the loop over the rest
-  // only 32 bits stay in registers, which are scarce.
+  // Along x the grid covers all rows: no memory has 2^31 tiles of them. The loop along y keeps only
+  // a 32-bit counter in registers, which are scarce.
   for (unsigned turn = 0;; ++turn) {
     const std::int64_t outer = blockIdx.y + std::int64_t{turn} * gridDim.y;
     if (outer >= outers) break;

@@ -1,5 +1,5 @@
-// The gradients of logsumexp and cross entropy: of p = exp(scale * (x - maximum)) / sum all but x
-// is known, so no element waits for another. One read and one write; y may be x itself.
+// The gradients of logsumexp and cross entropy: in p = exp(scale * (x - maximum)) / sum, everything
+// except x is known per row, so there is no reduction. One read and one write; y may be x itself.
 #pragma once
 
 #include "softmax/functions.cuh"
@@ -8,13 +8,13 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Blocks on a multiprocessor: as many as memory's pipe takes, where registers allow it without
-// spills.
+// Blocks per multiprocessor: as many as saturate the memory bandwidth, where registers allow it
+// without spills.
 template <class T, RowLayout kLayout>
 inline constexpr int kElementwiseBlocks = sizeof(T) < 8 && kLayout == RowLayout::kAligned ? 6 : 1;
 
-// Writes the results of a thread's packs back to where they came from. `first`: of the row's packs,
-// that of `slice`.
+// Writes the results of a thread's packs to their positions in y. `first`: the row's pack with
+// which `slice` begins.
 template <class T, RowLayout kLayout>
 __device__ __forceinline__ void write_gradient(
     const KernelArgs<T>& args, const RowGradient<T>& gradient, const Row<T, kLayout>& row,
@@ -50,8 +50,7 @@ __device__ __forceinline__ void write_gradient(
   });
 }
 
-// `lanes` threads, a divisor of the block's, take a step of a row, of which each row has
-// `steps`.
+// `lanes` threads, a divisor of the block's, process one of the `steps` steps of a row.
 template <class T, RowLayout kLayout>
 __global__ void __launch_bounds__(kElementwiseThreads, kElementwiseBlocks<T, kLayout>)
     elementwise_kernel(const __grid_constant__ KernelArgs<T> args, int lanes, Divisor steps) {
@@ -60,7 +59,7 @@ __global__ void __launch_bounds__(kElementwiseThreads, kElementwiseBlocks<T, kLa
   const int rows_of_block = kElementwiseThreads / lanes;
   const T fill = narrow<T>(ForwardFunctions::fill(args));
 
-  // Steps of the same row come one after the other, as memory likes it.
+  // Neighbouring blocks take neighbouring steps of the same rows.
   const std::uint32_t group = steps.quotient(blockIdx.x);
   const std::int64_t number = std::int64_t{group} * rows_of_block + threadIdx.x / lanes;
   if (number >= args.rows.count) return;
@@ -70,7 +69,8 @@ __global__ void __launch_bounds__(kElementwiseThreads, kElementwiseBlocks<T, kLa
   const ThreadSlice<T, kLayout> slice(args, row, first, row.packs, lanes);
   RegisterPack<T, kPack> pack[kElementwisePacks];
   slice.read(args, slice.operand(args.x, args.x + slice.begin(), fill, pack));
-  // What there is one of for each row is read here, when the packs are already on their way.
+  // Arrays with one element per row are read here, when the loads of the packs are already in
+  // flight.
   const RowGradient<T> gradient(args, number);
   write_gradient(args, gradient, row, first, slice, pack);
 }

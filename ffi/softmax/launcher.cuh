@@ -1,6 +1,6 @@
 // What the launchers at the ends of the kernel files have in common.
 //
-// A launcher is a function of a `Call`. It turns what the plan has decided into template arguments
+// A launcher is a function of a `Call`. It turns the decisions of the plan into template arguments
 // and launches the kernel; it decides nothing. The sources (*.cu) compile the launchers of some
 // algorithms for an element type, and list them in a `RegisterLaunchers`.
 #pragma once
@@ -17,7 +17,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Calls f with a constant of the plan's variant: the general one, or kOther of forward functions.
+// Calls f with the plan's variant as a constant: kGeneral, or for forward functions also kOther.
 template <class Functions, Variant kOther, class F>
 void dispatch_variant(const Call& call, F&& f) {
   if constexpr (Functions::kIsLinearInT) {
@@ -27,7 +27,7 @@ void dispatch_variant(const Call& call, F&& f) {
   }
 }
 
-// That of blocks which keep rows in shared memory.
+// The kOther of kernels that keep rows in shared memory.
 template <class T, RowLayout kLayout>
 inline constexpr Variant kVariantInShared =
     has_plain_in_shared(kDTypeOf<T>, kLayout) ? Variant::kPlainSoftmax : Variant::kGeneral;

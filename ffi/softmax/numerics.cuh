@@ -113,7 +113,7 @@ struct Exponents {
     A factor;
     A subtrahend;
     A to_natural;  // factor from exponents to natural logarithms
-    bool fuses;    // the product and the difference
+    bool fuses;    // computes the product and the difference in one FMA
 
     __device__ __forceinline__ A exponent(A x) const {
       return fuses ? A(fma(x, factor, -subtrahend)) : rounded_product(x, factor) - subtrahend;

@@ -1,9 +1,10 @@
-// The pieces of rows that warps hold in shared memory, for the algorithms `cluster` and `split`.
+// The pieces of rows that warps hold in shared memory, for the algorithms `cluster_shared` and
+// `split_pipelined`.
 //
-// A multiprocessor's shared memory holds half as much again as its registers hold of rows, and
-// while that is on its way no registers wait for it. Each warp has a few pieces of its own, as long
-// as its registers take at a time: one lane asks for a piece, and all lanes wait for it. They
-// reduce it, and when the state of the row is known read it again for the results.
+// The shared memory of a multiprocessor holds half as much again of rows as its registers do, and
+// copies in flight to it take no registers. Each warp has a few pieces of its own, as long as its
+// registers can process at a time: one lane issues the bulk copy of a piece, and all lanes wait for
+// it. They reduce it, and when the state of the row is known they read it again for the results.
 #pragma once
 
 #include "core/ptx/bulk_copy.cuh"
@@ -12,8 +13,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// The pieces that the calling warp has of rows: kCount, each with room for what the warp's
-// registers hold of each operand, one operand behind the other.
+// The kCount pieces of the calling warp, each with room for the packs of each operand that the
+// warp's registers hold, one operand after the other.
 template <class Fragment, int kCount>
 class Pieces {
  public:
@@ -22,13 +23,13 @@ class Pieces {
   static constexpr int kPacks = kWarpSize * Fragment::kHeld;  // of each operand
   static constexpr int kBytes = kCount * Fragment::kOperands * kPacks * 16;
 
-  // copied, copies: of all warps of the block, one behind the other.
+  // copied, copies: the mbarriers and buffers of all warps of the block, one warp after the other.
   __device__ __forceinline__ Pieces(const KernelArgs<T>& args, Mbarrier* copied, void* copies)
       : args_(args),
         copied_(copied + threadIdx.x / kWarpSize * kCount),
         copies_(static_cast<T*>(copies) + threadIdx.x / kWarpSize * kCount * kElements) {}
 
-  // To be called first, by the whole warp.
+  // Must be called first, by the whole warp.
   __device__ __forceinline__ void start() const {
     for (int p = 0; p < kCount; ++p) {
       if (threadIdx.x % kWarpSize == 0) initialise(copied_ + p);
@@ -36,9 +37,9 @@ class Pieces {
     __syncwarp();
   }
 
-  // Asks for the packs of a slice of a row from `offset` on, as many as a piece has room for, as
-  // far as they lie whole in the array and are read at all. One lane calls it, when all of them
-  // have loaded what was there.
+  // Issues the copies of the packs of a slice from `offset` on: as many as a piece has room for, of
+  // those that lie entirely within the array and are read at all. One lane calls it, after all
+  // lanes have loaded the previous contents of the piece.
   __device__ __forceinline__ void request(const RowSlice<Fragment>& row_slice, std::int64_t offset,
                                           int piece) const {
     const std::int64_t from = row_slice.begin + offset;

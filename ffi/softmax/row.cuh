@@ -139,7 +139,7 @@ struct KernelArgs {
 template <class T>
 class RowMask {
  public:
-  RowMask() = default;  // nothing
+  RowMask() = default;  // no element takes part
   __device__ __forceinline__ RowMask(const KernelArgs<T>& args, std::int64_t row)
       : readable_(args.rows.columns), stride_(args.mask.column_stride) {
     std::int64_t query = 0;

@@ -1,13 +1,14 @@
 // softmax, algorithm `split`: rows too long for the registers of a block or a cluster are divided
-// into slices, each a block's work.
+// into slices, one per block.
 //
-// It takes two launches. Where there are no elements to write, the second has a warp for a row:
+// It takes two launches:
 //
 //     launch 1: block (row, slice) reduces its slice          -> workspace[row][slice]
 //     launch 2: block (row, slice) combines workspace[row][*], reads its slice again, writes it
 //
-// The second launch goes backwards: what the first one read last may still be in the L2 cache.
-// Those of rows without elements to write are in split_rows.cuh.
+// The second launch goes backwards: what the first one read last may still be in the L2 cache. For
+// functions without results for the elements, the second launch, and the first for slices that fit
+// in registers, are in split_rows.cuh.
 //
 // hopper/split_pipelined.cuh reads rows once, where shared memory holds them.
 #pragma once
@@ -64,8 +65,8 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   }
 }
 
-// Those of split_rows.cuh, for functions without elements to write; for the first, registers must
-// hold the slices.
+// Defined in split_rows.cuh, for functions without results for the elements; the first is for
+// slices that fit in registers.
 template <class T>
 void launch_split_reduce_held(const Call& call);
 template <class T>

@@ -1,12 +1,12 @@
-// softmax, algorithm `split`, for functions without elements to write: the state of a row is all
-// that is asked for. So the registers of blocks hold slices that are not too long, and the second
-// launch has a warp for a row, of which it reads the states:
+// softmax, algorithm `split`, for functions without results for the elements: only the state of a
+// row is needed. So blocks hold slices that are not too long in registers, and in the second launch
+// one warp per row combines the states:
 //
 //     launch 1: block (row, slice) reduces its slice          -> workspace[row][slice]
 //     launch 2: warp (row) combines workspace[row][*]
 //
-// The second launch starts while the first one still runs, which is a matter of microseconds, but
-// so are these launches.
+// The second launch starts while the first one still runs (programmatic dependent launch). That
+// saves only microseconds, but the launches take no more.
 #pragma once
 
 #include "core/ptx/early_launch.cuh"
@@ -17,8 +17,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// With slices that the registers hold, `piece` packs a warp. Blocks take rows along x and slices
-// along y: a division takes longer than a load.
+// For slices that fit in registers, `piece` packs per warp. The grid has rows along x and slices
+// along y, since a division takes longer than a load.
 template <class Fragment, int kMostThreads, int kLeastBlocks>
 __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
     split_reduce_held_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args,
@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   }
 }
 
-// Without elements to write, a row's states are all there is to read: a warp takes them. They are
-// not __restrict__, since the kernel that writes them may still run when this one starts.
+// A warp combines the states of a row. The workspace is not __restrict__, since the kernel that
+// writes it may still run when this one starts.
 template <class T, class State>
 __global__ void __launch_bounds__(kFinishThreads)
     split_combine_kernel(const __grid_constant__ KernelArgs<T> args, std::int64_t slices,

@@ -1,9 +1,9 @@
-// softmax, algorithm `staged`: short rows of any length, a stretch of memory at a time.
+// softmax, algorithm `staged`: short rows of any length, copied many at a time.
 //
-// A row of 33 elements begins and ends inside packs that its neighbours share. So a block takes
-// `tile_rows` whole rows, which together begin and end with a pack, and moves them as one stretch
-// of memory through shared memory; groups of kLanes lanes then take the rows out of it, kPer
-// elements a lane, and put the results in their place:
+// A row of 33 elements begins and ends inside packs that it shares with its neighbours. So a block
+// takes a tile of `tile_rows` whole rows, which together begin and end at pack boundaries, and
+// copies it to shared memory as one contiguous range. Groups of kLanes lanes then each process a
+// row of the tile, kPer elements per lane, and overwrite it with the results:
 //
 //     global      | r0 r0 r0 r0 | r0 r1 r1 r1 | r1 r1 r2 r2 | ...      packs of 16 bytes
 //     shared      r0[0 .. n)   r1[0 .. n)   r2[0 .. n)  ...            group 0, group 1, group 2
@@ -18,8 +18,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Moves `count` elements with all threads of the block. At most one side is unaligned: then the
-// pointers of the call were, and elements move one by one.
+// Copies `count` elements with all threads of the block, one by one if a pointer is unaligned.
 template <class T>
 __device__ inline void move(const T* __restrict__ from, T* __restrict__ to, int count) {
   constexpr int kPack = kWidestPack<T>;
@@ -45,7 +44,7 @@ __device__ inline void move(const T* __restrict__ from, T* __restrict__ to, int 
   for (int i = moved + threadIdx.x; i < count; i += kStagedThreads) to[i] = from[i];
 }
 
-// Whether the copies of a tile can leave the threads alone: whole packs at multiples of 16 bytes.
+// Whether bulk copies can move a tile: whole packs at multiples of 16 bytes.
 template <class T>
 __device__ inline bool moves_in_bulk([[maybe_unused]] const T* global, [[maybe_unused]] int count) {
 #if JAX_GPUOPS_HAS_CLUSTERS
@@ -96,7 +95,7 @@ __global__ void __launch_bounds__(kStagedThreads)
       __syncthreads();
     }
 
-    // The loop's bounds are those of the block, so that all lanes reach every shuffle.
+    // The loop bounds are uniform in the block, so that all lanes reach every shuffle.
     for (int r = 0; r < rows; r += kGroups) {
       const int number = r + threadIdx.x / kLanes;
       const bool has_row = number < rows;
@@ -123,11 +122,11 @@ __global__ void __launch_bounds__(kStagedThreads)
 #pragma unroll
         for (int e = 0; e < kPer; ++e) {
           t[e] = has(e) ? widen(t_row[e * kLanes + lane]) : A(0);
-          // TangentFunctions::term(), in a form that suits a sum of both.
+          // TangentFunctions::term(), as one expression for both functions.
           sum += (logarithm ? A(1) : x[e]) * t[e];
         }
         const A total = group_reduce<kLanes>(sum, Add{});
-        // Not by dispatch(): the sum has asked which of the two it is.
+        // Not by dispatch(): `logarithm` already tells the two apart.
         if (logarithm) {
           const LogSoftmaxCotangent<T> result{args.scale, total};
           put([&](int e) { return result(x[e], t[e]); });
@@ -152,7 +151,7 @@ __global__ void __launch_bounds__(kStagedThreads)
         }
         const MaxSum<T> total{anchor, group_reduce<kLanes>(sum, Add{})};
         if (replace) {
-          // A row that is -inf throughout is NaN.
+          // A row whose elements are all -inf has the result NaN.
           const A factor = reciprocal(total.sum);
           put([&](int e) { return x[e] * factor; });
         } else if (args.y != nullptr) {

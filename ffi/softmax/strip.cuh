@@ -1,9 +1,9 @@
-// softmax, algorithm `column`, where the axis is long: blocks, or clusters of up to 16 of them,
-// hold strips of the array, so that memory is read once.
+// softmax, algorithm `strip`: a long axis that is not the last. Blocks, or clusters of up to 16
+// blocks, hold strips of the array, so that it is read from memory once.
 //
-// A strip is as wide as a warp: 256 bytes, 8 in each lane. Each warp of a cluster has a slice of
-// it along the axis, of which registers hold the first steps and shared memory the others, in
-// pieces as long as the registers that are left have room for:
+// A strip is as wide as a warp: 256 bytes, 8 per lane. Each warp of a cluster has a slice of it
+// along the axis. Registers hold the first steps of the slice, and shared memory the others, in
+// pieces that fit in the remaining registers:
 //
 //                         256 bytes: 64 rows of float32
 //     block 0   warp 0    | registers     |    11 steps along the axis
@@ -13,18 +13,19 @@
 //
 // Gradients have 7 and 9 steps of each operand, in pieces of 3.
 //
-// Each warp reduces its slice to a state for each row, and each block those of its warps. Each
-// row has a block that all others of the cluster send their states to, and which sends them the
-// row's. A multiprocessor has room for two blocks, one of which reads while the other writes; no
-// cluster takes a second strip, since the next one starts as soon as it ends.
+// Each warp reduces its slice to one state per row, and each block combines the states of its
+// warps. Each row has an owner block in the cluster: all other blocks send it their states, and it
+// sends them the state of the row. A multiprocessor has room for two blocks, one of which reads
+// while the other writes. No cluster takes a second strip, since the next cluster starts as soon as
+// one ends.
 //
-// What limits it is the order in which memory is asked; docs/tuning.md has the measurements. These
-// decide the sizes:
+// The limit is the order of memory accesses; docs/tuning.md has the measurements. They determine
+// the sizes:
 // - Strips of 256 bytes. Narrower ones are slower to copy, and wider ones no faster.
-// - The L1 cache, which loads of registers come through, has what shared memory leaves: blocks take
-//   less than 97 KiB. To send each block's states to all others would take more where there are 128
-//   rows of 16-bit elements.
-// - How many steps registers hold: so many that none spill, and that all pieces are of one length.
+// - The L1 cache, through which loads to registers pass, has the space that shared memory leaves:
+// blocks use less than 97 KiB. Sending each block's states to all others would use more where there
+// are 128 rows of 16-bit elements.
+// - As many steps in registers as fit without spills, such that all pieces have the same length.
 #pragma once
 
 #include "core/ptx/bulk_copy.cuh"
@@ -40,26 +41,27 @@ namespace softmax {
 template <class T>
 inline constexpr int kStripRows = kStripBytes / static_cast<int>(sizeof(T));
 
-// What lies before the copies in shared memory.
+// The part of shared memory before the copies.
 template <class State, int kRows>
 struct alignas(kSharedAlignment) StripStorage {
-  static constexpr int kThreads = kStripThreads / kRows;  // that combine the states of a row
-  static constexpr int kSlots = kStripWarps / 2;          // each for two warps, to save room
-  // Slots that threads read at once do not all begin in the same bank.
+  static constexpr int kThreads =
+      kStripThreads / kRows;                      // threads that combine the states of a row
+  static constexpr int kSlots = kStripWarps / 2;  // each for two warps, to save room
+  // Avoids bank conflicts between slots that threads read at the same time.
   static constexpr int kPitch = kRows + kWarpSize / kThreads;
   State warps[kSlots][kPitch];
-  State parts[kRows + kMostClusterBlocks];  // of the block's own rows: from each block, of each row
+  State parts[kRows + kMostClusterBlocks];  // of the block's own rows, from each block
   State totals[kRows];
   Mbarrier copied[kStripWarps][kStripPieces];
   Mbarrier gathered;  // the parts
   Mbarrier known;     // the totals
 };
 
-// The rows of a strip whose states one of `blocks` combines.
+// The rows of a strip that one of `blocks` blocks owns.
 template <int kRows>
 struct OwnRows {
-  int most;   // that a block has
-  int first;  // of the block's
+  int most;   // rows per block
+  int first;  // the first row of the block
   int count;
 
   __device__ __forceinline__ OwnRows(int rank, int blocks)
@@ -69,8 +71,8 @@ struct OwnRows {
   }
 };
 
-// The state of a row from `count` slots that lie `pitch` apart, for all kThreads neighbouring
-// threads on it; the whole warp must call it.
+// Combines `count` slots, which lie `pitch` apart, into the state of a row. All of its kThreads
+// neighbouring threads get it; the whole warp must call it.
 template <int kThreads, class T, class State>
 __device__ __forceinline__ State combine_slots(const Exponents<T>& exponents, const State* slots,
                                                int count, int pitch, int thread) {
@@ -81,8 +83,8 @@ __device__ __forceinline__ State combine_slots(const Exponents<T>& exponents, co
   return combine_lanes<kThreads>(exponents, state);
 }
 
-// Neighbouring clusters take strips that lie a 16th of the array apart. If rows lie a large power
-// of two apart, what neighbouring strips have of all rows is not spread over all of the memory's
+// Neighbouring clusters take strips that lie a 16th of the array apart. If the stride along the
+// axis is a large power of two, the elements of neighbouring strips are not spread over all memory
 // channels.
 __device__ __forceinline__ int strip_of(int cluster, int strips) {
   constexpr int kParts = 16;
@@ -91,8 +93,8 @@ __device__ __forceinline__ int strip_of(int cluster, int strips) {
   return part * (strips / kParts) + (part < longer ? part : longer) + cluster / kParts;
 }
 
-// Clusters of `blocks` take the strips of each `outer`, which are along y. A warp takes up to
-// `most_steps`.
+// Clusters of `blocks` blocks take the strips along the grid's x, for each `outer` index along y. A
+// warp takes up to `most_steps` steps.
 template <class T, class Functions, Variant kVariant>
 __global__ void __launch_bounds__(kStripThreads, kStripsResident)
     strip_kernel(const __grid_constant__ KernelArgs<T> args, int blocks, int most_steps) {
@@ -129,9 +131,9 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
   const int count = left < 0 ? 0 : left < most_steps ? static_cast<int>(left) : most_steps;
   const int most_copies = most_steps - kHeld;
   const std::int64_t begin = (blockIdx.y * columns + first) * inner + first_row;
-  const bool exists = first_row + lane * kPack < inner;  // the lane's own
+  const bool exists = first_row + lane * kPack < inner;  // whether the lane has rows
 
-  // Ask.
+  // Issue the copies and loads.
   T* const copies = reinterpret_cast<T*>(&storage + 1) + warp * kOperands * most_copies * kRows;
   Mbarrier* const copied = storage.copied[warp];
   const std::int64_t width = inner - first_row < kRows ? inner - first_row : kRows;
@@ -143,7 +145,7 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
     announce(copied + lane, (steps < kPiece ? steps : kPiece) * kOperands * bytes);
   }
   __syncwarp();
-  // One turn at most, but as a condition the compiler spills seven registers more with bfloat16.
+  // At most one iteration, but with an `if` the compiler spills seven more registers for bfloat16.
   for (int s = lane; kHeld + s < count; s += kWarpSize) {
     const std::int64_t at = begin + (kHeld + s) * inner;
     copy_bulk(copies + s * kRows, args.x + at, bytes, copied + s / kPiece);
@@ -151,7 +153,7 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
       copy_bulk(copies + (most_copies + s) * kRows, args.t + at, bytes, copied + s / kPiece);
     }
   }
-  // Up to `most` steps from `step` on: where they lie in the array, and among the copies.
+  // Up to `most` steps from `step` on, in the array and in the copies.
   const auto steps_there = [&](int step, int most) {
     if (!exists || step >= count) return 0;
     return count - step < most ? count - step : most;
@@ -182,7 +184,7 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
     cluster_arrive();
   }
 
-  // Reduce: the pieces, which arrive first, then what registers hold.
+  // Reduce: the pieces, which arrive first, then the steps in registers.
   State states[kPack];
 #pragma unroll
   for (State& state : states) state = State::none();

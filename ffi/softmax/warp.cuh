@@ -1,4 +1,4 @@
-// softmax, algorithm `warp`: rows live in the registers of groups of lanes.
+// softmax, algorithm `warp`: groups of lanes hold rows in registers.
 //
 // A group of kLanes lanes, a power of two up to a whole warp, takes kRows rows at a time; lane l
 // holds the packs l, l + kLanes, l + 2 kLanes ... of each, so neighbouring lanes read neighbouring
@@ -7,8 +7,9 @@
 //     row -> | pack 0: lane 0 | pack 1: lane 1 | ... | pack kLanes: lane 0 | ...
 //
 // Each row is read once and written once, and all reductions are xor shuffles within the group: no
-// shared memory and no barrier. All loads are issued before the first use. Short rows come several
-// at a time for that reason: one pack a thread does not fill the memory's pipe.
+// shared memory and no barrier. All loads are issued before the first use. For the same reason
+// short rows are processed several at a time: one pack in flight per thread does not saturate the
+// memory bandwidth.
 #pragma once
 
 #include <stdexcept>
@@ -51,8 +52,8 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       if constexpr (kMayBeLarge) any_large = any_large || exponents.is_large(total.anchor);
     };
     if constexpr (kHasMask<Fragment::kLayout>) {
-      // To find where a row's mask lies takes more instructions than to compute a few elements, so
-      // that is not done again for the results.
+      // Computing the address of a row's mask takes more instructions than computing a few
+      // elements, so it is not repeated for the results.
       static_assert(kRows == 1);
       const typename Fragment::Slice slice = slice_of(0);
       fragment[0].load(args, slice);
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       for (int r = 0; r < kRows; ++r) finish(r, slice_of(r));
     }
     if constexpr (kMayBeLarge) {
-      // All of the warp's rows: the others' results may differ in their last bit.
+      // Recomputes all rows of the warp; results of the other rows may change in their last bit.
       if (!__any_sync(kFullWarp, any_large)) return;
       __syncwarp();
 #pragma unroll 1
@@ -78,14 +79,14 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
   if constexpr (Fragment::kLayout == RowLayout::kSmall) {
     take(first_row);
   } else {
-    // The loop's bounds are those of the block, so that all lanes reach every shuffle.
+    // The loop bounds are uniform in the block, so that all lanes reach every shuffle.
     const RowNumber step = static_cast<RowNumber>(gridDim.x) * kGroups * kRows;
     for (RowNumber first = first_row; first < count; first += step) take(first);
   }
 }
 
-// Whether plans take an instance: none before it has room for as many packs, and the longest rows
-// that it has room for have its layout.
+// Whether plans use an instance: none before it has room for as many packs, and the longest rows
+// that fit in it have its layout.
 template <class T, RowLayout kLayout, const auto& kTable>
 constexpr bool is_planned(std::size_t index, int operands) {
   if (kLayout == RowLayout::kElements) {

@@ -1,9 +1,9 @@
-// softmax, algorithm `split_pipelined`: rows too long for a cluster are divided into slices, each a
-// block's work, and read once, where the shared memory of blocks running together holds them.
+// softmax, algorithm `split_pipelined`: rows too long for a cluster are divided into slices, one
+// per block, and read once, if the shared memory of the blocks that run concurrently holds them.
 //
-// A group of as many blocks as a row has slices stays on the GPU and takes row after row. Each
-// block posts the state of its slice in global memory, and needs those of the others for the
-// results, which takes as long as to read two rows. So it has three rows under way:
+// A group of as many blocks as a row has slices stays on the GPU and processes row after row. Each
+// block posts the state of its slice in global memory, and needs the states of the others for its
+// results. The exchange takes as long as reading two rows, so a block has three rows in flight:
 //
 //     row n:     | read | reduce, post |    others' states arrive    | write |
 //     row n + 1:                | read | reduce, post |    others' states arrive    | write |
@@ -22,19 +22,19 @@ namespace softmax {
 
 // ---- States between blocks ----
 
-// Where the blocks of a group post the states of their slices: a word for each word of a state,
-// with the number of the row in the group's work. Since a word comes with its number, no thread
-// waits for its earlier writes, the last row's results among them, as it would to order them with a
-// flag. (NCCL sends short messages this way.) A counter says when it is worth looking: blocks
-// that look at all slots again and again are in the way of those that post, and of all loads.
+// Where the blocks of a group post the states of their slices: each word of a state is stored
+// together with the group's number of the row, as one 64-bit word. Since both arrive together, no
+// thread waits for its earlier writes, including the results of the last row, as it would to order
+// them with a flag. (NCCL sends short messages this way.) A counter tells when polling is
+// worthwhile: blocks that poll all slots all the time slow down those that post, and all loads.
 //
-// Sets of slots are used in turns. A block that posts for row n has the states of row
-// n - kRingRows, so that all others have posted that row, for which they had those of row
-// n - 2 kRingRows: nobody looks at its set any more.
+// Sets of slots are used in turn. A block that posts for row n has the states of row n - kRingRows,
+// so all others have posted that row, which they did after they had the states of row n - 2
+// kRingRows: no block reads the set of that row any more.
 template <class State>
 class Mailbox {
  public:
-  // `memory`: mailbox_bytes() for each group, 0 at first.
+  // `memory`: mailbox_bytes() for each group, initially 0.
   __device__ __forceinline__ Mailbox(std::uint64_t* memory, int group, int blocks, int rank)
       : sets_(memory + group * (mailbox_bytes(blocks, sizeof(State)) / 8)),
         blocks_(blocks),
@@ -49,7 +49,7 @@ class Mailbox {
     count_one(counter(row));
   }
 
-  // The state of all blocks; a warp calls it.
+  // The combined state of all blocks; a warp calls it.
   template <class T>
   __device__ __forceinline__ State collect(const Exponents<T>& exponents, std::uint32_t row) const {
     const int lane = threadIdx.x % kWarpSize;
@@ -83,14 +83,14 @@ class Mailbox {
  private:
   static constexpr int kWords = sizeof(State) / sizeof(std::uint32_t);
   static constexpr int kLine = 128 / sizeof(std::uint64_t);
-  // Slots that a lane looks at, for 160 blocks: one after the other would take as many times as
-  // long.
+  // Slots that a lane polls at a time, enough for 160 blocks: one after the other would take that
+  // many times as long.
   static constexpr int kAtOnce = 5;
   struct Words {
     std::uint32_t word[kWords];
   };
 
-  // Of a set: a line with the counter, and the slots.
+  // A set: a 128-byte line with the counter, and the slots.
   __device__ __forceinline__ std::uint64_t* set(std::uint32_t row) const {
     const auto words = static_cast<int>(mailbox_bytes(blocks_, sizeof(State)) / kMailboxSets / 8);
     return sets_ + static_cast<int>(row % kMailboxSets) * words;
@@ -109,8 +109,9 @@ class Mailbox {
 
 // ---- The kernel ----
 
-// What lies before the pieces in shared memory: of the rows under way, the states of all warps, and
-// when they are there; the states of the rows, and when these are there and those passed on.
+// The part of shared memory before the pieces. For each row in flight: the states of all warps, and
+// an mbarrier for when they are written; the state of the row, and an mbarrier for when it is
+// written and the states of the warps have been posted.
 template <class State, int kWarps>
 struct alignas(kSharedAlignment) RingStorage {
   State states[kRingRows][kWarps];
@@ -120,7 +121,7 @@ struct alignas(kSharedAlignment) RingStorage {
   Mbarrier copied[kWarps * kRingRows];
 };
 
-// The place of a row in the ring, and the phase that its barriers are in.
+// The position of a row in the ring buffer, and the phase of its mbarriers.
 struct RingPlace {
   int at = 0;
   unsigned phase = 0;
@@ -132,9 +133,9 @@ struct RingPlace {
   }
 };
 
-// For functions with results for the elements. Two warps of each block only pass on states, so that
-// the others wait for nothing but their own pieces, and for what was posted two rows before.
-// docs/tuning.md has what else was tried.
+// For functions with results for the elements. Two warps of each block only exchange states, so
+// that the others wait only for their own pieces, and for states that were posted two rows before.
+// docs/tuning.md lists what else was tried.
 template <class Fragment>
 __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element)), 1)
     split_ring_kernel(const __grid_constant__ KernelArgs<typename Fragment::Element> args,
@@ -165,8 +166,8 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
     std::uint32_t row = 0;
     for (std::int64_t number = group; number < count; number += groups, ++row, place.advance()) {
       if (warp == kWarps) {
-        // The warps wrote their states before they arrived, and write the next into these slots
-        // after they have waited for `known`, at which lane 0 arrives when all lanes have read.
+        // The warps wrote their states before they arrived. They overwrite them only after they
+        // have waited for `known`, at which lane 0 arrives when all lanes have read.
         wait(storage.reduced + place.at, place.phase);
         State state = lane < kWarps ? storage.states[place.at][lane] : State::none();
         state = combine_lanes<kWarpSize>(exponents, state);
@@ -178,8 +179,8 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
       } else {
         const State state = mailbox.collect(exponents, row);
         if (lane == 0) {
-          // Before they arrived for this row, the warps had read the total that lies here. They
-          // have arrived, or it would not have been posted, but posts order no other accesses.
+          // The warps read the previous total here before they arrived for this row. They have
+          // arrived, since their states were posted, but posts do not order other accesses.
           wait(storage.reduced + place.at, place.phase);
           storage.totals[place.at] = state;
           arrive(storage.known + place.at);
@@ -189,7 +190,7 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
     return;
   }
 
-  constexpr bool kOnce = false;  // each pack is asked for by itself, as in Fragment::load()
+  constexpr bool kOnce = false;  // each pack is tested separately
   const Pieces<Fragment, kRingRows> pieces(args, storage.copied, &storage + 1);
   const auto slice_of = [&](std::int64_t number) {
     return RowSlice<Fragment>(args, number, rank * kWarps + warp, size);
@@ -200,7 +201,7 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
   };
   pieces.start();
   for (int r = 0; r < kRingRows; ++r) request(group + std::int64_t{r} * groups, r);
-  // The row whose results are due comes behind the others.
+  // Results are written kRingRows - 1 rows after the reduction.
   const std::int64_t behind = std::int64_t{kRingRows - 1} * groups;
   RingPlace due;
   for (std::int64_t number = group; number < count + behind; number += groups) {
@@ -219,8 +220,8 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
     Fragment fragment;
     const auto packs = pieces.packs(slice_of(number - behind), 0);
     pieces.template load<kOnce>(fragment, packs, due.at);
-    // The total was written before its warp arrived, and the next one is after this warp arrives
-    // at `reduced` for the row that it requests below.
+    // The total was written before the collecting warp arrived. It is overwritten only after this
+    // warp has arrived at `reduced` for the row that it requests below.
     wait(storage.known + due.at, due.phase);
     fragment.template write_fresh<kOnce>(args, packs, storage.totals[due.at]);
     request(number - behind + std::int64_t{kRingRows} * groups, due.at);

@@ -1,7 +1,7 @@
 // Ladder, step 1: `baseline`.
 //
-// One block walks the rows. For each it reads the row three times: for the maximum, for the sum of
-// exponentials, and for the results; its threads combine what they found by a tree in shared
+// One block loops over the rows. It reads each row three times: for the maximum, for the sum of
+// exponentials, and for the results; its threads combine their values by a tree reduction in shared
 // memory, with a barrier at every level. All later steps are compared with this one.
 #pragma once
 

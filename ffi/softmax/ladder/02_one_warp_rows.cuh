@@ -2,8 +2,8 @@
 // kPack = 4 each of them as `..._float4`.
 //
 // A block is one warp, divided among kRows rows, so that short rows leave fewer lanes idle. The
-// lanes of a row combine by __shfl_down_sync and hear the result by __shfl_sync: registers instead
-// of shared memory, and no barrier. The float4 versions move four elements an instruction.
+// lanes of a row reduce with __shfl_down_sync and get the result with __shfl_sync: registers
+// instead of shared memory, and no barrier. The float4 versions move four elements per instruction.
 //
 //     kRows = 2:   lanes 0 .. 15 -> row 2 b      lanes 16 .. 31 -> row 2 b + 1
 #pragma once

@@ -20,15 +20,16 @@ struct BlockScratch {
   A warps[kMaxWarpsPerBlock];
 };
 
-// The shared memory of block_shared: scratch, then the row, which starts at the same phase of 16
-// bytes as the row in x so that both are packed alike.
+// The shared memory of block_shared: scratch, then the row, which starts at the same offset within
+// 16 bytes as the row in x, so that both have the same packs.
 template <class T>
 std::size_t block_shared_bytes(std::int64_t columns) {
   return sizeof(BlockScratch<Accumulator<T>>) + 16 + static_cast<std::size_t>(columns) * sizeof(T);
 }
 
 // What is subtracted before exponentials are taken. softmax of a row whose maximum is infinite is
-// NaN, and inf - inf says so. logsumexp of it is that maximum, which subtracting 0 leaves.
+// NaN, which inf - inf gives. logsumexp of such a row is the maximum, which subtracting 0
+// preserves.
 template <Function kFunction, class A>
 __device__ inline A shift(A maximum) {
   if constexpr (kFunction == Function::kLogSumExp) {
@@ -123,8 +124,8 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
 }
 
 // A maximum and the sum of exponentials relative to it, for part of a row. A part whose elements
-// are all -inf has maximum -inf and sum 0: it must contribute nothing to a row that has others, so
-// nothing is ever subtracted from -inf but 0.
+// are all -inf has maximum -inf and sum 0: it must contribute nothing to a row with other elements,
+// so only 0 is ever subtracted from -inf.
 template <Function kFunction, class T>
 struct RunningSum {
   using A = Accumulator<T>;
@@ -135,7 +136,7 @@ struct RunningSum {
     return largest == -infinity<A>() ? A(0) : shift<kFunction>(largest);
   }
 
-  // exp(-inf) is 0, so a part that has seen nothing yet rescales to 0.
+  // exp(-inf) is 0, so the sum of a part without elements is rescaled to 0.
   __device__ void raise(A to) {
     const A factor = exponential(largest - base(to));
     sum.sum *= factor;
@@ -200,8 +201,8 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
   }
 }
 
-// The most threads that cost no residency: with larger blocks fewer fit a multiprocessor, and a
-// block waiting at a barrier then leaves it idle. Only the compiled kernel can tell.
+// The most threads per block with as many resident blocks as for 128 threads: with fewer blocks, a
+// multiprocessor is idle while one waits at a barrier. Occupancy depends on the compiled kernel.
 template <class Kernel>
 unsigned block_shared_threads(const Device& device, Kernel kernel, std::size_t shared_bytes) {
   const int most = resident_blocks(device, kernel, 128, shared_bytes);

@@ -10,7 +10,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Walks a row with `threads` threads: in packs where its elements are neighbours, else one by one.
+// Walks a row with `threads` threads: in packs if its elements are contiguous, else one by one.
 // Calls visit(column, Width<w>{}); the element of `column` is row[column * rows.inner].
 template <int kPack, class T, class Visit>
 __device__ inline void visit_columns(const Rows& rows, const T* row, int thread, int threads,
@@ -24,7 +24,8 @@ __device__ inline void visit_columns(const Rows& rows, const T* row, int thread,
   }
 }
 
-// Stores a pack where `to` allows it, else its elements: x and y need not have the same phase.
+// Stores a pack if `to` is aligned, else its elements one by one: x and y need not have the same
+// phase.
 template <int kSize, class T>
 __device__ inline void store_any(const Accumulator<T> (&from)[kSize], T* to) {
   if (is_aligned<kSize>(to)) {
