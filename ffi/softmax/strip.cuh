@@ -44,9 +44,8 @@ inline constexpr int kStripRows = kStripBytes / static_cast<int>(sizeof(T));
 // The part of shared memory before the copies.
 template <class State, int kRows>
 struct alignas(kSharedAlignment) StripStorage {
-  static constexpr int kThreads =
-      kStripThreads / kRows;                      // threads that combine the states of a row
-  static constexpr int kSlots = kStripWarps / 2;  // each for two warps, to save room
+  static constexpr int kThreads = kStripThreads / kRows;  // per row, to combine its states
+  static constexpr int kSlots = kStripWarps / 2;          // each for two warps, to save room
   // Avoids bank conflicts between slots that threads read at the same time.
   static constexpr int kPitch = kRows + kWarpSize / kThreads;
   State warps[kSlots][kPitch];

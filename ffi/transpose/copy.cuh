@@ -1,7 +1,7 @@
 // transpose, algorithm `copy`: runs that stay contiguous move in words of up to 16 bytes.
 //
-// The same walk as `naive`, over words in place of elements. Where the minor dimension stays, the
-// words that neighbouring lanes write are neighbours too, and both sides are coalesced.
+// The same loop as `naive`, over words instead of elements. Where the minor dimension stays,
+// neighbouring lanes write neighbouring words, so reads and writes are both coalesced.
 //
 //     operand   | run a | run b | run c | ...        result   | run a | run c | ...
 //                 lanes   lanes   lanes                         lanes   lanes

@@ -24,7 +24,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 namespace {
 
-// The bytes of an element; throws for those that XLA packs several to a byte.
+// The bytes of an element; throws for types of which XLA packs several elements into a byte.
 int element_bytes(ffi::DataType type) {
   switch (type) {
     case ffi::S1:

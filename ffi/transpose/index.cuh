@@ -1,8 +1,8 @@
 // What all transpose kernels share: the step from a linear index to offsets.
 //
 // Kernels count words and tiles in 32 bits, because a 64-bit division costs as much as the rest of
-// a small kernel; offsets into the arrays are 64-bit. Launches see to it that no kernel is given
-// more than kMaxWords words.
+// a small kernel; offsets into the arrays are 64-bit. The launchers give no kernel more than
+// kMaxWords words.
 #pragma once
 
 #include <algorithm>
@@ -16,22 +16,22 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-// What one launch moves.
+// The work of one launch.
 template <class Word>
 struct Call {
   const Queue& queue;
   const Word* x;
   Word* y;
-  Movement movement;  // may have dimensions of size 1 where a part was cut
+  Movement movement;  // may have dimensions of size 1 if it is a part of a larger one
 };
 
-// Where a word lies in operand and result.
+// The offsets of a word in operand and result.
 struct Offsets {
   std::int64_t in = 0;
   std::int64_t out = 0;
 };
 
-// Dimensions to walk, minor first.
+// Dimensions to iterate over, minor first.
 struct Walk {
   int rank = 0;
   Divisor size[kMaxRank];
@@ -45,7 +45,7 @@ struct Walk {
     ++rank;
   }
 
-  // The offsets of the step `index`, counted with the first dimension the fastest.
+  // The offsets at the linear index `index`, in which the first dimension varies fastest.
   __device__ Offsets offsets(std::uint32_t index) const {
     Offsets offsets;
 #pragma unroll 1
@@ -59,7 +59,7 @@ struct Walk {
   }
 };
 
-// All dimensions but the given ones, minor first.
+// All dimensions except the given ones, minor first.
 inline Walk walk(const Movement& movement, std::initializer_list<const Dim*> except) {
   Walk walk;
   for (auto dim = movement.dims.rbegin(); dim != movement.dims.rend(); ++dim) {

@@ -1,4 +1,4 @@
-// What the tiled transpose kernels share: the matrices to turn, and which tile a block takes.
+// What the tiled transpose kernels share: the matrices to transpose, and the tile of a block.
 #pragma once
 
 #include "transpose/index.cuh"
@@ -6,14 +6,13 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-// The matrices that a movement turns. Columns are the nearest neighbours in the operand, rows in
-// the result:
+// The matrices that a movement transposes. Columns are contiguous in the operand, rows in the
+// result:
 //
 //     operand   ... row ... column          result   ... column ... row
 //
-// The other dimensions are an index over matrices, except one, `depth`, which belongs to the tiles:
-// a short run of words that stay together, or a dimension that lends its steps where matrices are
-// too small to fill a tile.
+// The other dimensions index the matrices, except one, `depth`, which belongs to the tiles: a short
+// run of words that stay together, or a dimension that fills up tiles where matrices are too small.
 struct Matrices {
   std::uint32_t rows;
   std::uint32_t columns;
@@ -25,7 +24,7 @@ struct Matrices {
   std::int64_t out_column_stride;
   std::int64_t out_depth_stride;
   Walk others;
-  // How many tiles there are of each.
+  // The numbers of tiles.
   std::uint32_t row_tiles;
   Divisor depth_tiles;
   Divisor band_tiles;
@@ -41,11 +40,11 @@ struct Matrices {
   }
 };
 
-// For matrices without other dimensions: farther away than anything.
+// For matrices without other dimensions. Its strides are larger than any other.
 inline const Dim kNoDepth{1, std::int64_t{1} << 48, std::int64_t{1} << 48};
 
-// Within a matrix, tiles are counted in bands of this many rows of tiles, down the columns of a
-// band. The blocks that run at one time then share pages of operand and result alike.
+// Within a matrix, tiles are numbered in bands of this many rows of tiles, column by column within
+// a band. Blocks that run at the same time then share pages of both the operand and the result.
 inline constexpr std::uint32_t kBandHeight = 8;
 
 // A block's tile: which one it is along each dimension, and where its matrix begins.

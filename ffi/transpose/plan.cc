@@ -9,7 +9,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 namespace {
 
-// Below this extent of the turned matrix most of a vectorised tile would be empty.
+// Below this extent of the matrix, most of a vectorised tile would be empty.
 constexpr std::int64_t kSwizzledExtent = 32;
 
 // True if every row of the operand and of the result starts at a multiple of the swizzled kernel's
@@ -42,7 +42,7 @@ Movement canonicalize(const Problem& problem, int max_word_bytes) {
   }
   all.push_back({problem.element_bytes, 1, 1});
 
-  // Neighbours in the operand that are neighbours in the result are one dimension.
+  // Merge dimensions that are neighbours in both the operand and the result.
   Movement movement{1, {}};
   std::vector<Dim>& dims = movement.dims;
   for (const Dim& dim : all) {
@@ -55,8 +55,8 @@ Movement canonicalize(const Problem& problem, int max_word_bytes) {
   }
   if (dims.empty() || dims.back().out_stride != 1) return movement;  // elements of one byte
 
-  // The minor dimension is made of runs that stay as they are: the wider the words, the better.
-  // All other strides are multiples of a run.
+  // The minor dimension consists of runs that stay contiguous: use the widest words. All other
+  // strides are multiples of a run.
   Dim& run = dims.back();
   while (movement.word_bytes < max_word_bytes && run.size % 2 == 0) {
     movement.word_bytes *= 2;
@@ -71,8 +71,8 @@ Movement canonicalize(const Problem& problem, int max_word_bytes) {
   return movement;
 }
 
-// The movement in the widest words that strides and addresses allow. What they are, if not these,
-// is elements: between the two are few problems, and kernels that would have to be loaded for them.
+// The movement in the widest words that strides and addresses allow. Otherwise the words are
+// elements: few problems would use the widths in between, and each would need kernels to be loaded.
 Movement in_widest_words(const Problem& problem) {
   Movement movement = canonicalize(problem, kWidestWord);
   if (movement.word_bytes <= problem.alignment) return movement;
@@ -119,8 +119,8 @@ int log2_up(std::int64_t value) {
   return log2;
 }
 
-// A tile of a given number of words, as near to a square as the matrix allows. What a narrow matrix
-// leaves of it goes to the long side, and what a small one leaves to the depth.
+// A tile of a given number of words, as near to a square as the matrix allows. For a narrow matrix
+// the long side is larger, and for a small one the depth.
 void choose_tile(const TurnedDims& turned, int words_log2, Config* config) {
   const int rows = log2_up(turned.row->size);
   const int columns = log2_up(turned.column->size);
@@ -138,7 +138,7 @@ Config configure(Algorithm algorithm, Movement movement) {
   Config config;
   config.word_bytes = movement.word_bytes;
   config.threads = kThreads;
-  // A tile is for the first of the parts that the movement goes in.
+  // The tile is chosen for the first of the parts into which the launcher divides the movement.
   while (movement.words() > kMaxWords) {
     Dim& outermost = movement.outermost();
     outermost.size -= outermost.size / 2;

@@ -1,8 +1,9 @@
 // transpose, algorithm `swizzled`: 16-byte accesses everywhere.
 //
-// A thread reads a vector from each of as many rows as a vector has elements, and turns this small
-// block in its registers. What it then holds are chunks of the result's rows, which cross shared
-// memory whole: an eighth of the accesses of `tiled` for 16-bit elements, a quarter for float32.
+// A thread reads a vector from each of as many rows as a vector has elements, and transposes this
+// small block in its registers. It then holds chunks of the result's rows, each of which passes
+// through shared memory in one access: an eighth of the accesses of `tiled` for 16-bit elements, a
+// quarter for float32.
 //
 //     operand            registers                shared memory, a line per row of the result
 //     a b c d            a e i m                  line 0   chunk 0 1 2 3 4 5 6 7
@@ -10,9 +11,9 @@
 //     i j k l   turn     c g k o   one line       line 8   chunk 2 3 0 1 6 7 4 5
 //     m n o p            d h l p
 //
-// Padding would break the alignment of chunks. Instead a chunk's place within its line is xor-ed
-// with the number of the block of columns it came from: the lanes of an access, which read one line
-// or write the same chunk of many, then cover all banks.
+// Padding would break the alignment of chunks. Instead the index of a chunk within its line is
+// XOR-ed with the number of the block of columns it came from. The lanes of an access, which read
+// one line or write the same chunk of many lines, then have no bank conflicts.
 #pragma once
 
 #include "core/launch.h"
@@ -39,13 +40,13 @@ struct SwizzledTile {
 
   Chunk chunk[kSide][kChunksPerLine];
 
-  // The place of chunk `index` of the line that came from `column` of the tile.
+  // Chunk `index` of the line for `column` of the tile.
   __device__ Chunk& at(int column, int index) {
     return chunk[column][index ^ (column / kVector & kSwizzleMask)];
   }
 };
 
-// Reads the first `count` words of a chunk, with one access where it is whole and aligned.
+// Reads the first `count` words of a chunk, with one access if it is whole and aligned.
 template <class Word, int kVector>
 __device__ inline Pack<Word, kVector> load_chunk(const Word* from, std::int64_t count) {
   if (count >= kVector && is_aligned<kVector>(from)) {
@@ -71,8 +72,8 @@ __device__ inline void store_chunk(const Pack<Word, kVector>& chunk, Word* to, s
   }
 }
 
-// Moves the tile that begins at x and y, and has so many rows and columns left in it and beyond.
-// Where kWhole, all its chunks are whole and aligned.
+// Moves the tile that begins at x and y; from there on the matrix has `rows` rows and `columns`
+// columns. If kWhole, all chunks of the tile are whole and aligned.
 template <bool kWhole, class Word>
 __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restrict__ y,
                                      const Matrices& matrices, std::int64_t rows,
@@ -101,7 +102,7 @@ __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restric
     }
   }
 
-  // Turn them, and put each chunk of a line of the result into shared memory.
+  // Transpose them, and store each chunk of a line of the result to shared memory.
 #pragma unroll
   for (int b = 0; b < Storage::kBlocksPerThread; ++b) {
     const int index = b * kThreads + threadIdx.x;

@@ -12,8 +12,8 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 namespace {
 
-// Halves of the outermost dimension, as long as there are too many words: what a part moves is
-// together in the operand.
+// Halves the outermost dimension as long as there are too many words, so that a part is contiguous
+// in the operand.
 template <class Word>
 void launch_parts(const Plan& plan, Call<Word> call) {
   if (call.movement.words() > kMaxWords) {

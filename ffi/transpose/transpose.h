@@ -59,11 +59,13 @@ inline std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
 
-// How a kernel is launched. Words are the elements, or wider ones that runs of them make up.
+// How a kernel is launched. Words are the elements, or wider words that consist of runs of
+// elements.
 struct Config {
   int word_bytes = 0;
   int threads = 0;  // of a block
-  // The tile of a block, in words; each a power of two. Blocks without tiles take words in a row.
+  // The tile of a block, in words; each a power of two. Blocks without tiles take consecutive
+  // words.
   int tile_rows = 0;
   int tile_columns = 0;
   int tile_depth = 0;
@@ -78,7 +80,7 @@ struct Config {
   }
 };
 
-// One dimension of a movement: how many steps, and how far a step goes in operand and result.
+// One dimension of a movement: its size, and its strides in operand and result.
 struct Dim {
   std::int64_t size;
   std::int64_t in_stride;
@@ -87,17 +89,17 @@ struct Dim {
 
 inline constexpr std::int64_t kLongRunBytes = 64;
 
-// Kernels count words and tiles in 32 bits. A movement of more words goes in parts.
+// Kernels count words and tiles in 32 bits. A movement of more words is launched in parts.
 inline constexpr std::int64_t kMaxWords = (std::int64_t{1} << 31) - 1;
 
-// Dimensions of a movement. Each has at least two steps, so an array with more of them would have
-// over 2^40 words.
+// The most dimensions of a movement. Each has at least size 2, so an array with more dimensions
+// would have over 2^40 words.
 inline constexpr std::size_t kMaxRank = 40;
 
-// A problem in canonical form: what moves are words; dimensions of size 1 are gone, and so are
-// borders between dimensions that stay neighbours. In the order of the operand, minor last; the
-// strides are in words. Either the words are the elements, or they are the widest that divide the
-// runs of neighbours that stay neighbours; a run of several words is the last dimension.
+// A problem in canonical form: it moves words, dimensions of size 1 are removed, and dimensions
+// that stay neighbours are merged. The dimensions are in the order of the operand, minor last;
+// strides are in words. Words are the elements, or the widest words that divide the runs of
+// elements that stay contiguous; a run of several words is the last dimension.
 struct Movement {
   int word_bytes;
   std::vector<Dim> dims;
@@ -106,7 +108,7 @@ struct Movement {
   // The outermost dimension that can be halved.
   Dim& outermost();
   bool has_runs() const { return dims.empty() || dims.back().out_stride == 1; }
-  // Runs as long as what memory moves at a time need no turning to be read and written well.
+  // Runs of kLongRunBytes or more are read and written efficiently without a tile.
   bool has_long_runs() const {
     return dims.size() <= 1 || (has_runs() && dims.back().size * word_bytes >= kLongRunBytes);
   }
@@ -119,7 +121,7 @@ struct Plan {
   Movement movement;
 };
 
-// Throws std::invalid_argument if there is no such permutation or there are no such elements.
+// Throws std::invalid_argument if the permutation or the element size is not valid.
 void check(const Problem& problem);
 
 // The algorithm called `algorithm`, or the best one for the problem if it is empty. Throws
@@ -135,7 +137,7 @@ void launch(const Queue& queue, const Plan& plan, const void* x, void* y);
 
 inline constexpr int kThreads = 256;  // of a block
 
-// The elements in a tile of `tiled`, as a power of two: 64 x 64, or 32 x 32 where so many exceed
+// The elements in a tile of `tiled`, as a power of two: 64 x 64, or 32 x 32 if these would exceed
 // 48 KiB of shared memory.
 constexpr int tiled_words_log2(int word_bytes) { return word_bytes <= 4 ? 12 : 10; }
 
@@ -145,12 +147,12 @@ constexpr int swizzled_side(int word_bytes) {
   return word_bytes <= 2 ? 128 : word_bytes <= 8 ? 64 : 32;
 }
 
-// How many words `swizzled` moves at a time: 16 bytes, or 8 of single bytes, of which a thread
-// turns as many rows as a vector has elements; 16 x 16 would overflow its registers.
+// How many words `swizzled` moves at a time: 16 bytes of them, or 8 single bytes. A thread
+// transposes blocks of vector x vector words, and 16 x 16 would overflow its registers.
 constexpr int vector_words(int word_bytes) { return word_bytes == 1 ? 8 : 16 / word_bytes; }
 
-// The dimensions that a movement turns: columns are the nearest neighbours in the operand, rows in
-// the result, a short run being taken as one. `run` is null if there is none.
+// The dimensions that a movement transposes: columns are contiguous in the operand, rows in the
+// result, where a short run counts as one element. `run` is null if there is none.
 struct TurnedDims {
   const Dim* row;
   const Dim* column;

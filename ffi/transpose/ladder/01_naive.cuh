@@ -1,8 +1,8 @@
 // Ladder, step 1: `naive`.
 //
-// Threads take the elements in the order of the operand and put each where it belongs. Reads are
-// coalesced. Writes of neighbouring lanes lie a whole column of the result apart: each moves a
-// 32-byte sector for the sake of one element.
+// Threads take the elements in the order of the operand and store each to its position in the
+// result. Reads are coalesced. Writes of neighbouring lanes are a whole row of the result apart:
+// each moves a 32-byte sector for one element.
 //
 //     operand row   a b c d ...         result   a . . .
 //                   | | | |                      b . . .
@@ -18,7 +18,7 @@ namespace transpose {
 inline constexpr int kWordsPerThread = 4;  // loads in flight
 inline constexpr int kWordsPerBlock = kThreads * kWordsPerThread;
 
-// Moves the words that fall to a block.
+// Moves the words of a block.
 template <class Word>
 __device__ inline void move_words(const Word* __restrict__ x, Word* __restrict__ y,
                                   std::uint32_t words, const Walk& walk) {

@@ -1,16 +1,17 @@
 // Ladder, step 2: `tiled`.
 //
 // A block reads a tile in the order of the operand and writes it in the order of the result, so
-// that both sides are coalesced; between the two the tile lies in shared memory. It is stored in
-// the order of the result, and each column of it begins one bank further than the one before:
+// that reads and writes are coalesced; in between, the tile is in shared memory. There it is in the
+// order of the result, and each column begins one bank after the previous one:
 //
 //     shared memory, 64 x 64       column 0   bank  0  1  2 ... 31  0 ... 31   pad
 //                                  column 1   bank  1  2  3 ...  0  1 ...  0   pad
 //                                  column 2   bank  2  3  4 ...  1  2 ...  1   pad
 //
-// A warp that writes one element to each of 32 columns hits 32 banks; without the pad, one bank.
+// A warp that writes one element to each of 32 columns accesses 32 banks; without the pad, one
+// bank.
 //
-// Matrices narrower than a tile, and short runs of elements that stay together, take a tile of as
+// For matrices narrower than a tile, and short runs of elements that stay together, the tile has as
 // many elements in another shape: Box.
 #pragma once
 
@@ -24,7 +25,7 @@ namespace transpose {
 template <class Word>
 inline constexpr int kTileElements = 1 << tiled_words_log2(sizeof(Word));
 
-// Elements a bank wide or wider are padded by one, narrower ones by a bank.
+// The padding is one bank (4 bytes), or one element if that is wider.
 template <class Word>
 inline constexpr int kTilePad = sizeof(Word) < 4 ? 4 / sizeof(Word) : 1;
 
@@ -42,8 +43,8 @@ struct Place {
   std::uint32_t depth;
 };
 
-// What an index over a tile stands for: on the way in, counted in the order of the operand, and on
-// the way out, counted in the order of the result.
+// What an index over a tile refers to: when loading, in the order of the operand, and when storing,
+// in the order of the result.
 struct Step {
   Place in_place;
   Place out_place;
@@ -55,19 +56,19 @@ struct Step {
 
 inline constexpr int kMaxTiledSteps = kTileElements<std::uint8_t> / kThreads;
 
-// One number of bits for each coordinate.
+// A number of bits for each coordinate.
 struct Bits {
   int row;
   int column;
   int depth;
 };
 
-// The shape of a tile, in powers of two. An index over it holds the coordinates as fields of bits,
-// in the order of their strides.
+// The shape of a tile, in powers of two. An index over it holds the coordinates as bit fields, in
+// the order of their strides.
 //
-// The index of a thread's i-th element is the thread's number plus i * kThreads. The two share
-// no bits, so all of a Step is the sum of those of the thread and of the multiple; and the latter,
-// being the same for all threads, is computed before the launch.
+// The index of a thread's i-th element is the thread's number plus i * kThreads. The two share no
+// bits, so each member of its Step is the sum of that of the thread and that of the multiple; the
+// latter is the same for all threads and computed before the launch.
 struct Box {
   Bits log2_size;
   Bits in_shift;
@@ -103,8 +104,8 @@ struct Box {
   }
 };
 
-// Moves one tile. `left` says how much of the matrix lies from the thread's places on, in the tile
-// and beyond; where kWhole, that is enough.
+// Moves one tile. `in_left` and `out_left` are what is left of the matrix from the thread's places
+// on; if kWhole, all of the tile lies in the matrix.
 template <bool kWhole, class Word>
 __device__ inline void turn_tile(const Word* __restrict__ x, Word* __restrict__ y, const Box& box,
                                  const Step& thread, const Place& in_left, const Place& out_left) {
@@ -115,7 +116,7 @@ __device__ inline void turn_tile(const Word* __restrict__ x, Word* __restrict__ 
            (place.row < left.row && place.column < left.column && place.depth < left.depth);
   };
 
-  // All loads come before the first use, to be in flight together.
+  // All loads are issued before the first use, so that they are in flight together.
   Word element[kSteps] = {};
 #pragma unroll
   for (int i = 0; i < kSteps; ++i) {
@@ -165,7 +166,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The innermost of the other dimensions: its steps are the nearest to the matrix's own.
+// The innermost of the other dimensions, which has the smallest stride in the operand.
 inline const Dim& lent_depth(const Movement& movement, const TurnedDims& turned) {
   const std::vector<Dim>& dims = movement.dims;
   const auto found = std::find_if(dims.rbegin(), dims.rend(), [&](const Dim& dim) {
@@ -174,7 +175,7 @@ inline const Dim& lent_depth(const Movement& movement, const TurnedDims& turned)
   return found == dims.rend() ? kNoDepth : *found;
 }
 
-// The fields of an index whose lowest is the one of the smallest stride.
+// The positions of the bit fields of an index, of which the lowest has the smallest stride.
 inline Bits shifts(const Bits& log2_size, std::int64_t row, std::int64_t column,
                    std::int64_t depth) {
   const auto shift = [&](std::int64_t stride) {
