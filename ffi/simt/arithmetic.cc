@@ -9,7 +9,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace simt {
 namespace {
 
-// A zero's, so that its product with anything is below all others.
+// The exponent of zero, so that its products have smaller exponents than all others.
 constexpr std::int16_t kZeroExponent = -8000;
 
 constexpr int kFloatFraction = 23;  // bits
@@ -25,7 +25,7 @@ To bit_cast(From from) {
   return to;
 }
 
-// Of eight numbers, side by side.
+// SIMD vectors of eight numbers.
 constexpr unsigned kLanes = kColumnBlock;
 using Floats = float [[gnu::vector_size(kLanes * 4)]];
 using Ints = std::int32_t [[gnu::vector_size(kLanes * 4)]];
@@ -54,7 +54,7 @@ struct Numbers {
   Shorts exponents;
 };
 
-// Of numbers in bits: a sign, kExponentBits of exponent and kFractionBits of fraction.
+// Decodes numbers with a sign bit, kExponentBits of exponent and kFractionBits of fraction.
 template <int kExponentBits, int kFractionBits>
 Numbers decode_finite(Ints bits) {
   constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
@@ -70,7 +70,7 @@ Numbers decode_finite(Ints bits) {
 
 // ---- Factors ----
 
-// Of bytes, the low one of a word comes first.
+// Floating-point factors. The low byte of a word comes before the high one.
 template <int kExponentBits, int kFractionBits, bool kHasInfinity = true>
 struct Format {
   static constexpr int kBits = 1 + kExponentBits + kFractionBits;
@@ -110,7 +110,7 @@ template <class Format>
 unsigned element(const std::uint16_t* words, unsigned k) {
   if (Format::kDepth == kProductWords) return words[k];
   if (Format::kDepth > kProductWords) return words[k / 2] >> (k % 2 * 8) & 255;
-  return (std::uint32_t{words[2 * k + 1]} << 16 | words[2 * k]) >> 13;  // the rest does not count
+  return (std::uint32_t{words[2 * k + 1]} << 16 | words[2 * k]) >> 13;  // other bits are ignored
 }
 
 template <class Format>
@@ -170,7 +170,7 @@ float round_toward_zero(double x) {
   return result;
 }
 
-// total 2^exponent, rounded toward zero to a float of which kFraction bits of fraction are kept.
+// total * 2^exponent, rounded toward zero to a float with kFraction bits of fraction.
 template <int kFraction>
 std::uint32_t rounded(std::int64_t total, int exponent) {
   if (total == 0) return 0;
@@ -178,7 +178,7 @@ std::uint32_t rounded(std::int64_t total, int exponent) {
   const auto bits = bit_cast<std::uint64_t>(exact);
   const int field = static_cast<int>(bits >> kDoubleFraction) & (2 * kDoubleBias + 1);
   constexpr std::uint32_t kKept = ~((1u << (kFloatFraction - kFraction)) - 1);
-  // Neither subnormal as a float nor near its largest number, so that bits can be cut off.
+  // Neither subnormal as a float nor near the largest float, so that bits can be truncated.
   if (field > kDoubleBias - kFloatBias && field < kDoubleBias + kFloatBias) {
     constexpr int kLost = kDoubleFraction - kFloatFraction;
     const auto result = static_cast<float>(bit_cast<double>(bits >> kLost << kLost));
@@ -189,14 +189,14 @@ std::uint32_t rounded(std::int64_t total, int exponent) {
 
 Shorts larger(Shorts a, Shorts b) { return a > b ? a : b; }
 
-// fractions 2^exponents as multiples of 2^units, truncated.
+// fractions * 2^exponents as multiples of 2^units, truncated.
 Ints aligned(Floats fractions, Shorts exponents, Shorts units) {
   const Shorts fields = larger(exponents - units + std::int16_t{kFloatBias}, Shorts{});
   return __builtin_convertvector(
       fractions * bit_cast<Floats>(__builtin_convertvector(fields, Ints) << kFloatFraction), Ints);
 }
 
-// Of finite numbers.
+// For finite numbers.
 template <unsigned kDepth, int kTermFraction, int kSumFraction>
 void add_finite(const Elements& left, const Elements& right, unsigned cols,
                 std::uint32_t (&sums)[kColumnBlock]) {
@@ -205,7 +205,7 @@ void add_finite(const Elements& left, const Elements& right, unsigned cols,
   for (unsigned k = 0; k < kDepth; ++k) {
     most = larger(most, left.exponents[k] + load<Shorts>(right.exponents + k * cols));
   }
-  // Each term is below 4 2^kTermFraction, so that kDepth of them fit 32 bits.
+  // Each term is below 4 * 2^kTermFraction, so that kDepth terms fit in 32 bits.
   static_assert(kTermFraction == 25 ? kDepth <= 16 : kTermFraction == 13 && kDepth <= 32);
   const Shorts units = most - std::int16_t{kTermFraction};
   Ints totals{};
@@ -226,7 +226,7 @@ double value_of(const Elements& elements, unsigned i) {
   return fraction * power_of_two(elements.exponents[i]);
 }
 
-// Where the row, the column or the sum is not finite.
+// For a row, column or sum that is not finite.
 template <unsigned kDepth>
 std::uint32_t add_infinite(const Elements& left, const Elements& right, unsigned cols, unsigned col,
                            std::uint32_t sum) {
@@ -250,7 +250,7 @@ void add_floats(const Elements& left, const Elements& right, unsigned cols,
   if (columns == kColumnBlock) {
     return add_finite<kDepth, kTermFraction, kSumFraction>(left, right, cols, sums);
   }
-  // Columns that are not finite are computed by themselves, with zeros in their place.
+  // Columns that are not finite are computed separately, with zeros in their place here.
   float fractions[kDepth * kColumnBlock] = {};
   std::int16_t exponents[kDepth * kColumnBlock] = {};
   std::uint32_t finite_sums[kColumnBlock] = {};

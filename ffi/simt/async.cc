@@ -1,4 +1,4 @@
-// What Hopper adds to launches: clusters, mbarriers, and copies that run beside the threads.
+// What Hopper adds to launches: clusters, mbarriers and asynchronous copies.
 
 #include <algorithm>
 #include <cstdio>
@@ -114,7 +114,7 @@ void Launch::cluster_wait(const char* function, Site site) {
   ++thread.waits;
 }
 
-// The barrier is over when all threads that have not exited have arrived. No thread of a warp may
+// The barrier completes when all threads that have not exited have arrived. No thread of a warp may
 // exit without having arrived with the others of its warp.
 void Launch::complete_cluster_barrier(Cluster& cluster) {
   if (cluster.live == 0 || cluster.arrived < cluster.live) return;
@@ -268,7 +268,7 @@ unsigned Launch::shared_address_in_block(const void* local, int rank, Site site)
   return shared_address(local, site) + ((static_cast<unsigned>(rank) + 1) << kRankShift);
 }
 
-// Where the calling block has an address.
+// The host memory of an address in the calling block's shared memory.
 unsigned char* Launch::at_shared_address(const Caller& caller, unsigned address,
                                          std::size_t bytes) const {
   const std::size_t first = kFirstSharedAddress + shared_offset_;
@@ -281,7 +281,7 @@ unsigned char* Launch::at_shared_address(const Caller& caller, unsigned address,
   return thread_->block->shared + (address - first);
 }
 
-// Block `rank` of the cluster, which must be there.
+// Block `rank` of the cluster, which must have started and not exited.
 Block& Launch::block_of_cluster(const Caller& caller, int rank) const {
   const Thread& thread = *thread_;
   const Cluster& cluster = *thread.block->cluster;
@@ -324,12 +324,12 @@ void Launch::mbarrier_arrive_at(const char* function, Site site, unsigned addres
 
 namespace {
 
-// Whether threads must leave what the copy writes alone.
+// Whether threads must not access the destination of the copy.
 bool takes_memory(const Copy& copy) {
   return copy.kind != Copy::Kind::kWord && copy.kind != Copy::Kind::kArrival;
 }
 
-// Whether the source is what it was when the copy was issued.
+// Whether the source is unchanged since the copy was issued.
 bool holds_the_same(const Copy& copy) {
   if (copy.from != nullptr) return std::memcmp(copy.from, copy.data.data(), copy.data.size()) == 0;
   return copy.box == nullptr || read_box(*copy.box) == copy.data;
@@ -345,7 +345,7 @@ void release_destination(const Copy& copy) {
 
 }  // namespace
 
-// Notes what the source holds, and takes the destination from the threads.
+// Adds a pending copy, and takes its destination from the threads.
 void Launch::issue(Copy copy) {
   if (copy.kind == Copy::Kind::kToGlobal && copy.box != nullptr) {
     take_box(*copy.box);
@@ -357,7 +357,7 @@ void Launch::issue(Copy copy) {
   if (timing_ == Timing::kEarly) land(copies_.size() - 1);
 }
 
-// Lets a copy take place.
+// Performs a pending copy.
 void Launch::land(std::size_t position) {
   Copy copy = std::move(copies_[position]);
   copies_.erase(copies_.begin() + static_cast<std::ptrdiff_t>(position));
@@ -392,7 +392,7 @@ void Launch::land(std::size_t position) {
     std::memcpy(copy.to, copy.data.data(), bytes);
     if (copy.barrier != nullptr) count_bytes(copy);
   } catch (...) {
-    release_destination(copy);  // it is among the copies no more
+    release_destination(copy);  // it is no longer in copies_
     if (thread_ != nullptr) throw;
     error_ = std::current_exception();
   }
@@ -404,7 +404,8 @@ void Launch::land_some() {
   }
 }
 
-// The copies to global memory that have read their source, and words that others may never see.
+// Completes the copies to global memory that have read their source; after the last thread has
+// exited, also all pending copies.
 void Launch::finish_copies() {
   for (const Copy& copy : written_) {
     release_destination(copy);
@@ -494,7 +495,7 @@ void Launch::bulk_write(const char* function, Site site, void* to, const void* f
          nullptr, nullptr, ++thread_->writes});
 }
 
-// The calling thread may issue copies of what others, or it, wrote to shared memory.
+// Throws unless the calling thread may issue copies of what it and others wrote to shared memory.
 void Launch::check_fenced(const Caller& caller) const {
   if (thread_->fenced || thread_->met_fenced) return;
   throw Error(
@@ -537,7 +538,7 @@ void Launch::async_store(const char* function, Site site, const void* value, voi
          bytes_at(value, bytes), &target, remote});
 }
 
-// Words at the same place arrive in order.
+// Words stored to the same address arrive in order.
 void Launch::relaxed_store(void* to, const void* value, unsigned bytes, Site site) {
   if (cancelled_) throw Cancelled();
   finish_words(to, nullptr);
@@ -552,7 +553,7 @@ void Launch::relaxed_load(void* value, const void* from, unsigned bytes) {
   std::memcpy(value, from, bytes);
 }
 
-// Lets words arrive that are under way to a place, of one thread or of any.
+// Performs pending stores of words to an address, by one thread or by any.
 void Launch::finish_words(const void* at, const Thread* issuer) {
   for (std::size_t i = 0; i < copies_.size();) {
     const Copy& copy = copies_[i];

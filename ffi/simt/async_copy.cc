@@ -1,6 +1,6 @@
-// Copies of threads' own beside them (cp.async). Each thread waits for its own, and when they land
-// cannot be told by others that keep the rules; so they land when their thread calls one of the
-// functions here.
+// Asynchronous copies of single threads (cp.async). Each thread waits for its own copies, and other
+// threads that keep the rules cannot observe when they land; so they land when their thread calls
+// one of the functions here.
 
 #include <algorithm>
 #include <cstring>
@@ -13,7 +13,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace simt {
 namespace {
 
-// Of the copies that are next, one may land before those issued earlier.
+// Any of the first kOvertaking pending copies may land before those issued earlier.
 constexpr std::size_t kOvertaking = 4;
 
 std::string copy_text(const Thread& thread, const AsyncCopy& copy) {

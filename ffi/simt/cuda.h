@@ -1,6 +1,6 @@
-// The CUDA language for the host compiler: what a kernel source uses of it, in terms of simt.h.
+// The CUDA language for the host compiler: the part that kernel sources use, in terms of simt.h.
 //
-// Shared memory is not among it: see core/shared.h.
+// Shared memory is not included: see core/shared.h.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -18,11 +18,11 @@
 
 #define __launch_bounds__(...)
 #define __noinline__
-// Kernels compile in half the time if not all their functions go into one, and run as fast.
+// Without forced inlining, kernels compile in half the time and run as fast.
 #undef __forceinline__
 #define __forceinline__ inline
 
-// The CUDA headers make it vanish, and each thread would silently get an array of its own.
+// The CUDA headers define it as nothing, so each thread would silently get its own array.
 #undef __shared__
 #define __shared__ _Pragma("GCC error \"shared memory comes from core/shared.h\"")
 
@@ -31,9 +31,9 @@ namespace simt {
 
 // ---- Helpers, which kernels do not see ----
 
-// A segment is an aligned group of `width` lanes, the last of which is `last`. The source lanes are
-// those that the PTX ISA gives for shfl.sync; it takes deltas modulo 32, and a lane whose source
-// is not in range keeps its own value.
+// A segment is an aligned group of `width` lanes, the last of which is `last`. Source lanes are as
+// defined for shfl.sync in the PTX ISA: deltas are taken modulo 32, and a lane whose source is not
+// in range keeps its own value.
 struct Segment {
   int lane;
   int first;
@@ -108,7 +108,7 @@ inline unsigned min(unsigned a, unsigned b) { return a < b ? a : b; }
 
 // ---- Bits ----
 
-// The number of the lowest bit that is set, from 1; 0 if none is.
+// The position of the lowest bit that is set, counted from 1; 0 if none is.
 inline int __ffs(int value) { return __builtin_ffs(value); }
 
 inline int __float_as_int(float value) { return __builtin_bit_cast(int, value); }
@@ -116,7 +116,7 @@ inline float __int_as_float(int value) { return __builtin_bit_cast(float, value)
 
 // ---- Bytes ----
 
-// Byte i of the result is the one of the eight of (high, low) that digit i of `selector` names.
+// Byte i of the result is the byte of (high, low) that hexadecimal digit i of `selector` selects.
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const unsigned long long bytes = static_cast<unsigned long long>(high) << 32 | low;
   unsigned result = 0;

@@ -12,9 +12,9 @@
 #include <sanitizer/common_interface_defs.h>
 #endif
 
-// jax_gpuops_switch_stack(save, to) pushes the registers that a call preserves, stores the stack
-// pointer in *save, and continues where the stack `to` was left. MXCSR and FPCR are not saved:
-// they belong to the launch. A new stack holds what the switch pops (see new_stack_pointer).
+// jax_gpuops_switch_stack(save, to) pushes the callee-saved registers, stores the stack pointer in
+// *save, and continues where the stack `to` was left. MXCSR and FPCR are not saved: they belong to
+// the launch. A new stack holds what the switch pops (see new_stack_pointer).
 #if defined(__x86_64__)
 
 // Jumps to the return address: the processor would predict that a ret goes back to the caller.
@@ -113,7 +113,7 @@ constexpr std::size_t kMostOffset = 4096;  // addresses this far apart share a s
 
 thread_local Fiber* running = nullptr;
 
-// What called resume().
+// The caller of resume().
 struct Resumer {
   void* stack_pointer = nullptr;
 #ifdef JAX_GPUOPS_ASAN
@@ -154,7 +154,7 @@ Fiber::Fiber() {
     munmap(memory_, memory_bytes_);
     throw std::bad_alloc();
   }
-  // Frames at the same place of every stack would share few sets of the processor's caches.
+  // Frames at the same offset in every stack would share few sets of the processor's caches.
   static std::atomic<std::size_t> count{0};
   const std::size_t offset = count++ % (kMostOffset / kCacheLine) * kCacheLine;
   char* const top = static_cast<char*>(stack_) + stack_bytes_ - offset;

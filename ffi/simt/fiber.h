@@ -1,4 +1,4 @@
-// A function on a stack of its own that can stop halfway and be resumed.
+// A function with its own stack, which can be suspended and resumed.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,12 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace simt {
 
-// Runs a task as often as wanted on the same stack. A switch costs nanoseconds because it saves
-// only the registers that a function call preserves, and asks nothing of the kernel (swapcontext
-// saves the signal mask, a system call each way). A fiber stays on the host thread that first
-// resumed it.
+// Runs tasks one after the other on the same stack. A switch takes nanoseconds because it saves
+// only callee-saved registers and makes no system call (swapcontext saves the signal mask, with a
+// system call each way). A fiber stays on the host thread that first resumed it.
 class Fiber {
  public:
-  // Returns the fiber that runs next, or null for what resumed this one.
+  // Returns the fiber to run next, or null to return from resume().
   using Task = Fiber* (*)(void* argument);
 
   Fiber();
@@ -34,12 +33,12 @@ class Fiber {
     argument_ = argument;
   }
 
-  // Runs the task until it, or a fiber that runs next, suspends or returns with none that runs
-  // next. The task must not let an exception escape, and must not suspend while it handles one: the
-  // C++ run-time keeps those per host thread.
+  // Runs the task, and the fibers to run next, until one of them suspends or returns with no fiber
+  // to run next. The task must not let an exception escape, and must not suspend while it handles
+  // one: the C++ runtime keeps these per host thread.
   void resume();
 
-  // Runs `next` until something runs the calling fiber again; if null, returns from the resume().
+  // Suspends the calling fiber and runs `next`; if null, resume() returns.
   static void suspend(Fiber* next);
 
  private:

@@ -20,7 +20,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace simt {
 
-// Of the memory that blocks' shared memory lies in; it begins at some multiple of 128 bytes there.
+// The alignment of the allocation of a block's shared memory, which begins at some multiple of 128
+// bytes in it.
 inline constexpr std::size_t kSharedAlignment = 1024;
 
 std::string to_string(uint3 index);
@@ -57,7 +58,7 @@ enum class Scope {
   kProducts
 };
 
-// A call that waits, with what the thread brings to it.
+// A blocking call, with the arguments of the thread.
 struct Call {
   const char* function;
   Site site;
@@ -70,7 +71,7 @@ struct Call {
   std::uint64_t word = 0;   // to exchange, if `value` is null
   WarpWork work = nullptr;  // to do on the values of all lanes
   unsigned parity = 0;      // of the phase of an mbarrier
-  // Copies that may be under way, a named barrier, registers, or products that must be done.
+  // Copies that may be pending, a named barrier, registers, or products that must be complete.
   std::uint64_t number = 0;
 };
 
@@ -79,14 +80,14 @@ struct Call {
 struct Block;
 struct Warpgroups;  // in warpgroup.h
 
-// A copy of a thread's own, which it alone can wait for.
+// A cp.async copy, for which only the issuing thread can wait.
 struct AsyncCopy {
   const char* function;
   Site site;
   void* to;
   const void* from;  // null for zeros
   unsigned bytes;
-  std::uint64_t group;                 // how many of the thread's came before its own
+  std::uint64_t group;                 // number of the thread's groups before it
   std::array<unsigned char, 16> data;  // what the source held when the copy was issued
 };
 
@@ -103,23 +104,23 @@ struct Thread {
   Fiber* fiber = nullptr;
   std::uint64_t polled = 0;               // Launch::activity_ when it began to poll
   unsigned arrivals = 0;                  // at the cluster's barrier
-  unsigned waits = 0;                     // for it, that are over
+  unsigned waits = 0;                     // for it, that have returned
   std::uint64_t writes = 0;               // copies from shared to global memory that it has issued
   bool fenced = false;                    // it called proxy_fence() since its last barrier
-  bool met_fenced = false;                // so had all others that met at that
-  std::vector<AsyncCopy> async_copies{};  // under way; few, and mostly none
+  bool met_fenced = false;                // all threads at that barrier had called it
+  std::vector<AsyncCopy> async_copies{};  // pending; few, and mostly none
   std::uint64_t copy_groups = 0;          // that it has ended
 };
 
-// What the executor knows of an mbarrier. In shared memory lies only a mark, by which it notices
-// that the kernel overwrote it.
+// The state of an mbarrier. Shared memory holds only a mark, by which the executor detects that the
+// kernel overwrote it.
 struct MbarrierState {
   unsigned arrivals = 0;   // of each phase
-  unsigned missing = 0;    // of the phase under way
-  std::int64_t bytes = 0;  // that are expected and have not come; negative if they come first
-  unsigned phase = 0;      // that is under way
+  unsigned missing = 0;    // in the current phase
+  std::int64_t bytes = 0;  // expected, but not arrived; negative if they arrive first
+  unsigned phase = 0;      // the current one
   const Thread* owner = nullptr;
-  unsigned block_syncs = 0;  // of the owner's, when it initialised the barrier
+  unsigned block_syncs = 0;  // of the owner's block, when it initialised the barrier
   unsigned warp_syncs = 0;
   unsigned cluster_arrivals = 0;
   std::vector<Thread*> waiting;
@@ -128,7 +129,7 @@ struct MbarrierState {
 struct Cluster {
   std::vector<Block*> blocks;
   std::size_t live = 0;     // threads that have not exited
-  std::size_t arrived = 0;  // of them, in the phase under way
+  std::size_t arrived = 0;  // of them, in the current phase
   unsigned phase = 0;       // of the cluster's barrier
 };
 
@@ -138,21 +139,21 @@ struct AlignedDelete {
   }
 };
 
-// A block that runs; the next one takes its place when all blocks that run together have ended.
+// A resident block; the next one takes its place when all blocks that run concurrently have ended.
 struct Block {
   uint3 index{};
   Cluster* cluster = nullptr;
   unsigned rank = 0;  // in the cluster
   std::unique_ptr<void, AlignedDelete> allocation;
-  unsigned char* shared = nullptr;  // in it
+  unsigned char* shared = nullptr;  // in `allocation`
   std::vector<Thread> threads;
-  std::size_t in_call = 0;  // threads that wait at a block's barrier
+  std::size_t in_call = 0;  // threads that wait at a barrier of the block
   std::size_t exited = 0;
-  unsigned syncs = 0;                // barriers of the block that are over
-  std::vector<unsigned> warp_syncs;  // collectives of each warp that are over
+  unsigned syncs = 0;                // completed barriers of the block
+  std::vector<unsigned> warp_syncs;  // completed collectives of each warp
   std::vector<unsigned> live_lanes;  // of each warp: those that have not exited
   std::unordered_map<const void*, MbarrierState> mbarriers;
-  std::shared_ptr<Warpgroups> warpgroups;  // if it has used what needs them
+  std::shared_ptr<Warpgroups> warpgroups;  // null until it uses their instructions
 };
 
 // "block (0, 0, 0), thread (1, 0, 0)".
@@ -176,7 +177,7 @@ struct Box {
 };
 
 struct Copy {
-  // An arrival at another block's mbarrier travels like a copy, of no bytes.
+  // An arrival at another block's mbarrier is handled as a copy of no bytes.
   enum class Kind { kToShared, kToGlobal, kToCluster, kWord, kArrival };
 
   Kind kind;
@@ -184,18 +185,18 @@ struct Copy {
   Site site;
   Thread* issuer;
   void* to;
-  const void* from;                 // null for those of a value
+  const void* from;                 // null for copies of a value
   std::vector<unsigned char> data;  // what the source held when the copy was issued
   Block* block = nullptr;           // whose shared memory it reads or writes
   std::uint64_t* barrier = nullptr;
-  std::shared_ptr<const Box> box = nullptr;  // that it reads or writes in place of `to` or `from`
+  std::shared_ptr<const Box> box = nullptr;  // read or written instead of `to` or `from`
   std::uint64_t number = 0;                  // of the issuer's writes
 };
 
 // ---- The launch ----
 
-// Unwinds the fibers of a launch that has failed; no std::exception, so that a kernel does not
-// catch it by chance.
+// Unwinds the fibers of a launch that has failed; not a std::exception, so that a kernel does not
+// catch it by accident.
 struct Cancelled {};
 
 class Launch {
@@ -207,9 +208,9 @@ class Launch {
 
   void run();
 
-  // What the running thread calls.
+  // Called by the running thread.
   unsigned wait(const Call& call);
-  unsigned wait();  // for the call that its thread has
+  unsigned wait();  // for the current call of its thread
   [[noreturn]] void fail(const std::string& what) const { throw Error(place() + ": " + what); }
   std::string place() const;
   Thread& thread() const { return *thread_; }
@@ -339,45 +340,45 @@ class Launch {
   Random random_;
   const Timing timing_;
   const std::size_t shared_offset_;  // of shared memory in its allocation
-  std::vector<Block> blocks_;        // that run together
+  std::vector<Block> blocks_;        // resident
   std::vector<Cluster> clusters_;
   bool holds_back_ = false;
-  std::vector<Thread*> ready_;  // of this round
-  std::size_t turns_ = 0;       // of them, that have begun
+  std::vector<Thread*> ready_;  // that run in this round
+  std::size_t turns_ = 0;       // of this round that have begun
   std::size_t live_ = 0;
   std::size_t polling_ = 0;
-  std::uint64_t activity_ = 0;   // grows with whatever may end another thread's polling
-  bool has_warpgroups_ = false;  // some block that runs
-  std::deque<Copy> copies_;      // under way; mostly the first one lands first
-  std::deque<Copy> written_;     // to global memory, that have read their source
+  std::uint64_t activity_ = 0;   // counts events that may end another thread's polling
+  bool has_warpgroups_ = false;  // of some resident block
+  std::deque<Copy> copies_;      // pending; mostly the first one lands first
+  std::deque<Copy> written_;     // copies to global memory that have read their source
   Thread* thread_ = nullptr;     // the running one
-  bool polled_ = false;          // it waited until others had written something
+  bool polled_ = false;          // whether it was polling
   std::exception_ptr error_;
   bool cancelled_ = false;
 };
 
-// In shared memory as PTX counts it, the first byte that a block may use: CUDA keeps what lies
-// below. Addresses of other blocks of the cluster have 1 + their rank in the upper bits.
+// The first address in PTX's shared state space that a block may use: CUDA reserves those below.
+// Addresses of other blocks of the cluster have 1 + their rank in the upper bits.
 inline constexpr unsigned kFirstSharedAddress = 1024;
 inline constexpr unsigned kRankShift = 24;
 
-// Words for errors.
+// Texts for errors.
 std::string bytes_text(std::int64_t bytes);
 std::string copy_text(const Copy& copy);
 std::string mbarrier_text(const void* barrier, const Block& block);
 
-// Fills memory that nobody may access until release_memory().
+// Fills memory that no thread may access until release_memory().
 void take_memory(void* memory, std::size_t bytes);
 void release_memory(void* memory, std::size_t bytes);
 
-// The image of what a box holds, with zeros beyond the tensor; taking and releasing the memory that
-// a box's image goes to; writing it.
+// read_box() returns the image of a box, with zeros beyond the tensor; take_box() and release_box()
+// take and release the global memory of a box; write_box() writes an image to it.
 std::vector<unsigned char> read_box(const Box& box);
 void take_box(const Box& box);
 void release_box(const Box& box);
 void write_box(const Box& box, const unsigned char* image);
 
-// Where the 128-byte swizzle puts what would lie at an address.
+// The address to which the 128-byte swizzle moves the data at an address.
 inline unsigned swizzled(unsigned address) { return address ^ (address >> 7 & 7) << 4; }
 
 // The calling host thread's launch.

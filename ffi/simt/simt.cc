@@ -1,4 +1,4 @@
-// Launches, the order of threads, and what they do together: barriers, shuffles, votes.
+// Launches, the order of threads, and collectives: barriers, shuffles, votes.
 
 #include "simt/simt.h"
 
@@ -36,7 +36,7 @@ std::atomic<std::uint64_t> global_schedule_seed{0};
 std::atomic<int> held_back_warp{-1};
 std::atomic<int> held_back_block{-1};
 
-// ---- Words for errors ----
+// ---- Texts for errors ----
 
 std::string hexadecimal(unsigned mask) {
   char text[16];
@@ -80,8 +80,8 @@ class SubnormalsKept {
 
 // ---- Order ----
 
-// Visits each of `count` blocks, or clusters, once. A grid may have more than fit a table, so the
-// shuffled order is a walk with a stride prime to the count.
+// Visits each of `count` blocks, or clusters, once. A grid may have too many for a table, so the
+// shuffled order has a constant stride that is coprime to the count.
 class BlockOrder {
  public:
   BlockOrder(std::uint64_t count, bool shuffled, Random& random) : count_(count) {
@@ -106,7 +106,7 @@ class BlockOrder {
 
 // ---- Threads ----
 
-// Mostly the very same literal, which needs no reading.
+// Mostly both are the same literal.
 bool equal(const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; }
 
 // True if the two are the same collective, so that their threads wait for each other.
@@ -131,9 +131,9 @@ std::deque<Fiber>& pooled_fibers() {
   return fibers;
 }
 
-// A launch's stacks. Linux gives a process 65530 mappings of memory, of which a stack takes two,
-// and host threads run launches at the same time, each for a device: so launches of many threads
-// run one at a time, and what all host threads keep is limited.
+// The stacks of a launch. Linux limits a process to 65530 memory mappings, and a stack takes two.
+// Host threads run launches at the same time, each for a device; so launches of many threads run
+// one at a time, and the stacks that all host threads keep are limited.
 class Stacks {
  public:
   explicit Stacks(std::size_t count) {
@@ -182,8 +182,8 @@ std::string to_string(const char* function, Site site) {
   return std::string(function) + "() at " + site.file + ":" + std::to_string(site.line);
 }
 
-// What fails is not compiled into what each thread does most: with room for texts, frames would be
-// several times as large, and each thread has its own in the processor's caches.
+// Failures have functions of their own, not inlined into frequent calls: with room for texts, stack
+// frames would be several times as large, and those of all threads share the processor's caches.
 
 [[noreturn, gnu::noinline]] static void fail_outside() {
   throw Error("a function for kernels was called outside a launch");
@@ -313,8 +313,8 @@ void Launch::gather(Predicate&& runs) {
   }
 }
 
-// Resumes each thread that can run once: those that are held back, and those that wait until
-// others have written something, where no other can. Where none can at all, a copy takes place.
+// Resumes each thread that can run once. Threads that are held back run only if no other can; so do
+// polling threads, but at random also otherwise. If no thread can run, a copy takes place.
 void Launch::run_round() {
   using State = Thread::State;
   ready_.clear();
@@ -363,20 +363,21 @@ Fiber& Launch::begin_turn(Thread& thread) {
 }
 
 void Launch::end_turn() {
-  // Threads that poll in vain do not keep each other going.
+  // Unsuccessful polls do not count as activity, so that polling threads do not resume each other.
   if (!polled_ || thread_->state != Thread::State::kPolling) ++activity_;
   thread_ = nullptr;
 }
 
-// Ends the running thread's turn and begins the next of the round, whose fiber it returns: fibers
-// that switch to each other do so half as often as by way of run_round(). Null if none is left.
+// Ends the running thread's turn, begins the next of the round and returns its fiber, or null if
+// none is left. Fibers that switch directly to each other take half as many switches as through
+// run_round().
 Fiber* Launch::next_turn() {
   end_turn();
   if (error_ || turns_ == ready_.size()) return nullptr;
   return &begin_turn(*ready_[turns_++]);
 }
 
-// Returns in another turn of the calling thread.
+// Returns in the next turn of the calling thread.
 void Launch::suspend() {
   Fiber::suspend(next_turn());
   if (cancelled_) throw Cancelled();
@@ -407,7 +408,7 @@ void Launch::run_thread() {
   ++block.exited;
   --live_;
   if (cancelled_ || error_) return;
-  // Lanes at __syncwarp() may have waited for this one alone.
+  // Lanes at __syncwarp() may have waited only for this one.
   Thread* const warp = warp_of(thread);
   for (std::size_t i = 0; i < warp_size(warp); ++i) {
     if (warp[i].state == Thread::State::kWaiting && warp[i].call.scope == Scope::kLiveLanes) {
@@ -424,8 +425,8 @@ void Launch::run_thread() {
   }
 }
 
-// Runs the threads that are halfway to their ends by an exception, so that their stacks are clean
-// for the next launch.
+// Ends all threads that have started with an exception, so that their stacks are clean for the next
+// launch.
 void Launch::cancel() {
   cancelled_ = true;
   for (Block& block : blocks_) {
@@ -458,8 +459,8 @@ unsigned& Launch::live_lanes_of(const Thread& thread) {
 
 // ---- Collectives ----
 
-// The thread that completes a collective does its work for all, at once: no lane can then change
-// what another has yet to read.
+// The thread that completes a collective does its work for all threads at once, so that no lane can
+// change what another has yet to read.
 
 unsigned Launch::wait(const Call& call) {
   thread_->call = call;
@@ -476,7 +477,7 @@ unsigned Launch::wait() {
     ++thread.block->in_call;
     complete = complete_block_call(*thread.block);
   } else if (call.scope != Scope::kLanes && call.scope != Scope::kLiveLanes) {
-    complete = false;  // the caller knows
+    complete = false;  // the caller has checked
   } else {
     const unsigned absent = call.scope == Scope::kLanes ? call.mask & ~live_lanes() : 0;
     if (absent != 0 || (call.mask >> lane() & call.mask >> call.source_lane & 1) == 0) {
@@ -509,7 +510,7 @@ void Launch::together(const char* function, Site site, void* own, WarpWork work)
   wait(call);
 }
 
-// Threads at different barriers all stay waiting, which run_round() then finds.
+// Threads at different barriers keep waiting, which run_round() reports.
 bool Launch::complete_block_call(Block& block) {
   std::vector<Thread>& threads = block.threads;
   if (block.in_call < threads.size()) return false;
@@ -534,7 +535,8 @@ bool Launch::complete_warp_call(const Thread& caller) {
   const Call& call = caller.call;
   Thread* const warp = warp_of(caller);
   unsigned lanes = 0;
-  // From the last lane: they mostly come in order, and one that has not come ends the search.
+  // Begins with the last lane: lanes mostly arrive in order, and one that has not arrived ends the
+  // search.
   for (std::size_t i = warp_size(warp); i-- > 0;) {
     if ((call.mask >> i & 1) == 0) continue;
     const bool exited = warp[i].state == Thread::State::kExited;
@@ -589,7 +591,7 @@ void Launch::release(Thread& thread, unsigned result) {
   thread.state = Thread::State::kReady;
 }
 
-// No thread can run: says who waits where, and who has left.
+// No thread can run: describes which threads wait where, and which have exited.
 std::string Launch::describe_deadlock() const {
   struct Group {
     const Thread* first;
@@ -643,7 +645,7 @@ std::string Launch::describe_deadlock() const {
 
 namespace {
 
-// What runs together must have room on the simulated GPU.
+// Blocks that run concurrently must fit on the simulated GPU.
 void check_residency(const Configuration& configuration) {
   const std::string invalid = "invalid configuration argument: ";
   const unsigned cluster = configuration.cluster;

@@ -1,22 +1,22 @@
 // Runs CUDA kernels on the host, for tests, debugging and teaching.
 //
-// A launch runs its blocks one after another on the calling thread, or those of a cluster together,
-// or all blocks of a cooperative launch. Every CUDA thread is a fiber, which runs until it must
-// wait for others, at a barrier, a shuffle or a vote, or for a copy. Between two such points a
-// thread is never interrupted, so atomics need no care, and what a kernel with a missing barrier
-// computes depends on the order of its threads alone: that order is the schedule seed's to choose,
-// and the same seed gives the same run.
+// A launch runs its blocks one after another on the calling thread; the blocks of a cluster, or all
+// blocks of a cooperative launch, run concurrently. Every CUDA thread is a fiber, which runs until
+// it must wait for others, at a barrier, a shuffle or a vote, or for a copy. Between two such
+// points a thread is never interrupted, so atomics are plain accesses, and the result of a kernel
+// with a missing barrier depends only on the order of its threads. The schedule seed determines
+// that order, and the same seed gives the same run.
 //
-// Copies that run beside the threads take place when the rules allow it, which the seed chooses as
+// Asynchronous copies take place at any time that CUDA's rules allow, which the seed determines as
 // well. Until then their destination is filled with 0xFF bytes, which are NaN in every
-// floating-point type, and nobody may write to it, nor to the source. The same holds of products of
-// matrices (wgmma), their sums and their operands.
+// floating-point type, and no thread may write to it or to the source. The same holds for
+// asynchronous matrix products (wgmma), their sums and their operands.
 //
-// A kernel that breaks the rules of CUDA's thread model stops the launch with an Error. Memory is
-// AddressSanitizer's to check: built with it, an access beyond shared memory or a heap buffer ends
-// the process with a report, and below it the block and thread.
+// A kernel that breaks the rules of CUDA's thread model stops the launch with an Error. Memory
+// accesses are checked by AddressSanitizer: in a build with it, an access beyond shared memory or a
+// heap buffer ends the process with a report, followed by the block and thread.
 //
-// Kernels see this through simt/cuda.h, which spells it in CUDA's words.
+// simt/cuda.h provides this to kernels under the names of CUDA.
 #pragma once
 
 #include <vector_types.h>
@@ -68,46 +68,46 @@ inline void launch(dim3 grid, dim3 block, std::size_t shared_bytes,
   launch(Configuration{grid, block, shared_bytes}, body);
 }
 
-// What may vary from run to run on a GPU, for all launches of the process that begin later.
+// Selects what may vary from run to run on a GPU, for all later launches of the process.
 //
 // The order of blocks, and of the threads that can run in each scheduling round: ascending for 0,
-// the initial seed, else shuffled. A quarter of the other seeds each hold back one warp of every
-// block, or one of the blocks that run together: it runs only when nothing else can.
+// the initial seed, else shuffled. A quarter of the other seeds hold back one warp of every block,
+// and a quarter one of the blocks that run concurrently: it runs only when nothing else can.
 //
-// When copies beside the threads take place, and words that blocks post for each other arrive: for
+// When asynchronous copies take place, and when words that blocks post for each other arrive: for
 // seeds 0, 3, 6 ... only when no thread can run without them, or at the end of the launch; for 1,
-// 4, 7 ... at once; for others at any time between.
+// 4, 7 ... immediately; for others at any time in between.
 void set_schedule_seed(std::uint64_t seed);
 std::uint64_t schedule_seed();
 
-// Holds back what the caller names in place of what the seed does: a warp of every block, one of
-// the blocks that run together, counted from 0, or both; -1 is none.
+// Holds back the given warp of every block, the given one of the blocks that run concurrently, or
+// both, instead of the seed's choice. They count from 0; -1 is none.
 void set_held_back(int warp, int block);
 
 // ---- For code in kernels ----
 
-// The block's dynamic shared memory, aligned to 128 bytes, and for other seeds than 0 not always to
-// more. It is a heap block of just the launch's
-// size, so that AddressSanitizer's redzones lie at its ends, and begins each CUDA block filled with
-// 0xFF bytes, which are NaN in every floating-point type.
+// The block's dynamic shared memory, aligned to 128 bytes, and for seeds other than 0 not always to
+// more. It is a heap allocation of exactly the launch's size, so that AddressSanitizer's redzones
+// lie at its ends. At the start of each CUDA block it is filled with 0xFF bytes, which are NaN in
+// every floating-point type.
 void* shared_memory();
 std::size_t shared_memory_bytes();
 
 // Throws an Error that begins with the calling thread's block and thread index.
 [[noreturn]] void fail(const std::string& what);
 
-// The same of a shuffle in segments of a width that warps do not have, and of a kernel that uses
-// more shared memory than its launch gave it.
+// The same for a shuffle with an invalid width, and for a kernel that uses more shared memory than
+// its launch gave it.
 [[noreturn]] void fail_width(int width);
 [[noreturn]] void fail_shared_memory(std::size_t used_bytes);
 
-// ---- What simt/cuda.h and core/ptx/ are made of ----
+// ---- What simt/cuda.h and core/ptx/ are built on ----
 
 struct Site {
   const char* file;
   int line;
 
-  // As a default argument: where the function that has it is called.
+  // As a default argument: the place where the function is called.
   static constexpr Site here(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
     return {file, line};
   }
@@ -122,16 +122,16 @@ void warp_barrier(const char* function, Site site, unsigned mask);
 // Waits for the lanes in `mask`; returns those for which the predicate is true.
 unsigned warp_vote(const char* function, Site site, unsigned mask, bool predicate);
 
-// Waits for the lanes in `mask`; returns the value of `source_lane`, which has some bytes of a
-// word.
+// Waits for the lanes in `mask`; returns `word` of `source_lane`, in which the value has `bytes`
+// bytes.
 std::uint64_t warp_shuffle(const char* function, Site site, unsigned mask, int source_lane,
                            std::uint64_t word, std::size_t bytes);
 
-// The same of values of up to 16 bytes; replaces the value.
+// The same for values of up to 16 bytes; replaces the value.
 void warp_shuffle(const char* function, Site site, unsigned mask, int source_lane, void* value,
                   std::size_t bytes);
 
-// Waits for all lanes; then one of them does `work`, once, with what each of them brings.
+// Waits for all lanes; then one of them calls `work` once, with the `own` pointers of all lanes.
 using WarpWork = void (*)(void* const (&lanes)[kWarpSize]);
 void warp_together(const char* function, Site site, void* own, WarpWork work);
 
@@ -139,31 +139,33 @@ void warp_together(const char* function, Site site, void* own, WarpWork work);
 int lane();
 unsigned live_lanes();
 
-// For loops that wait until other blocks have written something. Returns when another thread has
-// run or a copy taken place.
+// For polling loops that wait for writes of other blocks. Returns when another thread has run or a
+// copy has taken place.
 void let_others_run(const char* function, Site site);
 
-// Accesses of global memory that order no others: a store may arrive late, but all at once.
+// Relaxed accesses to global memory, which order no others: a store may become visible late, but
+// all of its bytes at once.
 void relaxed_store(void* to, const void* value, unsigned bytes, Site site);
 void relaxed_load(void* value, const void* from, unsigned bytes);
 void relaxed_add(std::uint32_t* counter, std::uint32_t value);
 
-// Clusters. Lanes of a warp must all take part in a barrier, or none.
+// Clusters. Either all lanes of a warp take part in a barrier, or none.
 int cluster_rank();
 void cluster_arrive(const char* function, Site site);
 void cluster_wait(const char* function, Site site);
 
-// Mbarriers, which lie in the calling block's shared memory. Threads see one that another has
-// initialised after a barrier of both. A phase is over when there were as many calls of
-// mbarrier_arrive() as mbarrier_init() was told, and copies have brought all bytes that these
-// expect; `parity` is that of the phase's number, which begins with 0.
+// Mbarriers, in the calling block's shared memory. Other threads see an initialised mbarrier after
+// a barrier with the thread that initialised it. A phase completes when mbarrier_arrive() has been
+// called as often as mbarrier_init() was told, and all transaction bytes that these calls expect
+// have arrived; `parity` is that of the phase's number, which begins with 0.
 void mbarrier_init(std::uint64_t* barrier, unsigned arrivals, Site site);
 void mbarrier_arrive(const char* function, Site site, std::uint64_t* barrier, unsigned bytes);
 void mbarrier_wait(const char* function, Site site, std::uint64_t* barrier, unsigned parity);
 
-// Copies beside the threads: from global to shared memory, which the barrier counts; from shared to
-// global memory, and the wait until all of the calling thread's have read their source; and of up
-// to 8 bytes to what is `to` and `barrier` in block `rank` of the cluster.
+// Asynchronous copies: bulk_read() from global to shared memory, which completes on the mbarrier;
+// bulk_write() from shared to global memory; bulk_wait_read() waits until all of the calling
+// thread's writes but the last `pending` have read their source; async_store() copies up to 8 bytes
+// to `to` in block `rank` of the cluster, and completes on `barrier` there.
 void bulk_read(const char* function, Site site, void* to, const void* from, std::size_t bytes,
                std::uint64_t* barrier);
 void proxy_fence();
@@ -172,13 +174,13 @@ void bulk_wait_read(const char* function, Site site, unsigned pending);
 void async_store(const char* function, Site site, const void* value, void* to, std::size_t bytes,
                  std::uint64_t* barrier, int rank);
 
-// Addresses of shared memory as PTX counts them: of the calling block's, and of the place that
-// `local` has in block `rank` of the cluster, at which a thread may arrive.
+// Addresses in PTX's shared state space: in the calling block's memory, and of the location of
+// `local` in block `rank` of the cluster, at which a thread may arrive.
 unsigned window_address(const void* pointer, Site site);
 unsigned window_address_in_block(const void* local, int rank, Site site);
 void mbarrier_arrive_at(const char* function, Site site, unsigned address);
 
-// Copies of boxes of a tensor, which lie in shared memory as lines of 128 bytes: the 16-byte piece
+// Tensor copies. A box is stored in shared memory as swizzled lines of 128 bytes: the 16-byte piece
 // p of the line at address a is at p ^ (a / 128 % 8). core/tensor_map.h makes the maps.
 struct TensorMap {
   unsigned char* data = nullptr;
@@ -186,7 +188,7 @@ struct TensorMap {
   std::int64_t extent[3] = {};
   std::int64_t stride_bytes[2] = {};
   int box[3] = {};
-  bool rounds_to_tf32 = false;  // floats that are read, to the nearest
+  bool rounds_to_tf32 = false;  // to nearest, when floats are read
 };
 using Position = std::array<int, 3>;
 void tensor_read(const char* function, Site site, void* to, const TensorMap& map, Position at,
@@ -196,16 +198,16 @@ void tensor_multicast(const char* function, Site site, void* to, const TensorMap
 void tensor_write(const char* function, Site site, const TensorMap& map, Position at,
                   const void* from);
 
-// Warpgroups. Barrier `number` of `threads` threads, of which some do not wait; registers that
-// threads give up or take, of those that a launch of one block a multiprocessor gives them.
+// Warpgroups. named_barrier() is bar.sync, or bar.arrive if not `waits`. set_registers() is
+// setmaxnreg, and starts from the registers of a launch with one block per multiprocessor.
 void named_barrier(const char* function, Site site, int number, int threads, bool waits);
 void set_registers(const char* function, Site site, unsigned registers, bool takes);
 
 enum class FactorType { kFloat16, kBFloat16, kTf32, kFloat8E4M3, kFloat8E5M2, kInt8 };
 
-// One wgmma: sums (+)= left right^T, of 64 x `cols` over 32 bytes of the depth. The sums are
-// floats, or ints if the factors are integers. The left operand may lie in the threads' registers,
-// four words each.
+// One wgmma: sums (+)= left * right^T, with 64 x `cols` sums over a depth of 32 bytes. The sums are
+// floats, or ints if the factors are integers. The left operand may be in registers, four words per
+// thread.
 struct ProductCall {
   unsigned cols;
   FactorType type;
@@ -223,22 +225,22 @@ void wait_for_products(const char* function, Site site, unsigned pending);
 void store_matrices(const char* function, Site site, unsigned address,
                     std::array<std::uint32_t, 4> words);
 
-// One mma.sync: sums += left right, of 16 x 8 over 16 of the depth, or 8 of TF32 or doubles, by all
-// lanes of a warp.
+// One mma.sync by all lanes of a warp: sums += left * right, with 16 x 8 sums over a depth of 16,
+// or 8 for TF32 and doubles.
 void multiply_add_warp(const char* function, Site site, float (&sums)[4],
                        const std::uint32_t (&left)[4], const std::uint32_t (&right)[2],
                        FactorType type);
 void multiply_add_warp(const char* function, Site site, double (&sums)[4], const double (&left)[4],
                        const double (&right)[2]);
 
-// Loads four matrices of 8 rows of 16 bytes by all lanes of a warp (ldmatrix), of which lane 8 i +
-// r gives the address of row r of matrix i.
+// All lanes of a warp load four matrices of 8 rows of 16 bytes (ldmatrix); lane 8 i + r gives the
+// address of row r of matrix i.
 void load_matrices(const char* function, Site site, unsigned address, bool transposed,
                    std::uint32_t (&words)[4]);
 
-// Copies of 4, 8 or 16 bytes from global to shared memory that run beside the thread (cp.async), or
-// of zeros if `from` is null; the end of a group of the thread's; and the wait until all of its
-// groups but the last `pending` have landed.
+// Asynchronous copies of 4, 8 or 16 bytes from global to shared memory (cp.async), or of zeros if
+// `from` is null; the end of a copy group of the thread; and the wait until all of its groups but
+// the last `pending` are complete.
 void async_copy(const char* function, Site site, void* to, const void* from, unsigned bytes);
 void end_copy_group();
 void wait_for_copy_groups(unsigned pending);

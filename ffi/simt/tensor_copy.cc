@@ -1,4 +1,4 @@
-// Copies of boxes of a tensor, which lie swizzled in shared memory.
+// Tensor copies, of boxes that are swizzled in shared memory.
 
 #include <algorithm>
 #include <cstring>
@@ -13,15 +13,16 @@ namespace simt {
 namespace {
 
 constexpr std::int64_t kLineBytes = 128;
-// In which the copy engine writes to global memory.
+// The granularity of the copy engine's writes to global memory.
 constexpr std::int64_t kSectorBytes = 16;
 
 std::size_t image_bytes(const TensorMap& map) {
   return static_cast<std::size_t>(kLineBytes * map.box[1] * map.box[2]);
 }
 
-// Calls visit(global, line, first, bytes) for the part of each line of the box, from byte `first`
-// on, that lies within the tensor, whose lines end at a multiple of `granule` bytes.
+// Calls visit(global, line, first, bytes) for the part of each line of the box that lies within the
+// tensor, from byte `first` of the line on. The ends of the tensor's lines are rounded up to
+// multiples of `granule` bytes.
 template <class Visit>
 void visit_lines(const Box& box, std::int64_t granule, Visit&& visit) {
   const TensorMap& map = box.map;
@@ -40,7 +41,7 @@ void visit_lines(const Box& box, std::int64_t granule, Visit&& visit) {
   }
 }
 
-// Copies one line between its image and bytes in order, by pieces of 16 bytes.
+// Copies one line between its swizzled image and contiguous bytes, in pieces of 16 bytes.
 template <class Copy>
 void visit_pieces(unsigned address, int line, Copy&& copy) {
   const unsigned begin = address + static_cast<unsigned>(line * kLineBytes);
@@ -65,8 +66,8 @@ void check_aligned(const Caller& caller, unsigned address) {
               std::to_string(address));
 }
 
-// To the nearest number of TF32, which has 13 bits of fraction less: of two, the one with an even
-// last bit. NaN stays NaN.
+// Rounds to the nearest TF32 number, which has 13 bits of fraction less; ties to even. NaN stays
+// NaN.
 void round_to_tf32(unsigned char* floats, std::size_t bytes) {
   for (std::size_t at = 0; at < bytes; at += sizeof(std::uint32_t)) {
     std::uint32_t bits;
@@ -118,7 +119,7 @@ void release_box(const Box& box) {
   });
 }
 
-// To the blocks of the cluster that have a bit in *blocks, or to the calling one.
+// Reads to the blocks of the cluster whose bits are set in *blocks; if null, to the calling block.
 void Launch::tensor_read(const char* function, Site site, void* to, const TensorMap& map,
                          Position at, std::uint64_t* barrier, const unsigned* blocks) {
   if (cancelled_) throw Cancelled();

@@ -19,7 +19,7 @@ Warpgroups& Launch::warpgroups(Block& block) const {
   if (block.warpgroups == nullptr) {
     const std::size_t threads = block.threads.size();
     auto made = std::make_shared<Warpgroups>();
-    // What the compiler gives a kernel that bounds its blocks to one a multiprocessor.
+    // What the compiler gives a kernel with one block per multiprocessor.
     const auto each = static_cast<unsigned>(kRegistersPerMultiprocessor / threads / 8 * 8);
     made->registers.assign(threads, std::min(each, kMostRegisters));
     made->groups = std::vector<Warpgroup>((threads + kWarpgroupThreads - 1) / kWarpgroupThreads);
@@ -28,7 +28,7 @@ Warpgroups& Launch::warpgroups(Block& block) const {
   return *block.warpgroups;
 }
 
-// Warps that are left over may do anything else.
+// Warps beyond the last whole warpgroup may not use these instructions.
 Warpgroups& Launch::whole_warpgroups(const Caller& caller, Block& block) const {
   const std::size_t threads = block.threads.size();
   if (number(caller.thread) >= threads / kWarpgroupThreads * kWarpgroupThreads) {
@@ -38,7 +38,7 @@ Warpgroups& Launch::whole_warpgroups(const Caller& caller, Block& block) const {
   return warpgroups(block);
 }
 
-// The lanes of a warp execute such instructions together.
+// Waits for all lanes of the warp, which execute such instructions together.
 void Launch::meet_warp(const char* function, Site site) {
   wait({function, site, Scope::kLanes, kAllLanes, false, lane()});
 }

@@ -1,5 +1,5 @@
-// What a block's warpgroups do with Hopper's instructions for them. Blocks that use none have none
-// of this.
+// The state of a block's warpgroups for Hopper's instructions for them. Blocks that use none do not
+// have it.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +20,8 @@ inline constexpr unsigned kWarpgroupWarps = kWarpgroupThreads / kWarpSize;
 
 inline constexpr unsigned kProductRows = 64;
 
-// A thread's part of sums that products are to change, from the first product until a wait for the
-// last. It has them in its registers: on the host, memory that is taken until the products land.
+// A thread's part of the sums of products, from the first product until the wait for the last. They
+// are in its registers: on the host, memory that is taken until the products are complete.
 struct Sums {
   Sums(const char* function, Site site, void* registers, std::size_t count)
       : function(function), site(site), registers(registers), values(count) {}
@@ -33,7 +33,7 @@ struct Sums {
 
   std::size_t bytes() const { return values.size() * sizeof(std::uint32_t); }
 
-  const char* const function;  // that took them
+  const char* const function;  // of the product that took them
   const Site site;
   void* const registers;
   std::vector<std::uint32_t> values;  // the bits of floats or ints
@@ -41,24 +41,24 @@ struct Sums {
   bool landed = true;                 // the registers have the values
 };
 
-// An operand of a product as its descriptor says: `rows` rows of 32 bytes, in pieces of 16.
+// An operand of a product as in its descriptor: `rows` rows of 32 bytes, in pieces of 16.
 struct Operand {
   unsigned address = 0;
   unsigned panel_stride = 0;  // from 64 rows to the next 64, if not deep
   unsigned atom_stride = 0;   // from eight lines to the next
   unsigned rows = 0;
   bool deep = false;
-  unsigned begin = 0;  // of the addresses that it has
+  unsigned begin = 0;  // of its addresses
   unsigned end = 0;
 
   unsigned pieces() const { return 2 * rows; }
   unsigned piece_address(unsigned piece) const;
 };
 
-// What an operand held when the first thread called its product.
+// The values of an operand when the first thread called its product.
 struct Factor {
-  std::vector<std::uint16_t> bits;  // rows x kProductWords; bytes lie in pairs, the first one low
-  std::vector<float> fractions;     // by columns those of the right operand
+  std::vector<std::uint16_t> bits;  // rows x kProductWords; of two bytes, the first is the low one
+  std::vector<float> fractions;     // by columns for the right operand
   std::vector<std::int16_t> exponents;
   std::vector<unsigned char> finite;
 };
@@ -67,8 +67,8 @@ struct Product {
   const char* function;
   Site site;
   ProductCall call;
-  const Thread* first;  // to call it
-  Operand left;         // of no rows if it lies in registers
+  const Thread* first;  // the first thread that called it
+  Operand left;         // without rows if it is in registers
   Operand right;
   unsigned callers = 0;
   Factor left_factor{};
@@ -80,16 +80,16 @@ struct Product {
 struct Warpgroup {
   struct Member {
     std::uint64_t called = 0;          // products
-    std::deque<std::uint64_t> groups;  // for each that it has not waited for, `called` at its end
-    Thread* thread = nullptr;          // that it is
-    bool ordered = false;              // begin_products() came after the last wait
+    std::deque<std::uint64_t> groups;  // for each that has not been waited for, `called` at its end
+    Thread* thread = nullptr;          // set by its first product
+    bool ordered = false;              // begin_products() was called since the last wait
     std::vector<std::unique_ptr<Sums>> sums;
   };
 
   Member members[kWarpgroupThreads];
   std::deque<Product> products;  // that some warp has not done
   std::uint64_t first = 0;       // number of the first of them
-  std::uint64_t issued = 0;      // that all threads have called
+  std::uint64_t issued = 0;      // products that all threads have called
   std::uint64_t done[kWarpgroupWarps] = {};
 
   Product& product(std::uint64_t number) { return products[number - first]; }
@@ -98,9 +98,9 @@ struct Warpgroup {
 // ---- Blocks ----
 
 struct NamedBarrier {
-  unsigned threads = 0;  // that it is for
+  unsigned threads = 0;  // that it expects
   unsigned arrived = 0;
-  bool fenced = true;  // they had all called proxy_fence()
+  bool fenced = true;  // all that arrived had called proxy_fence()
   std::vector<Thread*> waiting;
 };
 
@@ -108,7 +108,7 @@ inline constexpr int kNamedBarriers = 16;
 
 struct Warpgroups {
   NamedBarrier barriers[kNamedBarriers];
-  std::vector<unsigned> registers;  // that each thread has
+  std::vector<unsigned> registers;  // of each thread
   unsigned free_registers = 0;
   std::vector<Warpgroup> groups;
 };

@@ -1,5 +1,5 @@
-// Products of matrices: those of warpgroups, beside the threads, with what belongs to them, and
-// those of one warp.
+// Matrix products: those of warpgroups, which are asynchronous (wgmma), and those of one warp
+// (mma.sync), with its loads and stores of matrices.
 
 #include <algorithm>
 #include <cmath>
@@ -29,7 +29,7 @@ std::string product_text(const Product& product) {
 
 // ---- Operands ----
 
-// The fields of PTX's matrix descriptor, in bytes.
+// Decodes PTX's matrix descriptor; offsets are in bytes.
 Operand decode_operand(const Caller& caller, const char* which, std::uint64_t descriptor, bool deep,
                        unsigned rows) {
   const auto field = [&](unsigned first, unsigned bits) {
@@ -86,7 +86,7 @@ Operand decode_operand(const Caller& caller, const char* which, std::uint64_t de
   return operand;
 }
 
-// Copies pieces to rows of kProductWords.
+// Copies the pieces of an operand to rows of kProductWords words.
 void read_operand(const unsigned char* shared, unsigned first_address, const Operand& operand,
                   std::vector<std::uint16_t>& bits) {
   bits.resize(std::size_t{operand.rows} * kProductWords);
@@ -105,16 +105,16 @@ void read_operand(const unsigned char* shared, unsigned first_address, const Ope
   }
 }
 
-constexpr unsigned kLeftWords = 4;  // that a thread has of an operand in registers
+constexpr unsigned kLeftWords = 4;  // per thread, of an operand in registers
 
-// The place of a thread's word among rows of kProductWords: of rows `row` and `row` + 8, and the
-// first half of the depth and the second.
+// The index of a thread's word in rows of kProductWords words: words 0 and 1 are in rows `row` and
+// `row` + 8 in the first half of the depth, words 2 and 3 in the second half.
 unsigned place_of_left_word(unsigned thread, unsigned word) {
   const unsigned row = thread / kWarpSize * kWarpRows + thread % kWarpSize / 4 + word % 2 * 8;
   return row * kProductWords + (thread % 4 + word / 2 * 4) * 2;
 }
 
-// Whether a warp's registers hold what they held when its threads called the product.
+// Whether a warp's registers are unchanged since its threads called the product.
 bool registers_hold_the_same(const Product& product, unsigned warp) {
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     const unsigned thread = warp * kWarpSize + lane;
@@ -129,7 +129,7 @@ bool registers_hold_the_same(const Product& product, unsigned warp) {
   return true;
 }
 
-// Whether some rows of an operand are what read_operand() read.
+// Whether some rows of an operand are unchanged since read_operand() read them.
 bool holds_the_same(const unsigned char* shared, unsigned first_address, const Operand& operand,
                     unsigned first_row, unsigned rows, const std::vector<std::uint16_t>& bits) {
   const std::uint16_t* const expected = bits.data();
@@ -197,7 +197,7 @@ void decode_factor(Factor& factor, FactorType type, bool by_columns) {
          {factor.fractions.data(), factor.exponents.data(), factor.finite.data()});
 }
 
-// What a warp's part of the product adds to its threads' sums.
+// Adds a warp's part of the product to the sums of its threads.
 void compute(Product& product, unsigned warp) {
   const ProductCall call = product.call;
   const unsigned depth = depth_of(call.type);
@@ -208,7 +208,7 @@ void compute(Product& product, unsigned warp) {
     const Elements a{&left.fractions[row * depth], &left.exponents[row * depth], &left.finite[row]};
     Sums* const* const of_row = &product.sums[warp * kWarpSize + own_row % 8 * 4];
     for (unsigned col = 0; col < call.cols; col += kColumnBlock) {
-      // Four threads have two of them each.
+      // Each of four threads has two of the sums.
       const unsigned first = col / 2 + own_row / 8 * 2;
       std::uint32_t sums[kColumnBlock] = {};
       if (call.add) {
@@ -237,7 +237,7 @@ unsigned Operand::piece_address(unsigned piece) const {
 
 namespace {
 
-// A block's shared memory, by PTX's addresses.
+// A block's shared memory, with PTX's addresses.
 struct Window {
   const Block& block;
   unsigned first_address;
@@ -258,7 +258,7 @@ struct Window {
     decode_factor(product.right_factor, product.call.type, /*by_columns=*/true);
   }
 
-  // The operands hold what they held when the first thread called the product.
+  // Throws if an operand has changed since the first thread called the product.
   void check_unchanged(const Product& product, unsigned warp) const {
     const bool same = holds_the_same(block.shared, first_address, product.right, 0,
                                      product.right.rows, product.right_factor.bits) &&
@@ -270,7 +270,7 @@ struct Window {
     throw Error(product_text(product) + ": an operand was written to while it was under way");
   }
 
-  // A warp does its part of its next product.
+  // Computes a warp's part of its next product.
   void run(Warpgroup& group, unsigned warp) const {
     Product& product = group.product(group.done[warp]);
     check_unchanged(product, warp);
@@ -285,7 +285,7 @@ struct Window {
   }
 };
 
-// Gives a warp's threads those sums that no product is to change any more.
+// Gives the sums that no further product changes back to a warp's threads.
 void land_sums(Warpgroup& group, unsigned warp) {
   for (unsigned lane = 0; lane < kWarpSize; ++lane) {
     Warpgroup::Member& member = group.members[warp * kWarpSize + lane];
@@ -351,7 +351,7 @@ void Launch::multiply_add(const char* function, Site site, void* sums, const Pro
                 product_text(product));
   }
 
-  // The sums leave the registers, if they have not left before.
+  // Takes the sums from the registers, unless an earlier product has.
   const auto found = std::find_if(member.sums.begin(), member.sums.end(),
                                   [&](const auto& other) { return other->registers == sums; });
   Sums* own;
@@ -438,7 +438,7 @@ void Launch::wait_for_products(const char* function, Site site, unsigned pending
   member.ordered = false;
 }
 
-// At any time: some warps do some of the products that are issued, and see the sums.
+// May be called at any time: some warps compute some of the issued products, and get the sums.
 void Launch::run_some_products() {
   try {
     for (Block& block : blocks_) {
@@ -457,7 +457,7 @@ void Launch::run_some_products() {
   }
 }
 
-// The copy does not write what a product has yet to read.
+// Throws if the copy writes to an operand of a pending product.
 void Launch::check_not_read(const Copy& copy) const {
   const Block& block = *copy.block;
   if (!writes_shared(copy)) return;
@@ -484,7 +484,7 @@ void Launch::check_exit(const Thread& thread) const {
 
 namespace {
 
-// What a lane brings to a product of its warp.
+// The arguments of a lane for a product of its warp.
 struct LaneOfProduct {
   FactorType type;
   float* sums;
@@ -543,7 +543,7 @@ struct LaneOfDoubles {
   const double* right;
 };
 
-// Each product and sum is rounded as one FMA, in the order of the depth.
+// Each product is added by an FMA, in the order of the depth.
 void multiply_warp_of_doubles(void* const (&lanes)[kWarpSize]) {
   const auto lane = [&](int i) -> const LaneOfDoubles& {
     return *static_cast<const LaneOfDoubles*>(lanes[i]);
@@ -579,7 +579,7 @@ void multiply_add_warp(const char* function, Site site, double (&sums)[4], const
 
 namespace {
 
-// What a lane brings: a row of one matrix, and its words of all of them.
+// The arguments of a lane: a row of one matrix, and its words of all matrices.
 struct LaneOfMatrices {
   unsigned char* row;
   std::uint32_t* words;

@@ -6,8 +6,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-// The matrices that a movement transposes. Columns are contiguous in the operand, rows in the
-// result:
+// The matrices that a movement transposes. The column index is contiguous in the operand, the row
+// index in the result:
 //
 //     operand   ... row ... column          result   ... column ... row
 //

@@ -151,8 +151,8 @@ constexpr int swizzled_side(int word_bytes) {
 // transposes blocks of vector x vector words, and 16 x 16 would overflow its registers.
 constexpr int vector_words(int word_bytes) { return word_bytes == 1 ? 8 : 16 / word_bytes; }
 
-// The dimensions that a movement transposes: columns are contiguous in the operand, rows in the
-// result, where a short run counts as one element. `run` is null if there is none.
+// The dimensions that a movement transposes: the column index is contiguous in the operand, the row
+// index in the result, where a short run counts as one element. `run` is null if there is none.
 struct TurnedDims {
   const Dim* row;
   const Dim* column;

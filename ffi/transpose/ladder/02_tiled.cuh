@@ -25,7 +25,7 @@ namespace transpose {
 template <class Word>
 inline constexpr int kTileElements = 1 << tiled_words_log2(sizeof(Word));
 
-// The padding is one bank (4 bytes), or one element if that is wider.
+// The padding in elements: one bank (4 bytes), or one element if that is wider.
 template <class Word>
 inline constexpr int kTilePad = sizeof(Word) < 4 ? 4 / sizeof(Word) : 1;
 
