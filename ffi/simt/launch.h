@@ -167,7 +167,7 @@ struct Caller {
 };
 std::string operator+(const Caller& caller, const std::string& what);
 
-// ---- Copies beside the threads ----
+// ---- Asynchronous copies ----
 
 // A box of a tensor in global memory, and the address of its image in shared memory.
 struct Box {

@@ -425,8 +425,7 @@ void Launch::run_thread() {
   }
 }
 
-// Ends all threads that have started with an exception, so that their stacks are clean for the next
-// launch.
+// Ends all started threads by an exception, so that their stacks are clean for the next launch.
 void Launch::cancel() {
   cancelled_ = true;
   for (Block& block : blocks_) {

@@ -594,7 +594,7 @@ class ThreadSlice {
     return pack;
   }
 
-  // Which packs of the slice are read whole: all, or those for which reads_whole() says so.
+  // Which packs of the slice are read whole: all, or those for which reads_whole() is true.
   static constexpr bool kAll = true;
   static constexpr bool kSome = false;
 

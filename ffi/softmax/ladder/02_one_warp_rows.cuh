@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kWarpSize)
 
   for (std::int64_t first = std::int64_t{blockIdx.x} * kRows; first < rows.count;
        first += std::int64_t{gridDim.x} * kRows) {
-    // The last warp may have lanes without a row. They walk no columns but take part in the
+    // The last warp may have lanes without a row. They have no columns but take part in the
     // shuffles, whose masks name the whole warp.
     const std::int64_t row = first + threadIdx.x / kLanes;
     Rows mine = rows;

@@ -1,4 +1,4 @@
-// How threads of the ladder walk a row.
+// How the threads of the ladder's kernels loop over a row.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Walks a row with `threads` threads: in packs if its elements are contiguous, else one by one.
-// Calls visit(column, Width<w>{}); the element of `column` is row[column * rows.inner].
+// Loops over a row with `threads` threads: in packs if its elements are contiguous, else one by
+// one. Calls visit(column, Width<w>{}); the element of `column` is row[column * rows.inner].
 template <int kPack, class T, class Visit>
 __device__ inline void visit_columns(const Rows& rows, const T* row, int thread, int threads,
                                      Visit&& visit) {
