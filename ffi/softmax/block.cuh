@@ -1,9 +1,9 @@
 // softmax, algorithm `block`: a block holds a row, or a slice of one for the algorithms that divide
 // rows, in registers.
 //
-// Each warp holds a piece of the slice, of which lane l holds packs l, l + 32 ... It reduces the
-// piece to one state and writes that to its own slot; after one barrier every warp combines all
-// slots.
+// Each warp holds a piece of the slice, of which lane l holds packs l, l + 32, l + 64 and so on. It
+// reduces the piece to one state and writes that to its own slot; after one barrier every warp
+// combines all slots.
 //
 // For little work, the maximum over all warps is computed first, and then the sum: that takes two
 // barriers, but saves a second round of shuffles and of exponentials.

@@ -1,6 +1,6 @@
 // softmax, algorithm `split`, for functions without results for the elements: only the state of a
-// row is needed. So blocks hold slices that are not too long in registers, and in the second launch
-// one warp per row combines the states:
+// row is needed. So blocks hold slices in registers unless these are too long, and in the second
+// launch one warp per row combines the states:
 //
 //     launch 1: block (row, slice) reduces its slice          -> workspace[row][slice]
 //     launch 2: warp (row) combines workspace[row][*]
