@@ -15,7 +15,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// What a product is asked to be computed in: jax.lax.Precision, the higher of the two operands', or
+// The requested precision: a jax.lax.Precision (the higher one of the two operands) or a
 // jax.lax.DotAlgorithmPreset, which names the types of operands, products and sums.
 enum class Precision {
   kDefault,
@@ -60,16 +60,16 @@ inline constexpr std::string_view kPrecisions[] = {
 };
 constexpr auto& names_of(Precision) { return kPrecisions; }
 
-// What is done to op(a) op(b) + bias before c is added and it is rounded: the function of jax.nn of
-// that name, or with kGeluExact jax.nn.gelu(approximate=False).
+// The activation, applied to op(a) op(b) + bias before c is added and the sum is rounded: the
+// function of that name in jax.nn; kGeluExact is jax.nn.gelu(approximate=False).
 enum class EpilogueOp { kNone, kRelu, kGelu, kGeluExact, kSilu };
 
 inline constexpr std::string_view kEpilogueOps[] = {"none", "relu", "gelu", "gelu_exact", "silu"};
 constexpr auto& names_of(EpilogueOp) { return kEpilogueOps; }
 
-// What of a factor has a scale of its own, a float: the factor as a whole, each row of op(a) or
-// column of op(b), or each block of it. Blocks are kScaleBlock of the depth by one row of op(a), or
-// by as many columns of op(b); the last ones may be smaller.
+// What each scale, a float, of a factor applies to: the whole factor, one row of op(a) or column of
+// op(b), or one block. A block is kScaleBlock elements of k by one row of op(a), or by kScaleBlock
+// columns of op(b); the last blocks may be smaller.
 enum class ScaleKind { kNone, kTensor, kVector, kBlocks };
 
 inline constexpr std::string_view kScaleKinds[] = {"none", "tensor", "vector", "blocks"};
@@ -79,10 +79,11 @@ inline constexpr int kScaleBlock = 128;
 
 // result[i] = alpha op(a[i]) op(b[i]) + beta c[i], or epilogue(op(a[i]) op(b[i]) + bias[i]) + beta
 // c[i], for each i in the batch, all row-major: op(a) is m x k and stored k x m if `transpose_a`;
-// op(b) is k x n and stored n x k if `transpose_b`; c and the result are m x n; a bias is n
-// numbers, which are added to each row. A shared factor or bias is one for the whole batch. A gated
-// result is multiplied by op(a[i]) up[i], where `up` is stored and shared as b is. Where factors
-// have scales, both have, which lie as the factors do, and are shared or not by the batch.
+// op(b) is k x n and stored n x k if `transpose_b`; c and the result are m x n; a bias has n
+// elements and is added to each row. A shared factor or bias is the same for the whole batch. A
+// gated result is multiplied by op(a[i]) up[i], where `up` is stored and shared like b. Either both
+// factors have scales or neither has; scales are stored in the order of their factor, and may be
+// shared by the batch.
 struct Problem {
   DType dtype;         // of a and b
   DType result_dtype;  // of c, bias and the result: see takes_result() in plan.h
@@ -138,12 +139,12 @@ struct Problem {
 
 inline bool has_scales(const Problem& problem) { return problem.a_scale != ScaleKind::kNone; }
 
-// Whether sums of blocks are scaled, one by one.
+// Whether the sum of each block of k is scaled separately.
 inline bool scales_blocks(const Problem& problem) {
   return problem.a_scale == ScaleKind::kBlocks || problem.b_scale == ScaleKind::kBlocks;
 }
 
-// Whether a bias, an activation or a gate is applied to sums before they are rounded.
+// Whether a bias, an activation or a gate is applied before the sums are rounded.
 inline bool has_epilogue(const Problem& problem) {
   return problem.has_bias || problem.gated || problem.epilogue != EpilogueOp::kNone;
 }
@@ -272,8 +273,8 @@ inline std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
 
-// How a kernel is launched, one block a tile of the result, but for tensor_core, whose blocks take
-// several. cublas has none of it.
+// How a kernel is launched: with one block per tile of the result or, for persistent kernels, with
+// blocks that take several tiles. cublas does not use it.
 struct Config {
   int threads = 0;  // of a block
   int tile_rows = 0;
@@ -283,25 +284,25 @@ struct Config {
   bool pack_a = false;
   bool pack_b = false;
   bool pack_result = false;
-  bool row_major = false;  // the kernel for row-major factors in packs, of those with two
+  bool row_major = false;  // launch the kernel specialised for row-major factors in packs
   // Of the kernels on tensor cores:
   std::int64_t blocks = 0;
-  int cluster_rows = 0;  // blocks of a cluster: neighbours along m, or if turned along n
-  int stages = 0;        // of slices of a and b, in shared memory
-  int group = 0;         // rows of tiles of clusters that are taken together
-  // If a second launch is to take what whole turns leave over: how many tiles of clusters the first
-  // one takes, and the tile and the blocks of the second. See Tail.
+  int cluster_rows = 0;  // blocks of a cluster: neighbours along m, or along n if `turned`
+  int stages = 0;        // of the pipeline, each with a slice of a and of b in shared memory
+  int group = 0;         // rows of cluster tiles in a group: see TileOrder
+  // If there is a second launch (see Tail): how many cluster tiles the first one takes, and the
+  // tile and the number of blocks of the second.
   std::int64_t tiles = 0;
   int tail_rows = 0;
   int tail_cols = 0;
   std::int64_t tail_blocks = 0;
-  int splits = 1;        // of the depth, among the blocks of a cluster
-  int vector_bytes = 0;  // that a copy of mma_pipelined or fma_sliced moves
+  int splits = 1;        // blocks of a cluster that divide the depth (the extent of k)
+  int vector_bytes = 0;  // per copy to shared memory of mma_pipelined or fma_sliced
   std::int64_t shared_bytes = 0;
-  bool promotes = false;  // adds the products of each stage apart: see Persistent
-  bool turned = false;    // multiplies the transposes of floats: see Turned
-  // A factor may be copied first (see needs_copy); a result whose rows are not whole 16 bytes is
-  // written by the threads.
+  bool promotes = false;  // adds the products of each stage separately: see Persistent
+  bool turned = false;    // computes the transposed product: see Turned
+  // A factor may be copied first (see needs_copy); a result whose rows are not multiples of 16
+  // bytes is written by the threads.
   bool copies_a = false;
   bool copies_b = false;
   bool writes_elements = false;
@@ -361,51 +362,50 @@ template <class T>
 void launch_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers);
 
-// The same where the factors have scales, of T: __nv_fp8_e4m3, __nv_fp8_e5m2 or std::int8_t.
+// The same for factors with scales, for T: __nv_fp8_e4m3, __nv_fp8_e5m2 or std::int8_t.
 template <class T>
 void launch_scaled_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
                                const Buffers& buffers);
 
-// The same of split_k, which takes no factors of 8 bits.
+// The launcher of split_k, for the same T except those of 8 bits.
 template <class T>
 void launch_split_k(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
 
-// The same of skinny, which is compiled for all GPUs.
+// The launcher of skinny, which is compiled for all GPUs.
 template <class T>
 void launch_skinny(const Queue& queue, const Config& config, const Problem& problem,
                    const Buffers& buffers);
 
-// Of bf16_x6, which is compiled for compute capability 9.0 alone.
+// The launcher of bf16_x6, which is compiled for compute capability 9.0 alone.
 void launch_bf16_x6(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
 
-// The same of fp16_x3.
+// The same for fp16_x3.
 void launch_fp16_x3(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
 
-// The same of fma_pipelined.
+// The same for fma_pipelined.
 void launch_fma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers);
 
-// Of fma_sliced, which is compiled for all GPUs.
+// The launcher of fma_sliced, which is compiled for all GPUs.
 void launch_fma_sliced(const Queue& queue, const Config& config, const Problem& problem,
                        const Buffers& buffers);
 
-// The same of mma_pipelined, for __half, __nv_bfloat16, float or double, which is compiled for all
+// The launcher of mma_pipelined, for __half, __nv_bfloat16, float or double; it is compiled for all
 // GPUs.
 template <class T>
 void launch_mma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers);
 
-// Launches double_buffered for floats, to run where *flag is not 0 by then.
+// Launches double_buffered for floats; it does nothing if *flag is 0 when it starts.
 void launch_where_flagged(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers, const std::int32_t* flag);
 
 // Sizes on which both plans and kernels depend.
 
-inline constexpr int kPack =
-    4;  // what a thread loads from global memory, or stores to it, at a time
+inline constexpr int kPack = 4;  // elements in one global load or store of a thread
 
 // naive and coalesced: a thread for each element.
 inline constexpr int kElementThreads = 256;
@@ -424,8 +424,8 @@ inline constexpr int kTileThreads = 256;
 
 // tensor_core
 
-// A factor as it is stored: `batch` matrices of `rows` rows of `length` neighbours. It is deep if
-// they are neighbours along k.
+// A factor as it is stored: `batch` row-major matrices of `rows` rows of `length` elements. It is
+// deep (K-major) if its rows are contiguous along k.
 struct StoredFactor {
   std::int64_t batch;
   std::int64_t rows;
@@ -444,15 +444,16 @@ inline StoredFactor stored_b(const Problem& problem) {
           deep ? problem.k : problem.n, deep, static_cast<int>(info(problem.dtype).bytes)};
 }
 
-// What a line of a stage in shared memory holds: a stage's depth, and where rows should begin.
+// Bytes of a line of a stage in shared memory: the depth of a stage, and the alignment that rows in
+// global memory should have.
 inline constexpr int kTensorLineBytes = 128;
 
-// Whether tensor copies take rows of so many bytes.
+// Whether tensor copies (TMA) take rows of `bytes` bytes.
 inline bool fits_tensor_copies(std::int64_t bytes) { return bytes % 16 == 0; }
 
-// Factors that the kernels cannot read as they are stored are copied first: rows that do not fit
-// tensor copies to rows that begin at whole lines, and those that are not deep to their transpose,
-// but for 16 bits.
+// Factors that the kernels cannot read as they are stored are copied first. Rows that do not fit
+// tensor copies are copied to rows that begin at whole lines; factors that are not deep are
+// transposed, unless they have 16 bits.
 inline bool is_transposed(const StoredFactor& factor) {
   return factor.element_bytes != 2 && !factor.deep;
 }
@@ -460,8 +461,8 @@ inline bool needs_copy(const StoredFactor& factor) {
   return is_transposed(factor) || !fits_tensor_copies(factor.length * factor.element_bytes);
 }
 
-// Of its copy: what it is, how many elements lie from one row to the next, and its bytes. Copies
-// lie one behind the other in the workspace, that of a first.
+// Of the copy of a factor: its layout, the distance between its rows in elements, and its bytes.
+// The copies lie in the workspace one after the other, the copy of a first.
 inline StoredFactor copy_of(const StoredFactor& factor) {
   if (!is_transposed(factor)) return factor;
   return {factor.batch, factor.length, factor.rows, true, factor.element_bytes};
@@ -486,19 +487,20 @@ struct TensorCoreTile {
   int pending;
   bool late_stores;
   bool promotes;
-  // Speed once all multiprocessors have a tile, in percent of that of the largest: of factors whose
-  // rows begin at multiples of 128 bytes, and of others. Measured on an H200 with 16-bit results;
-  // with those of 32 bits, the small tile's are estimates.
+  // Speed once all multiprocessors have a tile, in percent of the largest tile's: with factors
+  // whose rows begin at multiples of 128 bytes, and with others. Measured on an H200 with 16-bit
+  // results; the small tile's values for 32-bit results are estimates.
   int speed;
   int unaligned_speed;
 
   constexpr int threads() const { return 128 * (1 + consumers); }
 
-  // Whether halves of its columns are whole panels of both factors of a gated problem.
+  // Whether half of its columns is a whole number of panels: in a gated problem, one half holds
+  // columns of b and the other columns of up.
   constexpr bool gates() const { return cols % 128 == 0; }
 
-  // The ring of slices 128 bytes deep, two panels of results for each consumer, and the barriers,
-  // from a multiple of 1024 on; what a launch gives begins at a multiple of 128.
+  // The ring of stages, two panels of results for each consumer, and the mbarriers. They begin at a
+  // multiple of 1024 bytes, but the shared memory of a launch only at a multiple of 128.
   constexpr int shared_bytes() const {
     const int bytes =
         stages * (rows + cols) * kTensorLineBytes + consumers * 2 * 8192 + 2 * stages * 8;
@@ -517,8 +519,8 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     {4, 64, 128,      1, 8, 1,                    1,       false, false,    90, 40},
 };
 
-// Of factors of 8 bits. Their stages have as many bytes and take as long, so that the speeds are
-// the same, those of sums that are promoted estimates.
+// For 8-bit factors. Their stages have as many bytes and take as long, so the speeds are the same;
+// the speeds of tiles with promotion are estimates.
 inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
     {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
     {2, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
@@ -528,19 +530,20 @@ inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
     {2, 64, 128,      1, 8, 1,                    0,       false, true,     60, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, true,     90, 90},
     {4, 64, 128,      1, 8, 1,                    0,       false, true,     60, 38},
-    // int8 from scaled sums
+    // int8 results of scaled sums
     {1, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
     {1, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
 };
 // clang-format on
 
-// The second launch of a plan of tensor_core that has one. Where the last turn would leave most
-// multiprocessors idle, what is left over for it is cut into smaller tiles, enough for all. Every
-// tile adds its products in the order of the depth, so that the bits are those of one launch.
+// The second launch of a tensor_core plan that has one. If the last wave would leave most
+// multiprocessors idle, its part of the result is divided into smaller tiles, enough for all
+// multiprocessors. Every tile adds its products in the order of k, so the results are bitwise those
+// of one launch.
 //
-// Both launches take tiles column by column of a group of rows, and their groups have the same
-// rows. So, from the beginning of a column on, the last tiles of the one are the last tiles of the
-// other:
+// Both launches take the tiles of a group of rows column by column, and their groups have the same
+// rows. So if the first launch stops at the beginning of a column, the rest of the result is the
+// last tiles of the second launch's order:
 //
 //     first launch: 10 tiles        second launch: from tile 40 on
 //     |  0     2     4     6  |     |                          |
@@ -551,34 +554,34 @@ inline constexpr TensorCoreTile kTensorCoreByteTiles[] = {
 //     |                       |     |       43 47 51 55 59 63  |
 struct Tail {
   Config config;
-  std::int64_t first;  // of its tiles
+  std::int64_t first;  // tile of the second launch
 };
 Tail tail_of(const Problem& problem, const Config& config);
 
-// Of floats whose transposes are multiplied (see Turned), as many as the largest tile has.
+// The tile of turned_kernel (see Turned), with as many elements as the largest tile above.
 inline constexpr int kTurnedRows = 256;
 inline constexpr int kTurnedCols = 128;
 
 // split_k
-inline constexpr int kMostSplits = 8;         // blocks of a cluster that are easy to place
-inline constexpr int kMostSplitKStages = 16;  // of which a block has barriers
+inline constexpr int kMostSplits = 8;         // blocks of a cluster: the portable maximum
+inline constexpr int kMostSplitKStages = 16;  // SplitKStorage has mbarriers for so many
 
 // The tiles that it has kernels for.
 struct SplitKTile {
   int rows;
   int cols;
   int resident;  // blocks on a multiprocessor, at most
-  int speed;     // as TensorCoreTile has it
+  int speed;     // as in TensorCoreTile
 
   constexpr int threads() const { return 128 * (rows / 64) + 32; }
 
-  // The barriers, and the ring of slices 128 bytes deep, which has room for the sums that are
-  // exchanged; the rest as above.
+  // The mbarriers, and the ring of stages, in whose place the exchanged sums are received later;
+  // aligned as above.
   constexpr int shared_bytes(int stages) const {
     return 1024 + stages * (rows + cols) * kTensorLineBytes + 1024 - 128;
   }
 
-  // As many as fit, if so many blocks share a multiprocessor, each with 1 KiB for the system.
+  // As many as fit if `blocks` blocks share a multiprocessor; the system reserves 1 KiB for each.
   constexpr int stages(int blocks) const {
     int most = 1;
     while (blocks * (shared_bytes(most + 1) + 1024) <= 228 * 1024) ++most;
@@ -591,10 +594,11 @@ inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2, 86}, {128, 128, 2, 86
 // skinny
 
 inline constexpr int kSkinnyExtent = 16;        // rows or columns of a block
-inline constexpr int kMostSkinnyExtent = 1024;  // of the problem: more blocks read the large factor
+inline constexpr int kMostSkinnyExtent = 1024;  // of the problem; each further block reads the
+                                                // large factor again
 inline constexpr int kSkinnyThreads = 256;
 
-// A factor as skinny sees it: a's rows or b's columns, each of the depth.
+// A factor as skinny sees it: `extent` rows of a or columns of b, each of k elements.
 struct SkinnyFactor {
   std::int64_t extent;
   bool deep;  // the depth is contiguous
@@ -611,22 +615,22 @@ inline SkinnyFactors skinny_factors(const Problem& problem) {
   return problem.m > problem.n ? SkinnyFactors{true, a, b} : SkinnyFactors{false, b, a};
 }
 
-// A warp's rows of the large factor, and columns for those of the skinny one.
+// The sums of a warp: `rows` of the large factor by `cols` of the skinny one.
 struct SkinnyTile {
   int rows;
   int cols;
 };
-// Of a large factor that is not read in packs.
+// For a large factor that is not read in packs.
 inline constexpr SkinnyTile kSkinnyUnpackedTile{32, 16};
 
-// What a warp has on its way, in steps of 32 of the depth, if it copies them: 104 KiB of a block,
-// so that a multiprocessor holds two.
+// The stages of a warp's ring, each with 32 elements of k, if the factors are copied to shared
+// memory: 104 KiB per block, so that two blocks fit on a multiprocessor.
 inline constexpr int kSkinnyStepDepth = 32;
 constexpr int skinny_stages(int rows, int cols) {
   return 13 * 1024 / ((rows + cols) * kSkinnyStepDepth * 2);
 }
 
-// The steps of each warp, or later its sums.
+// The rings of the warps; later their sums in the same place.
 constexpr int skinny_shared_bytes(int rows, int cols, bool copies) {
   const int warps = kSkinnyThreads / 32;
   const int sums = cols * (rows + 4) * 4;
@@ -642,26 +646,26 @@ inline constexpr int kPartsTile = kTile;  // rows and columns
 inline constexpr int kPartsThreads = 384;
 // A stage holds one part of a slice of both factors.
 inline constexpr int kPartsStages = 7;
-// The ring and its barriers, from a multiple of 1024 on; as of tensor_core.
+// The ring and its mbarriers, aligned as for tensor_core.
 inline constexpr int kPartsSharedBytes =
     (kPartsStages * 2 * (kPartsTile * kTensorLineBytes + 8) + 1023) / 1024 * 1024 + 1024 - 128;
 
-// Of the parts of a factor, which lie as it is stored: how many elements lie from one row to the
-// next.
+// The distance, in elements, between rows of a factor's parts, which are stored in the factor's
+// order.
 inline std::int64_t pitch_of_parts(const StoredFactor& factor) {
   constexpr int kPerLine = kTensorLineBytes / 2;
   return divide_up(factor.length, kPerLine) * kPerLine;
 }
 
-// Their workspace: a report, the exponents of a's rows and b's columns, and the parts of both.
-// Where each begins, in bytes. Those of fp16_x3 are fewer, and lie where bf16_x6, if it is to do
-// the work, writes its own.
+// The workspace of bf16_x6 and fp16_x3: a report, the exponents of a's rows and b's columns, and
+// the parts of both. The members are offsets in bytes. fp16_x3 has fewer parts; they lie where
+// bf16_x6, if it has to compute the product, writes its own.
 struct PartsWorkspace {
   std::int64_t exponents_a;
   std::int64_t exponents_b;
   std::int64_t parts_a;
   std::int64_t parts_b;
-  std::int64_t bytes;  // of it all
+  std::int64_t bytes;  // of the whole workspace
 };
 inline constexpr std::int64_t kPartsReportBytes = kTensorLineBytes;
 inline PartsWorkspace parts_workspace(const Problem& problem) {
@@ -692,10 +696,10 @@ inline constexpr int kFmaThreads = 384;
 struct FmaTile {
   int cols;
   int stages;
-  // Of a multiprocessor, for each of the depth, in nanoseconds, measured on an H200.
+  // Time of a multiprocessor per element of k, in nanoseconds, measured on an H200.
   double time;
 
-  // As of tensor_core.
+  // Aligned as for tensor_core.
   constexpr int shared_bytes() const {
     const int bytes = stages * ((kFmaRows + cols) * kTensorLineBytes + 16);
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
@@ -708,23 +712,23 @@ inline constexpr FmaTile kFmaTiles[] = {{256, 4, 190}, {128, 6, 93}};
 
 inline constexpr int kSlicedThreads = 256;
 inline constexpr int kSlicedDepth = 16;  // of a step
-// Of the depth, among the blocks of a cluster: as many as any GPU with clusters takes.
+// Blocks of a cluster, which divide the depth: the portable maximum.
 inline constexpr int kMostSlicedSplits = 8;
 
 // The tiles that it has kernels for.
 struct SlicedTile {
   int rows;
   int cols;
-  int lanes_down;  // of a warp's 32: how many rows of them lie in a tile
-  int packs;       // of a step's depth that are unrolled
+  int lanes_down;  // rows of the grid in which a warp's 32 lanes are arranged
+  int packs;       // along k of a step: how far its loop is unrolled
   int stages;
   int resident;         // blocks on a multiprocessor
-  bool takes_elements;  // of factors whose rows are not whole 16 bytes, too
-  // Predictions, of a multiprocessor for each of the depth, in nanoseconds.
+  bool takes_elements;  // also takes factors whose rows are not multiples of 16 bytes
+  // Predicted time of a multiprocessor per element of k, in nanoseconds.
   double time;
 
-  // The ring of each warp, which has room for the sums of all warps too; and what the blocks of a
-  // cluster send, with a barrier.
+  // The rings of the warps, in whose place their sums lie later; and the sums received from the
+  // cluster, with an mbarrier.
   constexpr int shared_bytes() const {
     return kSlicedThreads / 32 * stages * (rows + cols) * kSlicedDepth * 4 +
            (rows * cols / kPack + kMostSlicedSplits) * 16;
@@ -736,7 +740,7 @@ inline constexpr SlicedTile kSlicedTiles[] = {
     // tile lanes_down, packs, stages, resident  elements  time
     {64, 32, 8,         4,     4,      1,        false,    10.5},
     {32, 16, 8,         4,     4,      2,        true,     3},
-    // Of few rows, too, which would leave half of a tile of 32 empty.
+    // For few rows, which would leave half of a tile of 32 rows empty.
     {16, 64, 4,         2,     3,      1,        false,    5.6},
 };
 // clang-format on
@@ -748,12 +752,12 @@ struct MmaTile {
   int element_bytes;  // of the factors
   int rows;
   int cols;
-  int warp_rows;  // of a warp's part of it
+  int warp_rows;  // of a warp's part of the tile
   int warp_cols;
-  int slice_bytes;  // how deep a stage is
+  int slice_bytes;  // along k: the depth of a stage
   int stages;
-  int resident;  // blocks of which a multiprocessor has room for the registers, at least
-  // An estimate: once all multiprocessors have a tile, in percent of that of the largest.
+  int resident;  // blocks per multiprocessor, at least: limits the registers
+  // Estimated speed once all multiprocessors have a tile, in percent of the largest tile's.
   int speed;
 
   constexpr bool is_largest() const { return speed == 100; }
@@ -761,7 +765,7 @@ struct MmaTile {
   constexpr int shared_bytes() const { return stages * (rows + cols) * slice_bytes; }
 };
 
-// What GPUs of all compute capabilities from 8.0 on have is 99 KiB of shared memory for a block.
+// All GPUs from compute capability 8.0 on have at least 99 KiB of shared memory per block.
 // clang-format off
 inline constexpr MmaTile kMmaTiles[] = {
     // bytes  tile      of a warp  slice, stages, resident  speed

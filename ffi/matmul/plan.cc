@@ -15,11 +15,12 @@ namespace {
 constexpr std::int64_t kLeastTiledExtent = 64;
 // Below about 100^3 multiplications the barriers of a tiled kernel cost more than it saves.
 constexpr double kLeastSharedWork = 1 << 20;
-// Below about 64^3 multiplications the copies of a tile's slices take longer than the elements do.
+// Below about 64^3 multiplications copying the slices of a tile takes longer than computing each
+// element by a thread.
 constexpr double kLeastTensorCoreWork = 1 << 18;
 
-// What the kernels compute for operands of a dtype: operands, products and sums. Those on tensor
-// cores multiply float32 in TF32.
+// The types of operands, products and sums in the kernels for a dtype. The kernels on tensor cores
+// multiply float32 in TF32.
 Precision own_precision(DType dtype) {
   switch (dtype) {
     case DType::kFloat16:
@@ -33,7 +34,7 @@ Precision own_precision(DType dtype) {
     case DType::kFloat8E4M3FN:
     case DType::kFloat8E5M2:
       return Precision::kAnyF8AnyF8F32;
-    case DType::kInt8:  // of which no precision has a name
+    case DType::kInt8:  // no preset names it
       return Precision::kDefault;
     default:
       throw std::invalid_argument(
@@ -43,7 +44,7 @@ Precision own_precision(DType dtype) {
   }
 }
 
-// Whether the kernels do what a precision with a name says.
+// Whether the kernels implement the problem's preset.
 bool implements(const Problem& problem) {
   switch (problem.precision) {
     case Precision::kTF32TF32F32:
@@ -52,7 +53,7 @@ bool implements(const Problem& problem) {
     case Precision::kAnyF8AnyF8F32:
     case Precision::kAnyF8AnyF8F32FastAccum:
       return is_8_bit_float(problem.dtype);
-    case Precision::kAnyF8AnyF8Any:  // whose sums have the type of the result
+    case Precision::kAnyF8AnyF8Any:  // the sums have the type of the result
     case Precision::kAnyF8AnyF8AnyFastAccum:
       return is_8_bit_float(problem.dtype) && problem.result_dtype == DType::kFloat32;
     default:
@@ -62,7 +63,7 @@ bool implements(const Problem& problem) {
 
 void check(const Problem& problem) {
   const Precision own = own_precision(problem.dtype);
-  // What a user says of precision in general is a least, which the kernels exceed.
+  // A jax.lax.Precision is a lower bound, which the kernels may exceed; a preset is not.
   if (problem.precision > Precision::kHighest && !implements(problem)) {
     if (problem.dtype == DType::kInt8) {
       throw std::invalid_argument("matmul kernels multiply int8 exactly, not by " +
@@ -98,12 +99,12 @@ bool fits_packs(const Problem& problem, DType dtype, std::int64_t run) {
   return run % kPack == 0 && problem.alignment >= std::min<std::int64_t>(pack_bytes, 16);
 }
 
-// Whether no kernel takes the dtype, or the precision, but those on tensor cores.
+// Whether only kernels on tensor cores take the dtype and the precision.
 bool needs_tensor_cores(const Problem& problem) {
   return asks_for_tf32(problem) || is_8_bit(problem.dtype);
 }
 
-// Whether tensor cores are worth their start, or all there is.
+// Whether the work is worth the overhead of tensor cores, or nothing else takes the problem.
 bool wants_tensor_cores(const Problem& problem) {
   return work_of(problem) >= kLeastTensorCoreWork || needs_tensor_cores(problem);
 }
@@ -201,7 +202,7 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
   return "";
 }
 
-// For what one algorithm alone computes: throws if it cannot take the problem.
+// For problems that only one algorithm computes: throws if it cannot take this one.
 void require(Algorithm algorithm, const std::string& what, const Problem& problem,
              const Device& device) {
   const std::string why = refusal_of(algorithm, problem, device);

@@ -1,5 +1,5 @@
-// What the sources of the plan share: facts about problems, and for each kernel on tensor cores why
-// it refuses a problem, how long it would take, and how it is launched.
+// Shared by the sources of the plan: properties of problems, and for each kernel why it refuses a
+// problem, how long it would take, and how it is launched.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +28,11 @@ inline bool is_8_bit_float(DType dtype) {
   return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2;
 }
 
-// Factors that the tensor cores alone multiply.
+// Whether only tensor cores multiply factors of the dtype.
 inline bool is_8_bit(DType dtype) { return is_8_bit_float(dtype) || dtype == DType::kInt8; }
 
-// Whether there are results of a dtype for the factors: of theirs, or of their sums. Those of 8
-// bits have none of the same, but for int8 with scales, which has no sums then.
+// Whether kernels have the problem's result dtype: that of the factors or of their sums. 8-bit
+// floats have no results of their own dtype, and int8 has them only with scales, instead of int32.
 inline bool takes_result(const Problem& problem) {
   const DType dtype = problem.dtype, result = problem.result_dtype;
   const bool is_float = is_16_bit_float(result) || result == DType::kFloat32;
@@ -43,8 +43,9 @@ inline bool takes_result(const Problem& problem) {
   return result == dtype || (is_16_bit_float(dtype) && result == DType::kFloat32);
 }
 
-// Whether 8-bit floats are to be added in more than the 13 bits of fraction of the tensor cores. A
-// precision above the default asks for it, as with XLA. Sums of blocks with scales always are.
+// Whether products of 8-bit floats must be added with more than the 13 bits of fraction of the
+// tensor cores. A precision above the default requires it, as in XLA. Sums with block scales always
+// are.
 inline bool promotes_sums(const Problem& problem) {
   if (!is_8_bit_float(problem.dtype)) return false;
   return scales_blocks(problem) || (problem.precision != Precision::kDefault &&
@@ -60,14 +61,14 @@ inline bool asks_for_bf16_x6(const Problem& problem) {
   return problem.dtype == DType::kFloat32 && problem.precision == Precision::kBF16BF16F32X6;
 }
 
-// As with XLA: jax.lax.Precision.HIGH is what "tensorfloat32" means.
+// As in XLA: jax.lax.Precision.HIGH is what "tensorfloat32" means.
 inline bool may_use_tf32(const Problem& problem) {
   return problem.dtype == DType::kFloat32 &&
          (problem.precision == Precision::kDefault || problem.precision == Precision::kHigh ||
           problem.precision == Precision::kTF32TF32F32);
 }
 
-// Products of elements.
+// The number of multiplications.
 inline double work_of(const Problem& problem) {
   return static_cast<double>(problem.batch) * static_cast<double>(problem.m) *
          static_cast<double>(problem.n) * static_cast<double>(problem.k);
@@ -84,28 +85,28 @@ inline std::int64_t copies_bytes(const Problem& problem) {
 
 // ---- Estimates ----
 //
-// Of times in nanoseconds, measured on an H200 (docs/tuning.md).
+// Times are in nanoseconds, measured on an H200 (docs/tuning.md).
 
-// What a launch takes before and after its products.
+// The time of a launch before and after its products.
 inline constexpr double kLaunchTime = 2700;
 
 // ---- The kernels on tensor cores ----
 //
 // A refusal says why a kernel does not take a problem, and is empty if it does. Estimates and
-// configurations are of problems that it takes.
+// configurations are only for problems that the kernel takes.
 
 // Coordinates of tensor copies and numbers of tiles are ints.
 inline constexpr std::int64_t kMostTensorExtent = 1 << 30;
 
-// The blocks of a launch whose clusters take tile after tile: as few as take no more turns than all
-// that fit. A large product is bound by the power that the GPU may draw, and multiprocessors
-// without work leave theirs to the others.
+// The blocks of a persistent launch: the fewest that need no more waves than all that fit. A large
+// product is limited by the GPU's power, and multiprocessors without work leave their share to the
+// others.
 inline std::int64_t blocks_of(std::int64_t tiles, int cluster_rows, const Device& device) {
   const std::int64_t turns = divide_up(tiles, device.multiprocessors / cluster_rows);
   return cluster_rows * divide_up(tiles, std::max<std::int64_t>(turns, 1));
 }
 
-// Of the problem's c, by tensor_core.
+// Why tensor_core does not add the problem's c.
 std::string refusal_of_c(const Problem& problem);
 
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device);
@@ -117,14 +118,14 @@ double split_k_time(const Problem& problem, const Device& device);
 Config configure_split_k(const Problem& problem, const Device& device);
 
 std::string refusal_of_skinny(const Problem& problem, const Device& device);
-// Whether skinny may be the plan's, by the problem alone.
+// Whether the plan may choose skinny, on whatever device.
 bool suits_skinny(const Problem& problem);
 // Whether to take skinny rather than the other kernels on tensor cores.
 bool prefers_skinny(const Problem& problem, const Device& device);
 Config configure_skinny(const Problem& problem, const Device& device);
 
 std::string refusal_of_bf16_x6(const Problem& problem, const Device& device);
-// Whether bf16_x6 or fp16_x3 may be the plan's, by the problem alone.
+// Whether the plan may choose bf16_x6 or fp16_x3, on whatever device.
 bool suits_bf16_x6(const Problem& problem);
 // Whether to take bf16_x6 rather than kernels that multiply float32.
 bool prefers_bf16_x6(const Problem& problem, const Device& device);
@@ -132,7 +133,7 @@ bool prefers_bf16_x6(const Problem& problem, const Device& device);
 std::string refusal_of_fp16_x3(const Problem& problem, const Device& device);
 // Whether to take fp16_x3 rather than bf16_x6 and kernels that multiply float32.
 bool prefers_fp16_x3(const Problem& problem, const Device& device);
-// Of both.
+// The configuration of bf16_x6 and fp16_x3.
 Config configure_parts(const Problem& problem, const Device& device);
 
 std::string refusal_of_mma_pipelined(const Problem& problem, const Device& device);
@@ -140,7 +141,7 @@ Config configure_mma_pipelined(const Problem& problem, const Device& device);
 
 // ---- The kernels of FMAs ----
 
-// What the fastest of those for float32 takes.
+// The time of the fastest FMA kernel for float32.
 double fma_time(const Problem& problem, const Device& device);
 
 std::string refusal_of_fma_pipelined(const Problem& problem, const Device& device);
@@ -151,7 +152,7 @@ Config configure_fma_pipelined(const Problem& problem, const Device& device);
 std::string refusal_of_fma_sliced(const Problem& problem, const Device& device);
 // Whether to take fma_sliced rather than the other kernels of FMAs.
 bool prefers_fma_sliced(const Problem& problem, const Device& device);
-// The same where coalesced is the other one.
+// Whether to take fma_sliced rather than coalesced.
 bool prefers_fma_sliced_to_coalesced(const Problem& problem, const Device& device);
 Config configure_fma_sliced(const Problem& problem, const Device& device);
 

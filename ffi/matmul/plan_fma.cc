@@ -15,12 +15,11 @@ namespace {
 constexpr std::int64_t kFmaGroup = 8;
 // Fewer rows or columns leave most of a tile empty.
 constexpr std::int64_t kLeastFmaExtent = 64;
-// A prediction: what the end of a tile takes, when a multiprocessor does not multiply.
+// A prediction: the time at the end of a tile in which a multiprocessor does not multiply.
 constexpr double kFmaTileEndTime = 2000;
 
-// Of double_buffered and shared, measured on an H200 (docs/algorithms.md), in nanoseconds: what the
-// tiles take, for each of the depth, that are on all multiprocessors at a time; less if there is
-// but one on each.
+// Times of double_buffered and shared per element of k, in nanoseconds, measured on an H200
+// (docs/algorithms.md): with two tiles at a time on each multiprocessor, and with one.
 struct BlockKernel {
   std::int64_t tile;
   double two_tiles_time;
@@ -53,7 +52,7 @@ struct FmaChoice {
   double time;
 };
 
-// The tile by which the multiprocessors are done first: each takes tile after tile.
+// The tile with the shortest estimated time. Each multiprocessor takes tile after tile.
 FmaChoice best_fma_tile(const Problem& problem, const Device& device) {
   FmaChoice best{};
   for (const FmaTile& tile : kFmaTiles) {
@@ -66,20 +65,21 @@ FmaChoice best_fma_tile(const Problem& problem, const Device& device) {
   return best;
 }
 
-// Of coalesced, measured on an H200 in nanoseconds with 64 x 64 x 64: a launch, and for each of the
-// depth, of which a thread waits for every element.
+// Times of coalesced in nanoseconds, measured on an H200 with 64 x 64 x 64: of a launch, and per
+// element of k, since a thread waits for each of its loads.
 constexpr double kCoalescedLaunchTime = 1600;
 constexpr double kCoalescedTime = 37;
 
-// Predictions for fma_sliced: what a launch takes besides its tiles, a tile before and after its
-// products, the exchange of a cluster's sums, and an element that a block reads from the L2 cache.
+// Predicted times of fma_sliced: a launch besides its tiles, a tile before and after its products,
+// the exchange of a cluster's sums, and the read of an element from the L2 cache.
 constexpr double kSlicedLaunchTime = 1100;
 constexpr double kSlicedTileTime = 800;
 constexpr double kSlicedExchangeTime = 1000;
 constexpr double kSlicedReadTime = 4.0 / 6000;
-// Of more tiles, larger ones are read less often.
+// Beyond so many tiles per multiprocessor larger tiles, which read the factors less often, are
+// better.
 constexpr std::int64_t kMostSlicedTurns = 2;
-// Of a block: of less, some warps have no step to multiply.
+// The least depth of a block: with less, some warps have no step to multiply.
 constexpr std::int64_t kLeastSlicedDepth = kSlicedThreads / 32 * kSlicedDepth;
 // Steps are counted by ints.
 constexpr std::int64_t kMostSlicedDepth = std::int64_t{1} << 30;
@@ -88,16 +88,16 @@ std::int64_t tiles_of(const Problem& problem, const SlicedTile& tile) {
   return problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
 }
 
-// Bytes that its copies move at a time: whole 16 if both factors' rows, as stored, consist of them.
+// Bytes per copy: 16 if the rows of both factors, as stored, are aligned multiples of 16 bytes.
 int sliced_vector_bytes(const Problem& problem) {
   const auto fits = [&](const StoredFactor& factor) { return factor.length % kPack == 0; };
   return problem.alignment >= 16 && fits(stored_a(problem)) && fits(stored_b(problem)) ? 16 : 4;
 }
 
-// Whether a tile's depth may be divided among so many blocks: clusters are for less tiles than
-// multiprocessors, and all of them must run at a time, one block on each. Those of more than two
-// lie within a GPU's groups of multiprocessors, which they do not fill: of 132, 30 clusters of four
-// had room.
+// Whether `splits` blocks may divide a tile's depth. All clusters must run at the same time, with
+// one block per multiprocessor. A cluster of more than two lies within one of the GPU's groups of
+// multiprocessors (GPCs), and clusters do not fill these: of 132 multiprocessors, 30 clusters of
+// four had room.
 bool has_room_for_clusters(std::int64_t tiles, int splits, const Problem& problem,
                            const Device& device) {
   if (splits == 1) return true;
@@ -111,9 +111,9 @@ struct SlicedChoice {
   double time;
 };
 
-// The tile, and the blocks for each, by which the multiprocessors are done first. What all blocks
-// read must come from the L2 cache meanwhile. Single floats take four times as many copies, which
-// take as long as the FMAs.
+// The tile and the number of blocks per tile with the shortest estimated time: that of the FMAs or
+// of the reads from the L2 cache, whichever is longer. Copies of single floats are four times as
+// many, and take as long as the FMAs.
 SlicedChoice best_sliced_tile(const Problem& problem, const Device& device) {
   const bool by_element = sliced_vector_bytes(problem) == 4;
   SlicedChoice best{};
@@ -137,8 +137,8 @@ SlicedChoice best_sliced_tile(const Problem& problem, const Device& device) {
   return best;
 }
 
-// Whether fma_sliced takes the problem, and it has few enough tiles, or too few rows or columns for
-// larger ones.
+// Whether fma_sliced takes the problem, and the problem has few enough tiles, or too few rows or
+// columns for larger ones.
 bool suits_fma_sliced(const Problem& problem, const Device& device) {
   return refusal_of_fma_sliced(problem, device).empty() &&
          (std::min(problem.m, problem.n) <= kLeastFmaExtent ||

@@ -13,8 +13,8 @@ namespace {
 // Slices are counted by ints.
 constexpr std::int64_t kMostMmaDepth = std::int64_t{1} << 34;
 
-// The tile by which the multiprocessors are done first. Those that have several blocks at a time
-// multiply no faster, so that a turn is one tile of each.
+// The tile with the shortest estimated time. A multiprocessor with several resident blocks
+// multiplies no faster, so a wave is one tile per multiprocessor.
 const MmaTile& best_mma_tile(const Problem& problem, const Device& device) {
   const MmaTile* best = nullptr;
   double least = 0;
@@ -32,8 +32,8 @@ const MmaTile& best_mma_tile(const Problem& problem, const Device& device) {
   return *best;
 }
 
-// The widest vectors that both factors' rows, as stored, consist of and begin at. Elements of 16
-// bits that are no pairs are read one by one.
+// The bytes of the widest vector that divides the length and the alignment of both factors' rows,
+// as stored. 16-bit elements that do not form aligned pairs are read one by one.
 int mma_vector_bytes(const Problem& problem) {
   const auto element_bytes = static_cast<int>(bytes_of(problem.dtype));
   const auto fits = [&](int bytes) {

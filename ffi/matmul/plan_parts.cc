@@ -1,4 +1,4 @@
-// The plan of bf16_x6 and fp16_x3: whether six products on tensor cores, or three, are done before
+// The plan of bf16_x6 and fp16_x3: whether six or three products on tensor cores are faster than
 // one by FMAs.
 
 #include <algorithm>
@@ -15,38 +15,38 @@ constexpr int kSliceDepth = kTensorLineBytes / 2;
 // How many rows of tiles share columns of b in the L2 cache.
 constexpr std::int64_t kPartsGroup = 8;
 
-// Less than a slice of the depth leaves most of the products to zeros, and is of few terms, of
-// which FMAs have the smaller errors.
+// With less than one slice of depth most products are with zeros, and for sums of so few terms FMAs
+// have the smaller errors.
 constexpr std::int64_t kLeastBF16X6Depth = kSliceDepth;
-// Of fewer terms its errors may be larger than those of FMAs; of so many normal ones, or uniform
-// ones, they are a third of them.
+// With fewer terms its errors may be larger than those of FMAs; with this many, of normal or
+// uniform data, they are a third of those of FMAs.
 constexpr std::int64_t kLeastFP16X3Depth = 256;
-// Numbers of small elements, of which a tiny one counts 17 times, are ints.
+// Counts of small elements, in which a tiny element counts 17 times, are ints.
 constexpr std::int64_t kMostFP16X3Depth = 1 << 26;
 // Fewer rows or columns leave most of a tile empty.
 constexpr std::int64_t kLeastPartsExtent = 64;
-// Its launches alone take as long as FMAs for fewer products; and workspace is not to be reserved
-// in vain.
+// For fewer products its launches alone take as long as FMAs, and workspace would be reserved for
+// nothing.
 constexpr double kLeastPartsWork = 1 << 25;
 
-// What the parts of a kind take, in nanoseconds.
+// The times of one kind of parts, in nanoseconds.
 struct PartsTimes {
-  double slice;          // of a multiprocessor, for the products of a slice of a tile
-  double split;          // of an element whose neighbours lie along the depth
-  double strided_split;  // of another
+  double slice;          // of a multiprocessor for one slice of a tile
+  double split;          // per element of a deep factor
+  double strided_split;  // per element of another factor
   double launches;       // before and after the products
 };
 constexpr double kSliceOperations = 2.0 * kPartsTile * kPartsTile * kSliceDepth;
 constexpr double kTileEndTime = 1000;
 constexpr double kSplitLaunchTime = 2500;
-// Measured on an H200 (docs/tuning.md): a multiprocessor does 142 TFLOP/s with 131 others.
+// Measured on an H200 (docs/tuning.md): 132 multiprocessors do 142 TFLOP/s.
 constexpr PartsTimes kBF16X6Times{kSliceOperations / 1075, 0.0025, 0.005, 3 * kSplitLaunchTime};
-// The products do 240 to 250 TFLOP/s; of three parts two are written; behind it are three more
-// launches that find nothing to do.
+// The products do 240 to 250 TFLOP/s; two parts are written instead of three; three more launches
+// follow, which find nothing to do.
 constexpr PartsTimes kFP16X3Times{kSliceOperations / 1820, 0.002, 0.0045, 6 * kSplitLaunchTime};
 
-// Blocks of a cluster share columns of b; without a second row of tiles there is nobody to share
-// with.
+// Blocks of a cluster share columns of b; with a single row of tiles there is no second block to
+// share them.
 int cluster_rows_of(const Problem& problem) { return problem.m > kPartsTile ? 2 : 1; }
 
 std::int64_t clusters_of(const Problem& problem) {
@@ -67,7 +67,7 @@ double parts_time(const Problem& problem, const Device& device, const PartsTimes
   return kLaunchTime + times.launches + splitting + turns * (slices * times.slice + kTileEndTime);
 }
 
-// Why parts, whatever their kind, are not for the problem; empty if they are.
+// Why neither kind of parts takes the problem; empty if either may.
 std::string refusal_of_parts(const Problem& problem, const Device& device) {
   if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
   if (problem.has_c && problem.k == 0) return "has nothing to add c to without a depth";
@@ -106,7 +106,7 @@ std::string refusal_of_bf16_x6(const Problem& problem, const Device& device) {
   return refusal_of_parts(problem, device);
 }
 
-// The same of fp16_x3.
+// Why fp16_x3 does not take the problem; empty if it does.
 std::string refusal_of_fp16_x3(const Problem& problem, const Device& device) {
   if (problem.dtype != DType::kFloat32) {
     return "takes float32, not " + text(info(problem.dtype).name);

@@ -11,23 +11,24 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 namespace {
 
-// Below it most warps of skinny's blocks have nothing to multiply.
+// With less, most warps of skinny's blocks have nothing to multiply.
 constexpr std::int64_t kLeastSkinnyDepth = 256;
-// The same of products that are small both ways, where all that counts is what comes before and
-// behind the few loads.
+// The same for products that are small in both m and n, whose time is mostly that before and after
+// their few loads.
 constexpr std::int64_t kLeastSmallDepth = 128;
 
-// How long a multiprocessor takes for an element of the large factor, in nanoseconds: what it could
-// read by itself, and its share of what memory gives to all, 60 and 34 bytes a nanosecond.
+// The time of a multiprocessor to read an element of the large factor, in nanoseconds: alone, and
+// with its share of the memory bandwidth when all read, 60 and 34 bytes per nanosecond.
 constexpr double kSkinnyReadTime = 2.0 / 60;
 constexpr double kMemoryReadTime = 2.0 / 34;
-// A block that copies has more than a third of a multiprocessor's shared memory, which so holds two
-// of them: with three, 1x8192 by 8192x28672 took 118 us in place of 107.
+// A block that copies takes more than a third of a multiprocessor's shared memory, so that only two
+// blocks are resident: with three, 1x8192 by 8192x28672 took 118 us instead of 107.
 constexpr int kLeastSkinnySharedBytes = 80 * 1024;
-// Of a product that is small both ways: others divide a deeper one among more blocks.
+// For products that are small in both m and n: other kernels divide a larger depth among more
+// blocks.
 constexpr std::int64_t kMostSmallDepth = 1024;
-// Predictions: what a small product takes before and after its loads, and for an element that some
-// block reads from the L2 cache.
+// Predicted times of a small product: before and after its loads, and for each element that a block
+// reads from the L2 cache.
 constexpr double kSmallLaunchTime = 2000;
 constexpr double kCacheReadTime = 2.0 / 6500;
 
@@ -35,10 +36,10 @@ std::int64_t skinny_col_tiles(const SkinnyFactors& factors) {
   return divide_up(factors.skinny.extent, kSkinnyExtent);
 }
 
-// Warps of many rows read the skinny factor less often, and longer runs of a large one whose rows
-// are contiguous; but of 32 rows only if some multiprocessor had two blocks of 16. All blocks of 64
-// rows that run at once have as much on their way, and so are done together, two on a
-// multiprocessor or one.
+// The rows of a warp. With more rows, warps read the skinny factor less often, and longer runs of a
+// large factor that is not deep; but 32 rows are used only if some multiprocessor would have two
+// blocks of 16. Blocks of 64 rows that run at the same time have equally many bytes in flight, and
+// so end together, whether a multiprocessor has one or two.
 int skinny_rows(const SkinnyFactors& factors, std::int64_t batch, const Device& device) {
   const auto tiles = [&](int rows) {
     return batch * skinny_col_tiles(factors) * divide_up(factors.large.extent, rows);
@@ -47,13 +48,13 @@ int skinny_rows(const SkinnyFactors& factors, std::int64_t batch, const Device& 
   return 2 * tiles(32) > device.multiprocessors ? 32 : 16;
 }
 
-// Whether whole packs of so many elements begin at aligned addresses.
+// Whether rows of `length` elements are whole, aligned packs of `pack` elements.
 bool fits_skinny_packs(const Problem& problem, std::int64_t length, int pack) {
   return length % pack == 0 && problem.alignment >= std::int64_t{2} * pack;
 }
 
-// What skinny takes, of problems that it takes: reading is all there is to it. `least` is what any
-// kernel takes that reads the large factor from memory.
+// The time of skinny, which is that of its reads. `least` is the time of any kernel that reads the
+// large factor from memory.
 struct SkinnyEstimate {
   double time;
   double least;
@@ -71,8 +72,8 @@ SkinnyEstimate estimate_skinny(const Problem& problem, const Device& device) {
   return {kLaunchTime + std::max(own, least), kLaunchTime + least};
 }
 
-// The same of a product with more rows and columns than a block of skinny has, whose blocks all run
-// at the same time and read both factors from the L2 cache; infinite if they do not.
+// The time of skinny for more rows and columns than a block has, if all blocks run at the same time
+// and read both factors from the L2 cache; infinite if they do not all fit.
 double estimate_small(const Problem& problem, const Device& device) {
   const SkinnyFactors factors = skinny_factors(problem);
   const int rows = skinny_rows(factors, problem.batch, device);
@@ -86,7 +87,7 @@ double estimate_small(const Problem& problem, const Device& device) {
                                      static_cast<double>(blocks) * of_block * kCacheReadTime);
 }
 
-// What the others on tensor cores take.
+// The time of the other kernels on tensor cores.
 double other_time(const Problem& problem, const Device& device) {
   const double time = tensor_core_time(problem, device);
   return refusal_of_split_k(problem, device).empty() ? std::min(time, split_k_time(problem, device))
@@ -110,7 +111,7 @@ std::string refusal_of_skinny(const Problem& problem, const Device& device) {
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most) {
     return "takes extents of at most 2^30";
   }
-  // As many blocks as the least of them make, along x of the grid.
+  // The number of blocks along x of the grid if they are the smallest.
   const auto blocks = static_cast<double>(problem.batch) *
                       static_cast<double>(divide_up(std::max(problem.m, problem.n), 16));
   return blocks > static_cast<double>(most) ? "takes at most 2^30 tiles of 16 rows" : "";
@@ -118,8 +119,8 @@ std::string refusal_of_skinny(const Problem& problem, const Device& device) {
 
 Config configure_skinny(const Problem& problem, const Device& device) {
   const SkinnyFactors factors = skinny_factors(problem);
-  // A thread reads 8 elements of the depth, or one for each 8 of a block's rows, if these are whole
-  // packs; 2 of the skinny factor's columns.
+  // The packs of a thread: 8 elements of k of a deep factor; else tile.rows / 8 rows of the large
+  // factor, or 2 columns of the skinny one.
   const auto fits = [&](std::int64_t length, int pack) {
     return fits_skinny_packs(problem, length, pack);
   };
@@ -133,13 +134,13 @@ Config configure_skinny(const Problem& problem, const Device& device) {
   }
   bool packs_skinny = false;
   if (packs_large) {
-    // What is copied in steps, is in vectors of 16 bytes.
+    // Copies to shared memory are vectors of 16 bytes.
     packs_skinny = factors.skinny.deep
                        ? fits(problem.k, 8) && (factors.large.deep || fits(factors.large.extent, 8))
                        : fits(factors.skinny.extent, 2);
     if (packs_skinny && factors.skinny.deep) {
       if (factors.skinny.extent <= 8) tile.cols = 8;
-      // Of some GPUs a block has less shared memory; then lanes read the elements themselves.
+      // Blocks of some GPUs have less shared memory; then lanes load the elements themselves.
       packs_skinny = skinny_shared_bytes(tile.rows, tile.cols, true) <=
                      static_cast<std::int64_t>(device.shared_bytes_per_block);
       if (!packs_skinny) tile.cols = kSkinnyExtent;
@@ -169,9 +170,10 @@ bool suits_skinny(const Problem& problem) {
          problem.k >= kLeastSkinnyDepth;
 }
 
-// For long enough depths, unless few rows leave most of the GPU idle while others divide the depth
-// among more blocks, or have fewer products to wait for. No other kernel is as fast where it has to
-// copy a factor. And for what is small both ways, of which others have too few tiles.
+// Yes for large enough depths, unless few rows would leave most of the GPU idle while other kernels
+// divide the depth among more blocks, or have fewer products to wait for. No other kernel is as
+// fast if it has to copy a factor. Also yes for products small in both m and n, for which other
+// kernels have too few tiles.
 bool prefers_skinny(const Problem& problem, const Device& device) {
   if (!is_16_bit_float(problem.dtype) || !refusal_of_skinny(problem, device).empty()) return false;
   const bool others_take_it =

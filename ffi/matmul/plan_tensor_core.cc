@@ -1,4 +1,4 @@
-// The plan of tensor_core and split_k: the tiles by which a GPU is done first.
+// The plan of tensor_core and split_k: the tiles with the shortest estimated time.
 
 #include <algorithm>
 #include <cmath>
@@ -13,12 +13,12 @@ namespace {
 
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
 constexpr std::int64_t kTensorCoreGroup = 8;
-// A tail must promise to save so much of the time: less is within what estimates are wrong by.
+// The fraction of the time that a tail must save: less is within the error of the estimates.
 constexpr double kLeastTailGain = 0.015;
-// A matrix is at most what a stride of a tensor map spans.
+// The largest matrix, so that its stride fits a tensor map.
 constexpr std::int64_t kMostTensorBytes = std::int64_t{1} << 39;
 
-// Of a gated problem half of a tile's columns are those of up.
+// In a gated problem half of a tile's columns belong to `up`.
 std::int64_t result_cols(const Problem& problem, std::int64_t cols) {
   return problem.gated ? cols / 2 : cols;
 }
@@ -28,20 +28,20 @@ std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
          divide_up(problem.n, result_cols(problem, tile.cols));
 }
 
-// Estimates: what a multiprocessor takes for a step of 64 x 128 sums, 128 bytes deep, at the speed
-// of the largest tile, at its highest clock, and while all others multiply too.
+// Estimates: the time of a multiprocessor for a step of 64 x 128 sums, 128 bytes deep, at the speed
+// of the largest tile: at its highest clock, and while all others multiply too.
 constexpr double kStepTime = 126;
 constexpr double kBusyStepTime = 166;
 // How long the tensor cores wait between two tiles.
 constexpr double kTurnTime = 300;
-// How long the exchange of a cluster's sums takes, and how many bytes of it a block sends in a
+// The latency of the exchange of a cluster's sums, and the bytes of sums that a block sends per
 // nanosecond.
 constexpr double kExchangeTime = 1500;
 constexpr double kExchangeRate = 25;
-// Of factors: bytes in a nanosecond that memory gives to all multiprocessors, and to one, which
-// writes results as fast; those that the L2 cache gives beside it, of what another tile has read;
-// all that it gives to tiles that do not begin together, and to the blocks of split_k, which do;
-// and after how long a copy is there.
+// Bytes of factors read per nanosecond: from memory by all multiprocessors together, and by one
+// alone, which also writes results at this rate; from the L2 cache, of data that another tile has
+// read; in total from the L2 cache by tiles that do not begin together, and by the blocks of
+// split_k, which do. Last, the latency of a copy.
 constexpr double kMemoryRate = 4500;
 constexpr double kOwnMemoryRate = 60;
 constexpr double kRereadRate = 30000;
@@ -54,8 +54,8 @@ std::int64_t depth_steps(const Problem& problem) {
   return divide_up(problem.k * bytes, kTensorLineBytes);
 }
 
-// How long `turns` tiles take that each of `busy` multiprocessors multiplies one after the other.
-// The more there are, the lower is the clock that the GPU's power allows.
+// The time in which each of `busy` multiprocessors multiplies `turns` tiles one after the other.
+// The more multiprocessors are busy, the lower the clock that the GPU's power allows.
 double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int speed,
                std::int64_t busy, const Device& device) {
   const double share = static_cast<double>(busy) / device.multiprocessors;
@@ -63,7 +63,8 @@ double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int s
   return static_cast<double>(turns * steps) * (rows * cols / (64.0 * 128.0)) * step * 100 / speed;
 }
 
-// How long the reads of so many tiles take, each of all of the depth, by so many multiprocessors.
+// The time in which `readers` multiprocessors read the factors of `tiles` tiles over the whole
+// depth.
 double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows, std::int64_t cols,
                  std::int64_t readers) {
   const auto depth = static_cast<double>(problem.k * bytes_of(problem.dtype));
@@ -75,12 +76,12 @@ double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows, 
   return depth * (once / rate + std::max(all - once, 0.0) / kRereadRate);
 }
 
-// How long `steps` take, one after the other, of which so many stages are on their way.
+// The time of `steps` consecutive copies, if it is only latency, with `stages` of them in flight.
 double latency_of(std::int64_t steps, int stages) {
   return static_cast<double>(steps) * kCopyLatency / stages;
 }
 
-// Of tiles of clusters, in the order in which they are taken: see TileOrder.
+// The cluster tiles, in the order of TileOrder.
 struct Grid {
   std::int64_t rows;
   std::int64_t cols;
@@ -89,7 +90,7 @@ struct Grid {
   std::int64_t rows_of(std::int64_t of_group) const {
     return std::min(group, rows - of_group * group);
   }
-  // How many come before a column of a group.
+  // The number of tiles before a column of a group.
   std::int64_t before(std::int64_t matrix, std::int64_t of_group, std::int64_t col) const {
     return (matrix * rows + of_group * group) * cols + col * rows_of(of_group);
   }
@@ -100,23 +101,25 @@ Grid grid_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t gr
           divide_up(problem.n, result_cols(problem, tile.cols)), group};
 }
 
-// Whether a tile of clusters is made of several of `tail`, which so can take a tail of such tiles.
+// Whether a cluster tile divides into whole cluster tiles of `tail`, which can then be the tile of
+// a second launch.
 bool is_made_of(const TensorCoreTile& tile, const TensorCoreTile& tail) {
   return tail.rows * tail.cols < tile.rows * tile.cols &&
          tile.rows * tile.cluster_rows % (tail.rows * tail.cluster_rows) == 0 &&
          tile.cols % tail.cols == 0;
 }
 
-// How a product is cut in two launches, by tiles of which the second's divide the first's.
+// How a product is divided between two launches. The tiles of the second subdivide those of the
+// first.
 struct Cut {
-  std::int64_t tiles;       // of clusters, of the first launch
-  std::int64_t tail_first;  // of the tiles of the second
+  std::int64_t tiles;       // cluster tiles of the first launch
+  std::int64_t tail_first;  // tile of the second launch
   std::int64_t tail_tiles;
   std::int64_t tail_group;
 };
 
-// The last one, at the beginning of a column of a group, that leaves the first launch at most
-// `tiles`, which are not all.
+// The last cut, at the beginning of a column of a group, that gives the first launch at most
+// `tiles` tiles, which must be fewer than all.
 Cut cut_at(const Problem& problem, const TensorCoreTile& tile, const TensorCoreTile& tail,
            std::int64_t tiles) {
   const Grid grid = grid_of(problem, tile, kTensorCoreGroup);
@@ -131,7 +134,7 @@ Cut cut_at(const Problem& problem, const TensorCoreTile& tile, const TensorCoreT
           tail_grid.group};
 }
 
-// Calls visit(tile) for each tile that there is a kernel for.
+// Calls visit(tile) for each tile that has a kernel for the problem.
 template <class Visit>
 void each_tile(const Problem& problem, Visit&& visit) {
   const auto visit_those = [&](const auto& tiles) {
@@ -156,8 +159,8 @@ struct TensorCoreChoice {
   double time;
 };
 
-// The tiles by which the multiprocessors are done first: each takes tile after tile. The choice is
-// by their products and the copies before them, the time is what these or the reads take.
+// The tiles with the shortest estimated time. The choice counts products and copies to shared
+// memory; the time is that of these or of the reads from memory, whichever is longer.
 TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto begins_lines = [](const StoredFactor& factor) {
     return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
@@ -219,7 +222,7 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   return best;
 }
 
-// What a launch takes from its tile.
+// Sets what a launch takes from its tile.
 void configure_tile(const TensorCoreTile& tile, Config& config) {
   config.threads = tile.threads();
   config.tile_rows = tile.rows;
@@ -230,15 +233,15 @@ void configure_tile(const TensorCoreTile& tile, Config& config) {
   config.promotes = tile.promotes;
 }
 
-// What both kernels on tensor cores do with factors that tensor copies cannot take.
+// Sets which factors are copied first, because tensor copies cannot read them.
 void configure_copies(const Problem& problem, Config& config) {
   config.copies_a = needs_copy(stored_a(problem));
   config.copies_b = needs_copy(stored_b(problem));
   config.workspace_bytes = copies_bytes(problem);
 }
 
-// Whether floats are multiplied as their transposes, for which b need not be copied: in tiles as
-// large as the largest, which alone such a kernel has.
+// Whether floats are multiplied by turned_kernel, which needs no copy of b. It has a single tile,
+// as large as the largest.
 bool is_turned(const Problem& problem, const TensorCoreTile& tile) {
   return problem.dtype == DType::kFloat32 && stored_a(problem).deep && !stored_b(problem).deep &&
          fits_tensor_copies(problem.n * bytes_of(problem.dtype)) &&
@@ -253,10 +256,10 @@ struct SplitKChoice {
   double time;
 };
 
-// By which tile, and among how many blocks, split_k divides the depth, to be done first. Clusters
-// of more than two are hard to place, so that some multiprocessors stay idle: these find places on
-// three quarters of them, where further blocks must share one, and if they still do not fit, two
-// splits are all that is tried. Blocks that have a multiprocessor for themselves have all its
+// The tile and the number of blocks per tile with the shortest estimated time. Clusters of more
+// than two blocks are hard to place, so some multiprocessors stay idle: they get three quarters of
+// them. Further blocks must share a multiprocessor, and if they still do not fit, only two splits
+// are tried. Blocks that have a multiprocessor to themselves use all of its shared memory for
 // stages.
 SplitKChoice best_split_k(const Problem& problem, const Device& device) {
   const std::int64_t depth = depth_steps(problem);
@@ -347,7 +350,7 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
       problem.m * problem.n > kMostTensorBytes / bytes_of(problem.result_dtype)) {
     return "takes extents of at most 2^30 and matrices of at most 512 GiB";
   }
-  // As many tiles as the least of them make.
+  // The number of tiles if they are the smallest.
   const double tiles = static_cast<double>(problem.batch) *
                        static_cast<double>(divide_up(problem.m, 64) *
                                            divide_up(problem.n, result_cols(problem, 128)));
