@@ -1,5 +1,5 @@
-// Factors and results as tensor copies see them: what the launchers of the kernels on Hopper's
-// tensor cores have in common.
+// Tensor maps of factors and results, shared by the launchers of the kernels on Hopper's tensor
+// cores.
 #pragma once
 
 #include <algorithm>
@@ -21,8 +21,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// Of factors and of results. Floats that are factors are rounded to TF32 as they are copied;
-// factors of 8 bits are bytes to the copy engine.
+// The tensor map types of factors and results. Tensor copies round float factors to TF32; 8-bit
+// factors are copied as bytes.
 template <class T>
 inline constexpr CUtensorMapDataType kFactorType =
     sizeof(T) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_TFLOAT32;
@@ -38,8 +38,8 @@ inline constexpr CUtensorMapDataType kResultType<std::int32_t> = CU_TENSOR_MAP_D
 
 static_assert(kTensorLineBytes == kLineBytes);
 
-// Matrices of `rows` rows of `length` neighbours, `pitch` apart, in boxes of 128 bytes by
-// `box_rows`.
+// A tensor map of matrices of `rows` rows of `length` elements, with leading dimension `pitch`, in
+// boxes of 128 bytes by `box_rows` rows.
 template <class T>
 inline TensorMap map_of(CUtensorMapDataType type, const void* data, std::int64_t batch,
                         std::int64_t rows, std::int64_t length, std::int64_t pitch, int box_rows) {
@@ -51,14 +51,14 @@ inline TensorMap map_of(CUtensorMapDataType type, const void* data, std::int64_t
                           {kLineBytes / static_cast<int>(kBytes), box_rows, 1}});
 }
 
-// A factor as it lies where tensor copies read it.
+// A factor in the array that tensor copies read: its own or its copy.
 struct ReadFactor {
   const void* data;
   StoredFactor stored;
   std::int64_t pitch;
 };
 
-// `part` rows of a or columns of b are what a block copies at a time of a deep factor.
+// `part`: how many rows of a or columns of b a block copies at a time, if the factor is deep.
 template <class T, bool kDeep>
 FactorMaps maps_of_factor(const ReadFactor& factor, int part) {
   const StoredFactor& stored = factor.stored;
@@ -77,9 +77,9 @@ FactorMaps maps_of_factor(const ReadFactor& factor, int part) {
   }
 }
 
-// What tensor copies are to read of a factor: itself, or if the plan says so a copy at the
-// beginning of `workspace`, which it moves on. Launches what transposes it; a copy that only aligns
-// its rows is left to the caller.
+// The factor that tensor copies read: itself or, if `copies`, a copy at the beginning of
+// `workspace`, which is advanced past it. Launches the transposition; a copy that only aligns rows
+// is returned in `aligned`, for the caller to launch.
 template <class T, class Aligned>
 ReadFactor read_factor(const Queue& queue, const void* data, const StoredFactor& stored,
                        bool copies, unsigned char*& workspace, RowCopy<Aligned>& aligned) {
@@ -114,8 +114,8 @@ ReadFactors read_factors(const Queue& queue, const Config& config, const Problem
   return {a, b};
 }
 
-// How a kernel that reads them starts: after copies, which are launched in order behind all that
-// came before, it may set itself up while they end.
+// The launch of a kernel that reads the factors. After copies, which are launched in stream order,
+// it is launched early: it sets itself up while they end.
 inline LaunchShape shape_behind_copies(const Config& config, int cluster) {
   LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
                     static_cast<unsigned>(config.threads),
@@ -124,8 +124,8 @@ inline LaunchShape shape_behind_copies(const Config& config, int cluster) {
   return shape;
 }
 
-// Calls function(deep_a, deep_b), std::integral_constants that say whether the kernel is to read
-// deep factors: but for those of 16 bits all are, when they have been copied.
+// Calls function(deep_a, deep_b), std::integral_constants that say whether the kernel reads deep
+// factors. Factors of 8 and 32 bits are all deep once they have been copied.
 template <class T, class Function>
 void dispatch_layouts(const Problem& problem, Function&& function) {
   if constexpr (sizeof(T) != 2) {

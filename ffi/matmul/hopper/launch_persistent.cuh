@@ -1,4 +1,4 @@
-// From a plan of tensor_core to a launch of one of its kernels, for the sources that have them.
+// Launches the kernel of a tensor_core plan, for the sources that instantiate kernels.
 #pragma once
 
 #include <cstdint>
@@ -15,19 +15,19 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// The result of a product of no depth, which has no factors to copy.
+// Writes the zeros of a product with k = 0, which has no factors to copy.
 inline void clear_result(const Queue& queue, const Problem& problem, const Buffers& buffers) {
   const std::int64_t elements = problem.batch * problem.m * problem.n;
   clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
 }
 
-// Takes the tiles from `first` on.
+// Launches the kernel for the tiles from `first` on.
 template <class Kernel>
 void launch_persistent(const Queue& queue, const Config& config, std::int64_t first,
                        const ReadFactors& factors, const Problem& problem, const Buffers& buffers) {
   using T = typename Kernel::Factor;
   LaunchShape shape = shape_behind_copies(config, config.cluster_rows);
-  if (first > 0) shape.early = true;  // the kernel before computes the other tiles
+  if (first > 0) shape.early = true;  // the previous kernel computes the other tiles
   using Result = typename Kernel::Result;
   FactorMaps a{}, b{};
   TensorMap result{};

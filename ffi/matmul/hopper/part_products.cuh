@@ -1,33 +1,33 @@
 // bf16_x6 and fp16_x3: float32 products at full accuracy, by six products of bfloat16 parts, or
 // three of float16 ones, on Hopper's tensor cores.
 //
-// Factors come as parts (split_parts.cuh): three of eight bits each, x = x0 + x1 + x2, which hold a
-// float, or two of eleven, which hold nearly one. Of the nine products of three parts six count in
-// a float, and of the four of two parts three; those that are left out are at most 2^-23 and 2^-22
-// of |x y|:
+// Factors are split into parts (split_parts.cuh): three of eight bits each, x = x0 + x1 + x2, which
+// hold a float, or two of eleven bits, which hold nearly all of it. Of the nine products of three
+// parts, six matter in a float; of the four products of two parts, three do. The others are at most
+// 2^-23 and 2^-22 of |x y|:
 //
 //     x y = x2 y0 + x0 y2 + x1 y1     2^-16
 //         + x1 y0 + x0 y1             2^-8        x y = x1 y0 + x0 y1     2^-11
 //         + x0 y0                     1               + x0 y0             1
 //
-// Tensor cores cut off what does not fit their sums, always toward zero, and over a long depth that
-// adds up to far more than a float's roundings. So they add only 64 of the depth, the small
-// products first, into sums of their own, which float additions then add to the real ones.
+// Tensor cores truncate their sums toward zero, and over a long depth that adds up to far more than
+// the rounding of floats. So they add only 64 elements of k, the small products first, into
+// separate sums, which are then added to the actual sums by float additions.
 //
-// Blocks, tiles, ring and roles are those of the persistent kernel, but that a stage holds one part
-// of a slice of both factors. A stage is let go of as soon as its part is not needed any more; of
-// three parts
+// Blocks, tiles, ring and roles are those of the persistent kernel, except that a stage holds one
+// part of a slice of both factors. A stage is released as soon as its part is not needed any more;
+// with three parts:
 //
 //     part         2            1            0
 //     stage        0            1            2            3    ...
 //     products     2 0, 0 2     1 1, 1 0, 0 1   0 0, 0 0
-//     let go of       ^ 0                    ^ 1       ^ 2
+//     released        ^ 0                    ^ 1       ^ 2
 //
-// and of two the same without part 2 and 1 1. The two consumers take turns: while one adds its
-// sums, the other's products keep the tensor cores busy.
+// With two parts it is the same without part 2 and product 1 1. The two consumers take turns: while
+// one adds its sums, the other's products keep the tensor cores busy.
 //
-// Float16 takes half of the time, but not all data (split_parts.cuh). fp16_x3 launches the kernel
-// for it, and behind it that for bfloat16, which finds the work done or does it.
+// Float16 takes half of the time, but does not suit all data (split_parts.cuh). fp16_x3 launches
+// the kernel for float16 and then the one for bfloat16, which does the work if the first has not.
 #pragma once
 
 #include <algorithm>
@@ -88,13 +88,13 @@ struct PartsReport {
   std::uint32_t span_a;  // of any row, if above kFreeSpan
   std::uint32_t span_b;
   std::int32_t refused;   // 1: bf16_x6 has left the product to the next kernel
-  std::int32_t done;      // 1: fp16_x3 has left nothing to bf16_x6
+  std::int32_t done;      // 1: fp16_x3 computes the product, and bf16_x6 has nothing to do
   std::uint32_t small_a;  // of any row, if above free_small()
   std::uint32_t small_b;
 };
 static_assert(sizeof(PartsReport) <= kPartsReportBytes);
 
-// Whether scaled factors have no more than what parts and sums can hold.
+// Whether parts and sums can hold the scaled factors.
 template <class Parts>
 __device__ __forceinline__ bool fits(const PartsReport& report,
                                      [[maybe_unused]] std::int64_t depth) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ bool fits(const PartsReport& report,
   }
 }
 
-// And what scales the sum back.
+// The result, and the exponents that scale the sums back.
 struct PartsResult : FloatResult {
   const std::int32_t* exponents_a;
   const std::int32_t* exponents_b;
@@ -133,11 +133,11 @@ __device__ __forceinline__ void produce_parts(RingStorage<Config>& storage, cons
                       slice_bytes<Config::kDeepB, Config::kCols>(b, at.col);
     for (int step = 0; step < order.steps; ++step) {
       const int k = step * kStageDepth<typename Config::Factor>;
-      // In the order in which they are let go of.
+      // In the order in which the parts are released.
       for (int part = Config::Parts::kParts - 1; part >= 0; --part) {
         wait(&storage.empty[ring.stage], ring.phase ^ 1);
         Mbarrier* const full = &storage.full[ring.stage];
-        // Bytes from the other block may come first; the phase cannot end before this arrival.
+        // Bytes from the other block may come first; the phase cannot complete before this arrival.
         announce(full, bytes);
         copy_slice<Config::kDeepA, Config::kRows, 1>(
             storage.a[ring.stage], a, at.row, k,
@@ -166,7 +166,7 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
   const int row = first_row + thread / 32 * 16 + thread % 32 / 4;
   const int first_col = at.col + thread % 4 * 2;
 
-  // -- All exponents first, so that their loads are under way together --
+  // -- All exponents first, so that their loads are in flight together --
   const std::int32_t* const of_rows =
       result.exponents_a + matrix * order.a_batch_stride * result.rows;
   const std::int32_t* const of_cols =
@@ -222,8 +222,8 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
 
 // ---- A consumer ----
 
-// Begins to add the products of two parts of a slice, from step kFirst of its depth to kLast, to
-// sums: as multiply_stage().
+// Issues the wgmmas that add the products of two parts of a slice, steps kFirst to kLast of its
+// depth, to the sums, as multiply_stage() does.
 template <class Config, int kFirst, int kLast>
 __device__ __forceinline__ void multiply_parts(float (&sums)[Config::kSums], std::uint64_t a,
                                                std::uint64_t b, bool add) {
@@ -243,7 +243,7 @@ template <class Config>
 __device__ __forceinline__ void consume_parts(RingStorage<Config>& storage,
                                               const PartsResult& result, const TileOrder& order,
                                               int rank, int consumer) {
-  // Barriers at which a consumer waits for its turn.
+  // The named barriers at which a consumer waits for its turn.
   constexpr int kTurn = 1;
   constexpr int kTurnThreads = 2 * kWarpgroupThreads;
   const int own_turn = kTurn + consumer;
@@ -253,14 +253,14 @@ __device__ __forceinline__ void consume_parts(RingStorage<Config>& storage,
   constexpr int kParts = Config::Parts::kParts;
 
   float sums[Config::kSums];
-  float recent[Config::kSums];  // of a slice, but for
-  float second[Config::kSums];  // the largest products of its second half
+  float recent[Config::kSums];  // of a slice, except those of `second`:
+  float second[Config::kSums];  // x0 y0 of the slice's second half
   RingPlace<Config> ring;
   const std::uint64_t a_first =
       matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * kPanelBytes);
   const std::uint64_t b_first = matrix_descriptor<Config::kDeepB>(storage.b[0]);
 
-  // Lane i tells block i: both blocks fill the stages of each.
+  // Lane i arrives at the mbarriers of block i: both producers fill the stages of each block.
   const int lane = threadIdx.x % 32;
   const bool tells = lane < Config::kBlocks;
   const unsigned empty =
@@ -295,7 +295,7 @@ __device__ __forceinline__ void consume_parts(RingStorage<Config>& storage,
       }
       meet(own_turn, kTurnThreads);
 
-      // -- Multiply: seven groups, or four, the small products first --
+      // -- Multiply: seven or four groups of wgmmas, the small products first --
       if constexpr (kParts == 3) {
         multiply(stage[2], stage[0], false);
         multiply(stage[0], stage[2], true);
@@ -307,8 +307,8 @@ __device__ __forceinline__ void consume_parts(RingStorage<Config>& storage,
       multiply_parts<Config, kSteps / 2, kSteps>(second, parts_a(stage[0]), parts_b(stage[0]),
                                                  false);
 
-      // -- Let go of each stage when the last group that reads it is done, and of the turn while
-      // the tensor cores still have the last groups to do --
+      // -- Release each stage when the last group that reads it is complete; pass the turn on while
+      // the last groups are in flight --
       if constexpr (kParts == 3) {
         wait_for_products<5>();
         release(stage[2]);
@@ -328,7 +328,7 @@ __device__ __forceinline__ void consume_parts(RingStorage<Config>& storage,
     const TilePosition at = locate<Config>(order, tile, rank);
     write_sums<Config>(sums, result, order, at, at.row + consumer * kProductRows);
   }
-  // The last turn that the second consumer has passed on.
+  // Matches the last turn that the second consumer has passed on.
   if (consumer == 0) meet(own_turn, kTurnThreads);
 }
 
@@ -341,7 +341,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
                          const int matrices_a, const int matrices_b, PartsReport* const report,
                          const std::int64_t depth) {
 #if JAX_GPUOPS_HAS_WGMMA
-  // -- Which kernel does the work: each leaves word for the next --
+  // -- Which kernel does the work: each tells the next one --
   using Parts = typename Config::Parts;
   const bool reports = blockIdx.x == 0 && threadIdx.x == 0;
   const bool does_fit = fits<Parts>(*report, depth);
@@ -356,7 +356,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
       *reinterpret_cast<RingStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
-  // From a shuffle the compiler learns that a warp's threads have it in common.
+  // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
   const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;
 
@@ -375,7 +375,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     cluster_wait();
   }
 
-  // -- Roles: warpgroup 0 produces, by one thread; the others consume --
+  // -- Roles: one thread of warpgroup 0 is the producer; the other warpgroups are consumers --
   if (warpgroup == 0) {
     give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x == 0) {

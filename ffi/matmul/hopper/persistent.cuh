@@ -1,12 +1,11 @@
-// matmul on Hopper's tensor cores: factors of 16 bits, of floats, which are multiplied in TF32, or
-// of 8 bits, perhaps with scales; sums of floats, or of ints if the factors are integers; a result
-// of 16 or 32 bits, or of scaled ints of 8 bits.
+// matmul on Hopper's tensor cores: factors of 16 bits, floats, which are multiplied in TF32, or
+// factors of 8 bits, perhaps with scales; float sums, or int sums of integer factors; results of 16
+// or 32 bits, or scaled 8-bit integers.
 //
-// As many clusters as fit stay for the whole launch, and take one tile of the result after the
-// other. In each block a producer copies slices of the factors, 128 bytes deep, into a ring of
-// stages; one or two consumers, warpgroups with rows of the tile each, multiply them into sums in
-// their registers, and write those through shared memory. What a block copies of a factor that its
-// neighbours in the cluster need too goes to all of them:
+// The kernel is persistent: a cluster computes one tile of the result after the other. In each
+// block a producer copies slices of the factors, 128 bytes deep, into a ring of stages. One or two
+// consumer warpgroups, each with some rows of the tile, multiply them into sums in registers, and
+// write these through shared memory. Slices that all blocks of the cluster need are multicast:
 //
 //                 tile of b                         producer            consumers
 //               | left  | right |     stage 0  ->  full[0] set  ->  multiply, empty[0] set
@@ -15,8 +14,8 @@
 //
 //     kClusterRows = 2: blocks 0 and 1 each copy half of the slice of b to both.
 //
-// The leading dimensions of the factors are multiples of 16 bytes, as tensor copies need, and the
-// depth is at least 1. A result with another leading dimension is written by the threads.
+// The leading dimensions of the factors are multiples of 16 bytes, as tensor copies require, and
+// the depth is at least 1. A result with another leading dimension is written by the threads.
 #pragma once
 
 #include <cstdint>
@@ -62,34 +61,34 @@ struct Persistent {
   static constexpr int kConsumers = kConsumers_;
   static constexpr int kStages = kStages_;
   static constexpr int kClusterRows = kClusterRows_;
-  // How many stages a consumer has under way when it waits, so that the tensor cores do not run
-  // dry.
+  // How many stages' products may still be in flight when a consumer waits, so that the tensor
+  // cores stay busy.
   static constexpr int kPending = kPending_;
   // Whether results are written while the next tile is multiplied, and not before.
   static constexpr bool kLateStores = kLateStores_;
-  // Whether c is added to what the epilogue leaves.
+  // Whether beta c is added after the activation.
   static constexpr bool kAdds = kAdds_;
-  // Whether the products of each stage have sums of their own, which are added to the tile's: of
-  // 8-bit floats the tensor cores add with 13 bits of fraction alone.
+  // Whether the products of each stage have separate sums, which are then added to the tile's:
+  // tensor cores add products of 8-bit floats with only 13 bits of fraction.
   static constexpr bool kPromotes = kPromotes_;
   // Whether sums get a bias or an activation.
   static constexpr bool kFinishes = kFinishes_;
-  // Whether b's stages are half of b and half of up, whose sums gate each other: both halves have
-  // the same columns, those of the result's tile.
+  // Whether a stage of b is half b and half `up`, both with the columns of the result's tile; the
+  // activated sums of b are multiplied by those of `up`.
   static constexpr bool kGated = kGated_;
   static constexpr int kResultCols = kGated ? kCols / 2 : kCols;
-  // What of the sums is multiplied by scales of the factors.
+  // Which sums are multiplied by scales of the factors.
   static constexpr Scaling kScaling = kScaling_;
-  // What sums are changed by.
+  // The parameters of the epilogue.
   using Epilogue = std::conditional_t<kScaling != Scaling::kNone, Scales,
                                       std::conditional_t<kAdds, FinishAndAdd, Finish>>;
 
   static constexpr int kWaves = kRows / kConsumers / kProductRows;
   static constexpr int kSums = kCols / 2;
   static constexpr int kResultSums = kResultCols / 2;
-  // Pairs of results that wait to be written, or of what is added to the next ones.
+  // Pairs of results that wait to be written, or of elements of c that wait to be added.
   static constexpr int kWords = kLateStores || kAdds ? kResultSums / 2 : 1;
-  // Of a stage's own, as many columns as the registers have room for.
+  // Columns of a stage's separate sums: as many as the registers have room for.
   static constexpr int kStageCols = kCols < 128 ? kCols : 128;
   static constexpr int kBlocks = kClusterRows;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
@@ -102,12 +101,12 @@ struct Persistent {
   static constexpr int kPanels = kWaves * kResultCols / kPanelCols;
   static constexpr int kPanelBuffers = 2;
 
-  // All blocks of the cluster, whose producers fill a stage of this one together, are told by each
-  // warp that has consumed it.
+  // Each consumer warp of a cluster arrives at the mbarriers of all its blocks, whose producers
+  // fill a stage together.
   static constexpr int kEmptyArrivals = kConsumers * 4 * kClusterRows;
 
-  // 65536 registers, less what the launch leaves over, which is shared out in eights per thread:
-  // 40 + 2 x 232 = 3 x 168.
+  // The launch gives each thread 65536 / 384 registers, rounded down to a multiple of eight: 168,
+  // which the warpgroups redistribute: 40 + 2 x 232 = 3 x 168.
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
 
@@ -133,7 +132,7 @@ struct Persistent {
                 "results of 8 bits are rounded from scaled sums");
 };
 
-// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
+// Begins at a multiple of kAtomBytes in shared memory: the swizzle depends on the address.
 template <class Config>
 struct alignas(kAtomBytes) PersistentStorage {
   unsigned char a[Config::kStages][Config::kABytes];
@@ -160,19 +159,19 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
   constexpr int kClusterRows = Config::kClusterRows;
   constexpr auto kAll = static_cast<std::uint16_t>((1u << kClusterRows) - 1);
   RingPlace<Config> ring;
-  wait_for_kernel_before();  // which may copy factors
+  wait_for_kernel_before();  // the previous kernel may copy factors
   for (unsigned tile = order.first + blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate<Config>(order, tile, rank);
-    // A gated tile has as many columns of up.
+    // A gated tile has as many columns of `up` as of b.
     constexpr int kFactors = Config::kGated ? 2 : 1;
     const int bytes = slice_bytes<Config::kDeepA, Config::kRows>(a, at.row) +
                       kFactors * slice_bytes<Config::kDeepB, Config::kResultCols>(b, at.col);
     for (int step = 0; step < order.steps; ++step) {
-      // The phase before the first counts as over: the ring begins empty.
+      // The phase before the first counts as complete: the ring begins empty.
       wait(&storage.empty[ring.stage], ring.phase ^ 1);
       Mbarrier* const full = &storage.full[ring.stage];
-      // Bytes from other blocks may come first; the phase cannot end before this arrival.
+      // Bytes from other blocks may come first; the phase cannot complete before this arrival.
       announce(full, bytes);
       const int k = step * kStageDepth<typename Config::Factor>;
       copy_slice<Config::kDeepA, Config::kRows, 1>(storage.a[ring.stage], a, at.row, k,
@@ -200,8 +199,8 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
 
 // ---- Results ----
 
-// A warp's of a panel, and those of them that it writes at once, 16 bytes a lane, if tensor copies
-// cannot.
+// The rows of a panel that belong to a warp, and how many of them it writes at a time, 16 bytes per
+// lane, if tensor copies cannot.
 inline constexpr int kWarpRows = kProductRows / 4;
 inline constexpr int kRowsAtOnce = 32 * 16 / kLineBytes;
 
@@ -214,10 +213,10 @@ struct PlainResult {
   int step_rows = kWarpRows;
 };
 
-// PlainResult's step_rows: how many of a panel's rows each warp writes in one of a tile's `steps`,
-// if it writes the tile before while it multiplies. The copy engine takes a panel a step. Threads
-// would need longer for one than for the step's products, and leave the tensor cores idle: they
-// write a few rows, if the tile has enough steps.
+// PlainResult's step_rows: how many rows of a panel each warp writes during one of a tile's
+// `steps`, if it writes the previous tile while it multiplies. The copy engine takes a panel per
+// step. Threads would need longer for a panel than a step's products take, and leave the tensor
+// cores idle: they write a few rows per step, if the tile has enough steps.
 //
 //     steps of the next tile    0     1     2     3     4     5   ...
 //     rows of each warp         0-3   4-7   8-11  12-15 0-3   4-7
@@ -244,8 +243,8 @@ __device__ __forceinline__ TileBias<Config> load_bias(const Finish& finish,
   return bias;
 }
 
-// Adds the bias to a consumer's sums of a tile, applies the activation, and the gate: a loop over
-// all of them for each function, since sums in registers have constant indices.
+// Adds the bias to a consumer's sums of a tile, and applies the activation and the gate. Each
+// activation has its own loop over all sums, since sums in registers need constant indices.
 template <class Config>
 __device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config::kSums],
                                             const Finish& finish, const TileBias<Config>& bias) {
@@ -284,9 +283,9 @@ __device__ __forceinline__ void finish_sums(float (&sums)[Config::kWaves][Config
   }
 }
 
-// How a consumer writes its rows of a tile: panel by panel through two buffers in shared memory.
-// The copy engine reads one while the threads fill the other; or, if it cannot write the result,
-// each warp writes the rows that it has filled itself, and waits for no other warp.
+// Writes a consumer's rows of a tile, panel by panel, through two buffers in shared memory. The
+// copy engine reads one while the threads fill the other. If the copy engine cannot write the
+// result, each warp writes the rows that it has filled itself, and waits for no other warp.
 template <class Config>
 class ResultWriter {
  public:
@@ -303,8 +302,8 @@ class ResultWriter {
         thread_(threadIdx.x % kWarpgroupThreads) {}
 
   // Fills a buffer with panel `panel`, a constant once the caller's loop is unrolled, for the copy
-  // engine or write_rows(): with `word` the sums' pairs, word(wave, i) those of sums 2 i and 2 i +
-  // 1, packed in as many bits as results have; or if these have 32 bits, the sums themselves.
+  // engine or write_rows(). word(wave, i) is the pair of sums 2 i and 2 i + 1, packed into two
+  // results; if results have 32 bits, it is sum i.
   template <class Word>
   __device__ __forceinline__ void fill(int panel, const TilePosition& at, const Word& word) {
     const int wave = panel / kPerWave;
@@ -322,8 +321,8 @@ class ResultWriter {
     const int lane = thread_ % 32;
     const int warp_row = thread_ / 32 * 16;
     if constexpr (sizeof(Result) == 2) {
-      // A lane's address is that of row lane % 8 of matrix lane / 8: rows 0 to 7 and 8 to 15 of
-      // eight columns, then of the next eight.
+      // Lane i gives the address of row i % 8 of matrix i / 8. The matrices are rows 0 to 7 and 8
+      // to 15 of eight columns, then of the next eight.
       const int row = warp_row + lane % 16;
       const unsigned line = shared_address(buffer + row * kLineBytes);
 #pragma unroll
@@ -347,7 +346,7 @@ class ResultWriter {
       unsigned char* const line = buffer + row * kLineBytes + lane % 2 * 8;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Rows row and row + 8 differ by one atom, and swizzle alike.
+        // Rows row and row + 8 are one atom apart, and have the same swizzle.
         unsigned char* const to = line + ((2 * i + lane % 4 / 2) ^ (row % 8)) * 16;
         const int s = first * 16 + i * 4;
         *reinterpret_cast<Pair*>(to) = Pair{word(wave, s), word(wave, s + 1)};
@@ -366,8 +365,8 @@ class ResultWriter {
     }
   }
 
-  // Writes `rows` of each warp's rows from the `first_row`-th on, of the panel that was filled
-  // last, if the copy engine does not.
+  // Writes `rows` rows of each warp, from its row `first_row` on, of the panel that was filled
+  // last, unless the copy engine does.
   __device__ __forceinline__ void write_rows(int panel, const TilePosition& at, int first_row,
                                              int rows) const {
     if (plain_.data == nullptr) return;
@@ -384,7 +383,7 @@ class ResultWriter {
     write_rows(panel, at, 0, kWarpRows);
   }
 
-  // Before the block ends.
+  // To be called before the block exits.
   __device__ __forceinline__ void finish() const {
     if (thread_ == 0) wait_until_read<0>();
   }
@@ -394,19 +393,19 @@ class ResultWriter {
   static constexpr int kPackBytes = 16;
   static constexpr int kRowLanes = kLineBytes / kPackBytes;
 
-  // The panel that begins at (first_row, col), whose rows begin anywhere in memory: between sectors
-  // of 32 bytes, of which memory takes whole ones many times as fast as parts. So what a panel has
-  // of its last sector is left to the next one, while the buffers hold both: each row of the tile
-  // has two parts of sectors, at its ends. Each warp has 16 rows, of which it writes `rows` from
-  // the `skipped`-th on, and eight lanes one; a lane writes packs of 16 bytes, two of them a
-  // sector.
+  // Writes the panel that begins at (first_row, col). Its rows may begin within a sector of 32
+  // bytes, and memory takes whole sectors many times as fast as parts. So the incomplete last
+  // sector of a panel's row is left to the next panel, while the buffers hold both: only at the two
+  // ends of a tile's row are parts of sectors written. Each warp has 16 rows, of which it writes
+  // `rows` from row `skipped` on. Eight lanes write a row, each in packs of 16 bytes, of which two
+  // are a sector.
   //
   //     sectors    | . . . . | . . . . | . . . . | . . . . | . . . . |
   //     panel 0        e e e  P P P P P P P P P
   //     panel 1                              P P P P P P P P P P P P ...     e: element by element
   //
-  // `before` is the panel to the left, if the tile has one, and `ends` whether none is to the
-  // right.
+  // `before` is the panel to the left; `begins` and `ends` say that the tile has no panel to the
+  // left or to the right.
   __device__ __forceinline__ void write_elements(const unsigned char* panel,
                                                  const unsigned char* before, bool begins,
                                                  bool ends, int first_row, int col, int matrix,
@@ -424,7 +423,8 @@ class ResultWriter {
         plain_.data + (std::int64_t{matrix} * plain_.rows + first_row + row) * plain_.cols + col);
 #pragma unroll 1
     for (; row < end; row += kRowsAtOnce, to += std::int64_t{kRowsAtOnce * kBytes} * plain_.cols) {
-      // Bytes are counted from the panel's first one on; the first sector begins before it.
+      // Bytes are counted from the first one of the panel's row; its sector begins `skew` bytes
+      // before.
       const int skew = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) % kSectorBytes);
       const auto piece = [&](int number) {
         return (number < 0 ? before : panel) + row * kLineBytes +
@@ -432,10 +432,11 @@ class ResultWriter {
       };
       const int packs = ends ? (bytes + skew) / kPackBytes : kRowLanes;
 #pragma unroll 1
-      for (int pack = lane; pack < packs; pack += kRowLanes) {  // once, or for its end twice
+      for (int pack = lane; pack < packs; pack += kRowLanes) {  // one iteration, or two at the end
+                                                                // of a row
         const int at = pack * kPackBytes - skew;
         if (begins && at < 0) continue;
-        // Where nothing is past the first piece, the second one is of no meaning.
+        // If the pack does not extend beyond the first piece, the second one is not used.
         const int first = at >> 4;  // rounds down
         const uint4 low = *reinterpret_cast<const uint4*>(piece(first));
         const uint4 high = *reinterpret_cast<const uint4*>(piece(first + 1));
@@ -466,9 +467,9 @@ class ResultWriter {
 
 // ---- A consumer ----
 
-// Adds the products of a stage, part by part, in sums that each part begins anew: the tensor cores
-// are left to the other consumer while this one adds. add(sum, part, wave, block, i) adds sum i of
-// block `block` of kStageCols columns.
+// Multiplies a stage, kStageCols columns at a time, into sums that start from zero, and adds these
+// to the tile's. While one consumer adds, the tensor cores are free for the other. add(sum, part,
+// wave, block, i) adds sum i of block `block` of kStageCols columns.
 template <class Config, class Add>
 __device__ __forceinline__ void promote_stage(float (&sums)[Config::kWaves][Config::kSums],
                                               std::uint64_t a, std::uint64_t b, const Add& add) {
@@ -504,13 +505,12 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
   typename Config::Sum sums[Config::kWaves][Config::kSums];
   RingPlace<Config> ring;
   ResultWriter<Config> writer(storage, result, plain, consumer);
-  // Rows of a are 128 bytes apart if deep, else a panel is 64 rows: 64 rows are 8192 bytes both
-  // ways.
+  // 64 rows of a are 8192 bytes in both orders: 64 lines of 128 bytes if deep, else a panel.
   const std::uint64_t a_first =
       matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * Config::kWaves * kPanelBytes);
   const std::uint64_t b_first = matrix_descriptor<Config::kDeepB>(storage.b[0]);
 
-  // Lane i tells block i.
+  // Lane i arrives at the mbarriers of block i.
   const int lane = threadIdx.x % 32;
   const bool tells = lane < Config::kBlocks;
   const unsigned empty =
@@ -540,7 +540,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
       multiply_stage<Config>(sums, a, b, step > 0);
     }
   };
-  // Lets go of the last stage whose products are done, and moves on.
+  // Releases the last stage whose products are complete, and advances.
   const auto retire = [&](int step) {
     wait_for_products<Config::kPending>();
     if (Config::kPending == 0) {
@@ -557,7 +557,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 
   for (unsigned tile = order.first + blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
-    // -- Multiply, and write what the tile before has left meanwhile --
+    // -- Multiply, and meanwhile write the results of the previous tile --
     [[maybe_unused]] TileBias<Config> bias;
     if constexpr (Config::kFinishes) {
       if (epilogue.bias != nullptr) {
@@ -616,7 +616,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
       for (int wave = 0; wave < Config::kWaves; ++wave) hold(sums[wave]);
     }
 
-    // -- Write, or round and leave it for later --
+    // -- Write the results, or round them and write them during the next tile --
     const TilePosition at = locate<Config>(order, tile, rank);
     if constexpr (Config::kFinishes) finish_sums<Config>(sums, epilogue, bias);
     if constexpr (Config::kAdds) add_addend<Config>(sums, words, epilogue.beta);
@@ -679,7 +679,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
       *reinterpret_cast<PersistentStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
-  // From a shuffle the compiler learns that a warp's threads have it in common.
+  // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
   const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;
 
@@ -700,7 +700,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     cluster_wait();
   }
 
-  // -- Roles: warpgroup 0 produces, by one thread; the others consume --
+  // -- Roles: one thread of warpgroup 0 is the producer; the other warpgroups are consumers --
   if (warpgroup == 0) {
     if constexpr (Config::kConsumers > 1) give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x == 0) produce(storage, a, b, up, order, rank);

@@ -1,19 +1,20 @@
-// matmul, algorithm `split_k`: few tiles on Hopper's tensor cores. Multiprocessors without a tile
-// help the others: the blocks of a cluster take the same tile, and a part of the depth each.
+// matmul, algorithm `split_k`: split-K for few tiles on Hopper's tensor cores. So that more
+// multiprocessors have work, the blocks of a cluster compute the same tile, each over a part of the
+// depth.
 //
 //     blocks of a cluster      0            1            2            3
 //     depth                | 0 ..     | ..       | ..       | .. k |    sums of the whole tile each
 //     results              cols 0 ..    32 ..        64 ..        96 ..
 //
-// Each block has a share of the tile's columns, in groups of eight: all blocks send it their sums
-// of those, through the cluster's shared memory, and it adds them in the order of the blocks. So
-// results do not depend on which block is done first. A block has one tile: a producer, a warp,
-// copies slices of the factors into a ring of stages, and consumers, warpgroups with 64 rows each,
-// multiply them, as in persistent.cuh.
+// Each block finishes a share of the tile's columns, in groups of eight: all blocks send it their
+// sums of these columns through distributed shared memory, and it adds them in the order of the
+// blocks. So results do not depend on which block is done first. A block computes one tile. A
+// producer warp copies slices of the factors into a ring of stages, and consumer warpgroups, with
+// 64 rows each, multiply them, as in persistent.cuh.
 //
-// With few rows the time is that of reading b, and what counts is how much of it is on its way: the
-// ring takes all the shared memory there is, the received sums come where it was, and a stage is
-// free as soon as it is multiplied, not when the next one is.
+// With few rows the time is that of reading b, and depends on how many bytes are in flight. So the
+// ring takes all of the shared memory, the sums are received in its place, and a stage is released
+// as soon as it is multiplied, not when the next one is.
 #pragma once
 
 #include <cstdint>
@@ -50,22 +51,23 @@ struct SplitK {
   static constexpr int kBBytes = kCols * kLineBytes;
   static constexpr int kStageBytes = kABytes + kBBytes;
 
-  // Sums are exchanged in pieces: what a warp has of eight columns, in 16 rows.
+  // Sums are exchanged in pieces: those of a warp in 16 rows and eight columns.
   static constexpr int kGroups = kCols / 8;
   static constexpr int kPieceRows = 16;
   static constexpr int kPiecesHigh = kRows / kPieceRows;
   static constexpr int kPieceBytes = kPieceRows * 8 * static_cast<int>(sizeof(float));
 };
 
-// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses. Behind it the
-// stages lie, of each a's slice and then b's, and later the sums that the block receives.
+// Begins at a multiple of kAtomBytes in shared memory: the swizzle depends on the address. It is
+// followed by the stages, each with a's slice and then b's, and later, in their place, by the sums
+// that the block receives.
 struct alignas(kAtomBytes) SplitKStorage {
   Mbarrier full[kMostSplitKStages];
   Mbarrier empty[kMostSplitKStages];
   Mbarrier exchanged;
 
   __device__ unsigned char* stages() { return reinterpret_cast<unsigned char*>(this + 1); }
-  // A row for each lane of a piece; see place().
+  // One for each lane of a piece; see place().
   __device__ float4* received() { return reinterpret_cast<float4*>(this + 1); }
 };
 static_assert(sizeof(SplitKStorage) == kAtomBytes);
@@ -83,12 +85,12 @@ struct SplitKRing {
   }
 };
 
-// What is shared out among the blocks of a cluster, of which the first ones may get one more.
+// Items divided among the blocks of a cluster; the first `left_over` blocks get one more.
 struct Shares {
   int each;
   int left_over;
 
-  // The first one of block `rank`, and those of the blocks before.
+  // The first item of block `rank`, which is the number of items of the blocks before it.
   __device__ int first(int rank) const { return rank * each + min(rank, left_over); }
   __device__ int of(int rank) const { return each + (rank < left_over ? 1 : 0); }
 };
@@ -99,8 +101,8 @@ struct SplitKOrder {
   unsigned cols;
   int splits;
   int stages;
-  Shares steps;        // of the stages of the whole depth
-  Shares groups;       // of the columns that each block adds
+  Shares steps;        // stages of the whole depth
+  Shares groups;       // of eight columns, which each block finishes
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
 };
@@ -109,8 +111,8 @@ struct SplitKResult {
   void* data;
   int rows;
   int cols;
-  bool is_float;  // or of the factors' type
-  bool packed;    // four columns begin at a multiple of their bytes
+  bool is_float;  // else of the factors' type
+  bool packed;    // packs of four columns are aligned
   bool finishes;  // with a bias or an activation
   Finish finish;
 };
@@ -133,9 +135,9 @@ __device__ __forceinline__ void produce(SplitKStorage& storage, const FactorMaps
   SplitKRing ring{order.stages};
   const int bytes = slice_bytes<Config::kDeepA, Config::kRows>(a, at.row) +
                     slice_bytes<Config::kDeepB, Config::kCols>(b, at.col);
-  wait_for_kernel_before();  // which may copy factors
+  wait_for_kernel_before();  // the previous kernel may copy factors
   for (int step = order.steps.first(rank); step < order.steps.first(rank + 1); ++step) {
-    // The phase before the first counts as over: the ring begins empty.
+    // The phase before the first counts as complete: the ring begins empty.
     wait(&storage.empty[ring.stage], ring.phase ^ 1);
     Mbarrier* const full = &storage.full[ring.stage];
     announce(full, bytes);
@@ -172,20 +174,21 @@ __device__ __forceinline__ void multiply(SplitKStorage& storage, const SplitKOrd
   hold(sums[0]);
 }
 
-// How many pieces have rows of the result.
+// How many pieces, one below the other, have rows of the result.
 template <class Config>
 __device__ __forceinline__ int pieces_high(int rows) {
   return (rows + Config::kPieceRows - 1) / Config::kPieceRows;
 }
 
-// Where the piece begins that block `rank` sends of another's `group`, counted from its first one,
-// and of the 16 rows from 16 `high` on.
+// The index in received() of the piece that block `rank` sends of a group of columns, counted from
+// the receiver's first group, and of the 16 rows from 16 * `high` on.
 template <class Config>
 __device__ __forceinline__ int place(const SplitKOrder& order, int rank, int group, int high) {
   return ((rank * order.groups.of(0) + group) * Config::kPiecesHigh + high) * kWarpSize;
 }
 
-// Sends the sums of a warp, whose rows are piece `high`, to the blocks whose columns they are of.
+// Sends the sums of a warp, which has the 16 rows of pieces `high`, to the blocks that finish their
+// columns.
 template <class Config>
 __device__ __forceinline__ void exchange(SplitKStorage& storage, const float (&sums)[Config::kSums],
                                          const SplitKOrder& order, int high, int rank) {
@@ -224,8 +227,8 @@ __device__ __forceinline__ void write_four(const float4& sum, const SplitKResult
   }
 }
 
-// Adds what all blocks have sent, in their order, and writes this block's columns: each warp takes
-// piece after piece.
+// Adds the sums that all blocks have sent, in the order of the blocks, and writes this block's
+// columns. Each warp takes piece after piece.
 template <class Config>
 __device__ __forceinline__ void finish(SplitKStorage& storage, const SplitKResult& result,
                                        const TilePosition& at, const SplitKOrder& order, int rows,
@@ -243,8 +246,8 @@ __device__ __forceinline__ void finish(SplitKStorage& storage, const SplitKResul
           storage.received()[place<Config>(order, block, group, i - group * high) + lane];
       sum = make_float4(sum.x + part.x, sum.y + part.y, sum.z + part.z, sum.w + part.w);
     }
-    // Two columns of one row and of the eighth row after it: of neighbouring lanes, one gets all
-    // four columns of the upper row, the other of the lower.
+    // A lane has two columns of one row and of the row eight below. Neighbouring lanes exchange two
+    // sums: one gets four columns of the upper row, the other four of the lower.
     const bool lower = lane % 2 == 1;
     const float2 given = lower ? make_float2(sum.x, sum.y) : make_float2(sum.z, sum.w);
     const float2 got = make_float2(__shfl_xor_sync(0xffffffff, given.x, 1),
@@ -288,7 +291,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage = *reinterpret_cast<SplitKStorage*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
-  // From a shuffle the compiler learns that a warp's threads have it in common.
+  // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   const int rank = cluster_rank();
   const TilePosition at = locate<Config>(order, blockIdx.x / order.splits);
@@ -308,7 +311,7 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
   }
   __syncthreads();
 
-  // -- Roles: the last warp produces, by one thread; the others consume --
+  // -- Roles: one thread of the last warp is the producer; the other warps are consumers --
   if (warp == Config::kConsumerThreads / kWarpSize) {
     if (threadIdx.x % kWarpSize == 0) produce<Config>(storage, a, b, order, at, rank);
     __syncwarp();
@@ -317,12 +320,13 @@ __global__ void __launch_bounds__(Config::kThreads, Config::kResident)
   } else {
     float sums[1][Config::kSums];
     multiply<Config>(storage, order, warp / 4, rank, sums);
-    // No ring of the cluster is needed any more, and all barriers are there.
+    // No block of the cluster needs its ring any more, and all have initialised their mbarriers.
     cluster_arrive();
     cluster_wait();
     if (warp * Config::kPieceRows < rows) exchange<Config>(storage, sums[0], order, warp, rank);
     meet(1, Config::kConsumerThreads);  // for the sums that the block keeps for itself
-    // No block ends before all have sent to it; what it sent itself needs it no more.
+    // A block exits only after all blocks have sent to it. Its own sums need it no longer once
+    // sent.
     wait(&storage.exchanged, 0);
     finish<Config>(storage, result, at, order, rows, rank);
   }

@@ -1,27 +1,28 @@
-// Splits factors of floats into 16-bit parts, for tensor cores that multiply these.
+// Splits float factors into 16-bit parts, which tensor cores multiply.
 //
-// A float has 24 bits and a bfloat16 eight, so three of them hold a float exactly: the nearest one,
-// the nearest to what that leaves over, and the rest.
+// A float has 24 significant bits and a bfloat16 eight, so three bfloat16 hold a float exactly: the
+// one nearest to it, the one nearest to the remainder, and the rest.
 //
 //     x       1.01101001 10100101 1110001 ...
 //     part 0  1.0110101                           x rounded
 //     part 1         - .0000101 1                 x - part 0, rounded
 //     part 2                    .0 10111100 ...   x - part 0 - part 1
 //
-// A float16 has eleven, so that two of them, of which the second has a sign of its own, hold 23:
-// all of a float but for half of a unit of its last bit, or a whole one.
+// A float16 has eleven, so two of them, the second with its own sign, hold 23: all of a float
+// except for half a unit in the last place, or one.
 //
-// Bfloat16 has the exponents of float, so that without more the parts of small floats would vanish
-// and the products of large ones overflow; float16 has far fewer. So each row of a and column of b
-// is scaled first, by the power of two that brings its largest magnitude to 2^kScaledExponent; the
-// product is scaled back. What no scale can bring into range is reported: inf, NaN, and rows that
-// span too many powers of two, or of which too many elements are small beside the largest.
+// Bfloat16 has the exponent range of float, so without scaling the parts of small floats would
+// underflow and the products of large ones overflow; the range of float16 is far smaller. So each
+// row of a and column of b is first scaled by the power of two that brings its largest magnitude to
+// 2^kScaledExponent, and the product is scaled back. Data that no scale brings into range is
+// reported: inf, NaN, rows that span too many powers of two, and rows with too many elements that
+// are small compared with the largest.
 //
 //     from    | x ....  |      parts   0: | x0 .... |..|   1: | x1 .... |..|   2: | x2 .... |..|
 //             | y ....  |                 | y0 .... |..|      | y1 .... |..|      | y2 .... |..|
 //
-// Parts lie as the factor does, in rows that begin at whole lines. Each row or column is read
-// twice, for its largest magnitude and to be split, the second time mostly from a cache.
+// Parts are stored in the factor's order, in rows that begin at whole lines. Each row or column is
+// read twice, to find its largest magnitude and to split it, the second time mostly from a cache.
 #pragma once
 
 #include <algorithm>
@@ -49,18 +50,19 @@ struct BF16Parts {
   // The largest magnitude of a scaled row is in [2^46, 2^47). With a depth of 2^30 at most, sums of
   // products stay below 2^124.
   static constexpr int kScaledExponent = 46;
-  static constexpr int kColumnsAhead = 4;  // loads of a thread, of rows of k
+  static constexpr int kColumnsAhead = 4;  // loads in flight per thread, if the factor is not deep
 };
 
-// How many powers of two the elements of a row may span, other than 0: all bits of its least
-// element then lie at 2^(46 - 149 - 23) = 2^-126 or above, where bfloat16 is normal. Floats as far
-// apart as 1 and the least of all span so many.
+// How many powers of two the nonzero elements of a row may span: all bits of its least element then
+// lie at 2^(46 - 149 - 23) = 2^-126 or above, where bfloat16 is normal. 1 and the least positive
+// float span so many.
 inline constexpr int kMostSpan = 149;
-// How many those of a row of a and those of a column of b may span together: their least product is
-// 2^(92 - 186) then, and the 32 bits below it, more than those of the parts' products, lie at
-// 2^-126 or above, where a sum of floats loses nothing but what it rounds.
+// How many powers of two a row of a and a column of b may span together: their least product is
+// then 2^(92 - 186), and the 32 bits below it, more than products of parts have, lie at 2^-126 or
+// above, where float sums lose nothing but by rounding.
 inline constexpr int kMostSpans = 186;
-// Spans that fit whatever the other factor's are need not be reported: most data has no others.
+// A span up to this fits whatever the other factor's span is, and need not be reported: most data
+// has no larger ones.
 inline constexpr int kFreeSpan = kMostSpans - kMostSpan;
 inline constexpr int kInfiniteSpan = 1 << 20;
 
@@ -75,35 +77,36 @@ struct FP16Parts {
   static constexpr int kColumnsAhead = 8;
 };
 
-// Of a scaled x, parts leave over r = x - x0 - x1. Rounding to x0 leaves at most 2^-11 |x|, or
-// 2^-25 where float16 is subnormal, and to x1 at most 2^-12 of that, or 2^-25. So |r| <= 2^-23 |x|
-// where |x| >= 2^-2, and |r| <= 2^-25 in any case; 0 has none. What the three products leave out of
-// x y,
+// The parts of a scaled x leave a remainder r = x - x0 - x1. Rounding to x0 leaves at most 2^-11
+// |x|, or 2^-25 where float16 is subnormal, and to x1 at most 2^-12 of that, or 2^-25. So |r| <=
+// 2^-23 |x| where |x| >= 2^-2, and |r| <= 2^-25 in any case; for x = 0, r = 0. The error of the
+// three products,
 //
 //     x y - (x0 y0 + x0 y1 + x1 y0) = x1 y1 + r_x y + (x0 + x1) r_y
 //
-// is then at most (2^-22 + 2^-23 + 2^-23) |x y|, eight units of 2^-24, but for elements that are
-// tiny: not 0, and below 2^-2. Each tiny element costs at most 2^-25 2^15 = 2^-10 besides.
+// is then at most (2^-22 + 2^-23 + 2^-23) |x y|, eight units of 2^-24, except for tiny elements:
+// those that are not 0 but below 2^-2. Each tiny element adds at most 2^-25 2^15 = 2^-10 to the
+// error.
 //
-// That is little if the sum of all |x y| is large. Call elements of at least 2^5 large. If of the
-// depth K a row has s_a elements that are not, and a column s_b, then at least K - s_a - s_b times
-// both factors are, and sum |x y| >= (K - s_a - s_b) 2^10. So with t_a and t_b tiny elements
+// That is little if the sum of all |x y| is large. Call elements of at least 2^5 large. If s_a of
+// the K elements of a row are not large, and s_b of a column, then at least K - s_a - s_b products
+// have two large factors, and sum |x y| >= (K - s_a - s_b) 2^10. So with t_a and t_b tiny elements
 //
 //     (t_a + t_b) 2^-10 <= 2^-24 sum |x y|    if    (s_a + 16 t_a) + (s_b + 16 t_b) <= K:
 //
-// all that is tiny costs no more than one unit of 2^-24 sum |x y|. A row is reported by s + 16 t.
-// That is 2 % of K for normal data and 52 % if half of it is replaced by 0. An eighth of the depth,
-// and one at least, is kept free, so that no sum is of a few products alone: FMAs multiply these
-// more exactly. Nor is then a sum so small that what the scale itself rounds to 0, at most 2^-150,
-// would count; it is not among the tiny ones.
+// all tiny elements together cost at most one unit of 2^-24 sum |x y|. For each row s + 16 t is
+// reported. That is 2 % of K for normal data, and 52 % if half of the data is replaced by 0. An
+// eighth of the depth, and at least one element, must remain, so that no sum consists of a few
+// products alone, which FMAs multiply more exactly. Then no sum is so small either that elements
+// which the scale itself rounds to 0, at most 2^-150, would matter; these do not count as tiny.
 __device__ __forceinline__ std::int64_t most_small(std::int64_t depth) {
   return depth - (depth + 7) / 8;
 }
-// So many fit unless the other factor has too many itself, and need not be reported.
+// Up to so many fit unless the other factor has too many by itself, and need not be reported.
 __device__ __forceinline__ std::int64_t free_small(std::int64_t depth) { return depth / 16; }
 inline constexpr std::uint32_t kInfinitelySmall = 0xffffffff;
 
-// What a scaled element takes from the number of elements, of which s + 16 t are to be left.
+// What a scaled element subtracts from the number of elements, so that s + 16 t remains.
 __device__ __forceinline__ int largeness_of(float scaled) {
   constexpr std::uint32_t kLeastLarge = (127 + 5) << 23;  // 2^5, as bits
   constexpr std::uint32_t kLeastNotTiny = (127 - 2) << 23;
@@ -126,17 +129,18 @@ __device__ __forceinline__ float scale_by_power(float value, int exponent) {
   return value * normal_power(std::max(exponent - last, -126)) * normal_power(last);
 }
 
-// The exponent of the power of two below a positive, finite float of these bits.
+// The exponent of the largest power of two that is not above the positive, finite float with these
+// bits.
 __device__ __forceinline__ int exponent_of(std::uint32_t bits) {
   if (bits >= 1u << 23) return static_cast<int>(bits >> 23) - 127;
   const float normal = __builtin_bit_cast(float, bits) * 0x1p24f;
   return static_cast<int>(__builtin_bit_cast(std::uint32_t, normal) >> 23) - 127 - 24;
 }
 
-// The largest of some magnitudes, and the smallest but 0, as the bits of floats.
+// The largest of some magnitudes, and the smallest one that is not 0, as the bits of floats.
 struct Magnitudes {
   std::uint32_t largest = 0;
-  std::uint32_t least_less_1 = 0xffffffff;  // 0, less 1, is the largest number
+  std::uint32_t least_less_1 = 0xffffffff;  // 0 - 1 wraps to the largest number
 
   __device__ __forceinline__ void add(float value) {
     const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value) & 0x7fffffffu;
@@ -147,13 +151,13 @@ struct Magnitudes {
     largest = std::max(largest, other.largest);
     least_less_1 = std::min(least_less_1, other.least_less_1);
   }
-  // Of the threads of a warp whose numbers differ in the bits of `distance`, too.
+  // Adds those of the lane whose number differs in the bits of `distance`.
   __device__ __forceinline__ void add_lanes(int distance) {
     add(Magnitudes{shuffle_xor(largest, distance), shuffle_xor(least_less_1, distance)});
   }
 
   __device__ __forceinline__ bool finite() const { return largest < 0x7f800000u; }
-  // By which the results are scaled back.
+  // The power of two by which results are scaled back.
   __device__ __forceinline__ int exponent() const {
     return largest == 0 || !finite() ? 0 : exponent_of(largest);
   }
@@ -161,7 +165,7 @@ struct Magnitudes {
     if (!finite()) return kInfiniteSpan;
     return largest == 0 ? 0 : exponent_of(largest) - exponent_of(least_less_1 + 1);
   }
-  // Of a row of zeros alone there are none: its products are exact.
+  // A row of zeros has no small elements: its products are exact.
   __device__ __forceinline__ std::uint32_t small(std::int64_t depth, int largeness) const {
     if (!finite()) return kInfinitelySmall;
     return largest == 0 ? 0 : static_cast<std::uint32_t>(depth - largeness);
@@ -175,16 +179,17 @@ struct FactorSplit {
   const float* from;
   typename Parts::Part* parts;
   std::int32_t* exponents;   // of each row of a or column of b
-  std::uint32_t* worst;      // of any of them, if not free: its span, or its small elements
-  const std::int32_t* done;  // may be null; nothing is split where it is not 0 there
+  std::uint32_t* worst;      // the most that any of them reports, if not free: its span, or its
+                             // small elements
+  const std::int32_t* done;  // may be null; if *done is not 0, nothing is split
   std::int64_t matrices;
   std::int64_t rows;
   std::int64_t length;
   std::int64_t pitch;  // of a row of the parts
 };
 
-// Bfloat16 is reported by what a row spans, which its scale is found with, and float16 by how many
-// elements of a row are small, which are counted as they are split.
+// For bfloat16, the span of a row is reported, which is found together with its scale; for float16,
+// the number of small elements in a row, which are counted while they are split.
 template <class Parts>
 inline constexpr bool kCountsSpan = std::is_same_v<Parts, BF16Parts>;
 
@@ -192,14 +197,14 @@ __device__ __forceinline__ void report_span(std::uint32_t* worst, const Magnitud
   if (row.span() > kFreeSpan) atomicMax(worst, static_cast<std::uint32_t>(row.span()));
 }
 
-// Of a row of `depth` elements, whose largeness is the sum of all of theirs.
+// For a row of `depth` elements; `largeness` is the sum of largeness_of() over all of them.
 __device__ __forceinline__ void report_small(std::uint32_t* worst, const Magnitudes& row,
                                              std::int64_t depth, int largeness) {
   const std::uint32_t small = row.small(depth, largeness);
   if (small > free_small(depth)) atomicMax(worst, small);
 }
 
-// Neighbours, of which `count` exist; the others are 0.
+// Loads kPack neighbours, of which `count` exist; the others are 0.
 template <bool kPacked>
 __device__ __forceinline__ Pack<float, kPack> load_floats(const float* from, std::int64_t count) {
   if constexpr (kPacked) {
@@ -214,7 +219,7 @@ __device__ __forceinline__ Pack<float, kPack> load_floats(const float* from, std
   }
 }
 
-// The floats of two parts that a word holds.
+// The two parts in a word, as floats.
 template <class Part>
 __device__ __forceinline__ float2 widen_pair(std::uint32_t word) {
   if constexpr (std::is_same_v<Part, __half>) {
@@ -226,7 +231,7 @@ __device__ __forceinline__ float2 widen_pair(std::uint32_t word) {
   }
 }
 
-// Stores the parts of neighbours that have been scaled, at `to` of each part.
+// Splits scaled neighbours, and stores part i at `to` + i * `part_stride`.
 template <class Parts>
 __device__ __forceinline__ void store_parts(const float (&scaled)[kPack], typename Parts::Part* to,
                                             std::int64_t part_stride) {
@@ -249,8 +254,8 @@ __device__ __forceinline__ void store_parts(const float (&scaled)[kPack], typena
   }
 }
 
-// Calls use(i, load(i)) for i = first, first + step ... below `count`. A thread has kAhead loads
-// under way when it waits for memory.
+// Calls use(i, load(i)) for i = first, first + step ... below `count`. A thread has kAhead loads in
+// flight when it waits for memory.
 template <int kAhead, class Load, class Use>
 __device__ __forceinline__ void stream(std::int64_t first, std::int64_t step, std::int64_t count,
                                        const Load& load, const Use& use) {
@@ -343,8 +348,8 @@ __global__ void __launch_bounds__(kSplitRowsThreads)
 
 // ---- Rows of k: a block takes a strip of columns ----
 //
-// Of 32 columns eight threads read one k, and so a line of memory; of 16, which are for few
-// columns, four threads half a line:
+// In a strip of 32 columns eight threads read one k, a line of memory; in a strip of 16, which is
+// for few columns, four threads read half a line:
 //
 //     k 0    | t0   t1   t2   ..  t7   |
 //     k 1    | t8   t9  ...            |
@@ -450,16 +455,17 @@ __global__ void __launch_bounds__(kSplitColumnsThreads)
         }
       }
     }
-    __syncthreads();  // the next strip's scales are gathered where this one's are read
+    __syncthreads();  // the next strip's scales overwrite this one's
   }
 }
 
 // ---- Launch ----
 
-// Rows of more elements are a block's, not a warp's.
+// Longer rows are split by a block, not a warp.
 inline constexpr std::int64_t kLongestSplitOfWarp = 1024;
 
-// A split that may find itself done has no more blocks than run at a time: they end at once.
+// Per multiprocessor. A split that may have nothing to do has no more blocks than run at a time:
+// they exit at once.
 inline constexpr int kBlocksIfDone = 8;
 
 template <class Parts>

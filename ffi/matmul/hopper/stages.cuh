@@ -1,5 +1,6 @@
-// A ring of stages in shared memory, each with a slice of both factors, 128 bytes deep: copied by a
-// producer, multiplied by consumers. What the kernels on Hopper's tensor cores have in common.
+// The pipeline that the kernels on Hopper's tensor cores share: a ring of stages in shared memory,
+// each with a slice of both factors, 128 bytes deep, which a producer copies and consumers
+// multiply.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +15,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// As many elements as a swizzled line holds.
+// The depth of a stage in elements: as many as a swizzled line holds.
 template <class Factor>
 inline constexpr int kStageDepth = kLineBytes / static_cast<int>(sizeof(Factor));
 
@@ -28,20 +29,20 @@ struct TilePosition {
   int matrix;
 };
 
-// The row of a tile that a thread of a consumer has the sums 4 i and 4 i + 1 of; 4 i + 2 and 4 i +
-// 3 are of the eighth row after it.
+// The row, in the tile, of sums 4 i and 4 i + 1 of a consumer's thread; sums 4 i + 2 and 4 i + 3
+// are eight rows below.
 template <class Config>
 __device__ __forceinline__ int row_of_sums(int consumer, int wave) {
   const int thread = static_cast<int>(threadIdx.x) % kWarpgroupThreads;
   return (consumer * Config::kWaves + wave) * kProductRows + thread / 32 * 16 + thread % 32 / 4;
 }
 
-// What a launch must give for a Storage that begins at a multiple of kAtomBytes, as swizzled stages
-// do: shared memory begins at a multiple of less.
+// The shared memory of a launch with a Storage that must begin at a multiple of kAtomBytes, because
+// its stages are swizzled: shared memory itself is aligned to less.
 template <class Storage>
 inline constexpr int kSharedBytes = sizeof(Storage) + kAtomBytes - kSharedAlignment;
 
-// In shared memory, from a multiple of kAtomBytes on: the swizzle goes by addresses.
+// Begins at a multiple of kAtomBytes in shared memory: the swizzle depends on the address.
 template <class Config>
 struct alignas(kAtomBytes) RingStorage {
   unsigned char a[Config::kStages][Config::kABytes];
@@ -68,8 +69,8 @@ struct RingPlace {
   }
 };
 
-// What a producer does last: no block may end while others of its cluster still arrive at its
-// barriers, or copy to it.
+// The end of a producer: no block may exit while others of its cluster still arrive at its
+// mbarriers, or copy to it.
 template <class Config, class Storage>
 __device__ __forceinline__ void drain(Storage& storage, RingPlace<Config> ring) {
   if constexpr (Config::kBlocks > 1) {
@@ -80,12 +81,13 @@ __device__ __forceinline__ void drain(Storage& storage, RingPlace<Config> ring) 
   }
 }
 
-// How a factor is read, of which `extent` rows, of a, or columns, of b, there are. Rows beyond the
-// end of the matrix that a box has take many times as long as those within (docs/tuning.md). So of
-// a deep factor tiles copy no more than there is: by `within`, whose boxes have the `part` rows
-// that a block copies at a time, or at the end by `at_edge`, whose boxes have those that are left
-// over. Whatever lies in the stage below it is multiplied, and not written. Boxes that go beyond
-// the end of lines cost nothing more, and are wanted at that of the depth, where they have zeros.
+// How a factor with `extent` rows, of a, or columns, of b, is read. Rows of a box beyond the end of
+// the matrix take many times as long as those within (docs/tuning.md). So of a deep factor tiles
+// copy only the rows that exist: by `within`, whose boxes have the `part` rows that a block copies
+// at a time, or at the end by `at_edge`, whose boxes have the rows that are left over. The rest of
+// the stage holds stale data: it is multiplied, but the results are not stored. Boxes that extend
+// beyond the end of a line cost nothing more, and are needed at the end of k, where they fill the
+// stage with zeros.
 struct FactorMaps {
   TensorMap within;
   TensorMap at_edge;
@@ -93,15 +95,16 @@ struct FactorMaps {
   int part;
 };
 
-// The bytes that copy_slice() copies in all its parts together.
+// The transaction bytes of copy_slice(), all parts together.
 template <bool kDeep, int kExtent>
 __device__ __forceinline__ int slice_bytes(const FactorMaps& maps, int row) {
   if (!kDeep || maps.extent - row >= kExtent) return kExtent * kLineBytes;
   return maps.extent > row ? (maps.extent - row) * kLineBytes : 0;
 }
 
-// Copies `kExtent` rows of a factor's slice, from row `row` and depth `k` on, this block's share of
-// them: part `part` of `kParts`, to all `blocks` that need it.
+// Copies this block's share, part `part` of `kParts`, of a factor's slice: `kExtent` rows from row
+// `row` and depth `k` on. If there are several parts, it is multicast to the blocks of the mask
+// `blocks`.
 template <bool kDeep, int kExtent, int kParts>
 __device__ __forceinline__ void copy_slice(unsigned char* to, const FactorMaps& maps, int row,
                                            int k, int matrix, Mbarrier* full, int part,
@@ -123,7 +126,7 @@ __device__ __forceinline__ void copy_slice(unsigned char* to, const FactorMaps& 
     for (int panel = 0; panel < kPart; panel += 64) {
       copy(maps.within, row + first + panel, k, first + panel);
     }
-  } else {  // of an odd number of panels, each block has the larger share of every other stage
+  } else {  // an odd number of panels: each block has the larger share of every other stage
 #pragma unroll
     for (int panel = 0; panel < kExtent; panel += 64) {
       if ((k + panel) / 64 % kParts == part) copy(maps.within, row + panel, k, panel);
@@ -131,8 +134,8 @@ __device__ __forceinline__ void copy_slice(unsigned char* to, const FactorMaps& 
   }
 }
 
-// Begins to add the products of a stage, whose slices the descriptors name, to the sums of a
-// consumer: kWaves times 64 rows. `add` false: the old sums are ignored.
+// Issues the wgmmas that add the products of a stage, whose slices the descriptors give, to the
+// sums of a consumer, kWaves times 64 rows. If `add` is false, the old sums are ignored.
 template <class Config, class Sum>
 __device__ __forceinline__ void multiply_stage(Sum (&sums)[Config::kWaves][Config::kSums],
                                                std::uint64_t a, std::uint64_t b, bool add) {

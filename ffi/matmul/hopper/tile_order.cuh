@@ -1,5 +1,4 @@
-// Which tile of the result a block computes next, of the kernels whose clusters stay and take tile
-// after tile.
+// Which tile of the result a block computes next in a persistent kernel.
 #pragma once
 
 #include "core/cuda.h"
@@ -10,15 +9,17 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// Clusters take tiles of clusters, `group` rows of them down and then on to the right, so that
-// those that run together share rows of a and columns of b in the L2 cache.
+// The order of cluster tiles, each made of the tiles of a cluster's blocks: down the `group` rows
+// of a group, then to the next column, so that clusters that run at the same time share rows of a
+// and columns of b in the L2 cache.
 struct TileOrder {
-  unsigned rows;  // of tiles of clusters
+  unsigned rows;  // of cluster tiles
   unsigned cols;
-  unsigned first;  // tile that a launch takes
-  unsigned tiles;  // rows * cols * batch, less than 2^31, or those before another launch's
+  unsigned first;  // tile of the launch
+  unsigned tiles;  // end of the launch's tiles: rows * cols * batch, less than 2^31, or a second
+                   // launch's first
   unsigned group;
-  int steps;           // stages a tile takes
+  int steps;           // stages per tile
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
 };

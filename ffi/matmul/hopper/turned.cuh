@@ -1,18 +1,18 @@
-// matmul of floats on Hopper's tensor cores, in TF32, with b as it is stored, k x n: the transposed
-// product, result^T = b^T a^T.
+// matmul of floats on Hopper's tensor cores, in TF32, for b stored as k x n: computes the
+// transposed product, result^T = b^T a^T.
 //
-// wgmma takes floats from shared memory only with k as the contiguous dimension, which it is of a
-// and not of b. But its left factor may come from registers, and threads read shared memory as they
-// like: so b is the left factor, columns of the result are the rows of the products, and nothing is
-// transposed before. Each thread reads two neighbours of a line of b, which are two rows of a
-// product, and so has two neighbours of a row of the result among its sums:
+// wgmma takes floats from shared memory only in K-major order, which a has and b has not. But its
+// left operand may come from registers, and threads can read shared memory in any order. So b is
+// the left operand, columns of the result are rows of the wgmmas, and b need not be transposed
+// before. Each thread reads two neighbours of a line of b, which are two rows of a wgmma, and so
+// has two neighbours of a row of the result among its sums:
 //
 //     stage of b   k 0 | n 0  n 1  n 2 ... |         sums     m 0  m 1  m 2 ...
 //                  k 1 | n 0  n 1  n 2 ... |           n 0     x    x
 //                  ...    left[0], left[1]             n 1     x    x
 //
-// The rest is as in persistent.cuh, but that the tile of a block is high rather than wide, and its
-// neighbour in the cluster is the one to the right, which needs the same slices of a.
+// The rest is as in persistent.cuh, except that the tile of a block is tall rather than wide, and
+// the other block of the cluster has the tile to the right, which needs the same slices of a.
 #pragma once
 
 #include <cstdint>
@@ -39,12 +39,12 @@ struct Turned {
   using Factor = float;
   // Whether sums get a bias or an activation.
   static constexpr bool kFinishes = kFinishes_;
-  // The tile of a block, of which each consumer has all rows of its half of the columns.
+  // The tile of a block. Each consumer has all rows of one half of the columns.
   static constexpr int kRows = 256;
   static constexpr int kCols = 128;
   static constexpr int kConsumers = 2;
   static constexpr int kStages = 4;
-  // Blocks of a cluster lie side by side: its tile is as TileOrder has it.
+  // The tiles of a cluster's blocks lie side by side; TileOrder sees them as one tile.
   static constexpr int kBlocks = 2;
   static constexpr int kClusterRows = 1;
   static constexpr int kResultCols = kBlocks * kCols;
@@ -56,12 +56,12 @@ struct Turned {
   static constexpr int kStageBytes = kABytes + kBBytes;
   static constexpr int kDepth = kStageDepth<Factor>;
   static constexpr int kDepthSteps = kLineBytes / kProductBytes;  // of a stage
-  // A stage of b lies in panels of 32 columns, a line for each k.
+  // A stage of b consists of panels of 32 columns, with a line for each k.
   static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Factor));
   static constexpr int kBPanelBytes = kDepth * kLineBytes;
 
-  // A consumer writes 32 rows of both its panels at once, through one half of a buffer for each
-  // while the copy engine reads the other.
+  // A consumer writes 32 rows of its two panels at a time. Each panel has a buffer: the threads
+  // fill one half while the copy engine reads the other.
   static constexpr int kPanelBuffers = kCols / kConsumers / kPanelCols;
   static constexpr int kWrittenRows = kProductRows / 2;
   static constexpr int kEmptyArrivals = kConsumers * 4 * kBlocks;
@@ -88,7 +88,7 @@ __device__ __forceinline__ void produce_turned(PersistentStorage<Config>& storag
                                                const TileOrder& order, int rank) {
   constexpr auto kAll = static_cast<std::uint16_t>((1u << Config::kBlocks) - 1);
   RingPlace<Config> ring;
-  wait_for_kernel_before();  // which may copy a
+  wait_for_kernel_before();  // the previous kernel may copy a
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate_turned<Config>(order, tile, rank);
@@ -113,11 +113,11 @@ __device__ __forceinline__ void produce_turned(PersistentStorage<Config>& storag
 
 // ---- A consumer ----
 
-// Which columns a thread has: of the products' rows r and r + 8, with r = lane / 4, two neighbours.
-// Which these are is free, as long as each row is some column. A product reads two lines for the
-// four k's that the lanes of a row have; and 16 lanes, which read 128 bytes at once, are to find
-// them in different banks, where piece p of line k lies at p ^ k % 8. So four rows r take pieces
-// that differ in bit 2, the one that the four k's leave alone:
+// Which columns a thread has: two neighbours, which are rows r and r + 8 of the wgmmas, with r =
+// lane / 4. Any assignment of columns to rows will do. Shared memory serves 16 lanes, 128 bytes, at
+// a time: four rows r at four k's. Piece p of line k lies at p ^ k % 8, and the four k's do not
+// change bit 2 of it. So, to be free of bank conflicts, four rows r take pieces that differ in bit
+// 2, and both halves of these:
 //
 //     r % 4       0        1           2        3               panel r / 4 of the consumer's two
 //     piece       w, left  w + 4, left w, right w + 4, right    w: the warp
@@ -133,7 +133,7 @@ struct OwnColumns {
     piece = thread / 32 + row % 2 * 4;
     byte = row / 2 % 2 * 8;
   }
-  // From the consumer's first one on.
+  // The first of them, counted from the consumer's first column.
   __device__ __forceinline__ int first() const { return panel * 32 + piece * 4 + byte / 4; }
 };
 
@@ -150,7 +150,7 @@ __device__ __forceinline__ void write_turned(unsigned char* buffers, const Tenso
     unsigned char* const half = buffers + first / kRows % 2 * kRows * kLineBytes;
     if (thread == 0) wait_until_read<Config::kPanelBuffers>();
     meet(barrier, kWarpgroupThreads);
-    // Sums 4 i and 4 i + 2 are neighbours, and the next two in the row below.
+    // Sums 4 i and 4 i + 2 are neighbours in a row, 4 i + 1 and 4 i + 3 in the row below.
 #pragma unroll
     for (int i = 0; i < kRows / 8; ++i) {
 #pragma unroll
@@ -184,7 +184,7 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
   const std::uint64_t a_first = matrix_descriptor</*kDeep=*/true>(storage.a[0]);
   const OwnColumns own;
   const int lane = threadIdx.x % 32;
-  // Of b's lines of lane % 4 and of the fourth after it.
+  // A lane reads lines lane % 4 and lane % 4 + 4 of each eight lines of b.
   const int k = lane % 4;
   const unsigned char* const lines =
       storage.b[0] + (consumer * Config::kPanelBuffers + own.panel) * Config::kBPanelBytes +
@@ -220,7 +220,8 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
         multiply_add(sums, left[i], a + i * kDepthStepBytes<true> / 16, step > 0 || i > 0);
       }
       end_products();
-      // The other consumer's products fill the tensor cores until this one has read its next stage.
+      // The other consumer's products keep the tensor cores busy until this one has read its next
+      // stage.
       wait_for_products<0>();
 #pragma unroll
       for (int i = 0; i < Config::kDepthSteps; ++i) hold(left[i]);
@@ -278,7 +279,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   cluster_arrive();
   cluster_wait();
 
-  // -- Roles: warpgroup 0 produces, by one thread; the others consume --
+  // -- Roles: one thread of warpgroup 0 is the producer; the other warpgroups are consumers --
   if (warpgroup == 0) {
     give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x == 0) produce_turned(storage, a, b, order, rank);
