@@ -1,6 +1,6 @@
-// The few declarations of cuBLAS that `cublas` needs. The library's headers are no build
-// requirement, and it is not linked to: JAX brings it. Values and signatures are those of
-// cublas_api.h of CUDA 12 and 13, which promise not to change them.
+// The few declarations of cuBLAS that `cublas` needs. Neither the library's headers are needed nor
+// is it linked: JAX brings it. Values and signatures are those of cublas_api.h of CUDA 12 and 13,
+// which promise not to change them.
 #pragma once
 
 #include <library_types.h>

@@ -12,10 +12,11 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// As a launch has it: n numbers for each matrix of the batch, of the result's dtype, or null.
+// The bias and the activation of a launch. The bias has n elements of the result's dtype for each
+// matrix of the batch, or is null.
 struct Finish {
   const void* bias;
-  std::int64_t bias_stride;  // between those of two matrices: 0 if the batch shares them
+  std::int64_t bias_stride;  // between those of two matrices: 0 if the batch shares one
   std::int64_t cols;         // n
   EpilogueOp op;
 };
@@ -27,7 +28,7 @@ inline Finish finish_of(const Problem& problem, const Buffers& buffers) {
 // The activation of x. With `kFast` x is a float, and the result is exact enough for 16 bits.
 //
 // gelu's 0.5 x (1 + tanh(u)), u = sqrt(2 / pi) (x + 0.044715 x^3), is x times the logistic function
-// of 2 u: as a product it stays exact where tanh(u) is close to -1.
+// of 2 u: this form stays exact where tanh(u) is close to -1.
 template <EpilogueOp kOp, bool kFast, class A>
 __device__ __forceinline__ A activated(A x) {
   constexpr double kLinear = 1.5957691216057308;  // 2 sqrt(2 / pi)
@@ -78,7 +79,7 @@ __device__ __forceinline__ void dispatch_activation(EpilogueOp op, F&& f) {
   }
 }
 
-// A function of its own, so that kernels which call it often stay small.
+// Not inlined, so that kernels that call it often stay small.
 template <class A>
 __device__ __noinline__ A activated(EpilogueOp op, A x) {
   A result = x;

@@ -1,28 +1,30 @@
-// matmul, algorithm `fma_sliced`: float32 products by FMAs, of so few elements that large tiles
-// would leave most multiprocessors idle. What they take is latency, of which there is little here:
-// tiles are small, and each warp of a block has all of a tile, but its own slice of the depth.
+// matmul, algorithm `fma_sliced`: float32 products by FMAs, for results of so few elements that
+// large tiles would leave most multiprocessors idle. Their time is latency, which is short here:
+// tiles are small, and each warp of a block computes the whole tile over its own slice of the
+// depth.
 //
 //     depth        | warp 0    | warp 1    | warp 2    | ..     | warp 7    |
 //     steps        | 0 1 2 3   | 4 5 6 7   | 8 9 ..
 //     sums         of the tile   of the tile ..                                 added in that order
 //
-// A warp copies steps, 16 of the depth, by cp.async into a ring of stages of its own, several
-// ahead, and no barrier of the block holds it up before the sums of all warps are added. Warps that
-// a shallow depth leaves without a step add zeros.
+// A warp copies steps, 16 elements of k each, by cp.async into its own ring of stages, several
+// steps ahead, and does not wait for other warps until the sums of all warps are added. If the
+// depth is too small, warps without a step add zeros.
 //
-// Where there are fewer tiles than multiprocessors, the blocks of a cluster have a tile, each with
-// a part of the depth, of which its warps have slices. They divide the tile's packs of four sums: a
-// block sends its sums of a pack to the shared memory of the pack's block, which adds those of all
-// blocks in their order. So results do not depend on which block is done first.
+// If there are fewer tiles than multiprocessors, the blocks of a cluster compute the same tile,
+// each over a part of the depth, which its warps divide into slices. Each block finishes some of
+// the tile's packs of four sums: all blocks send their sums of a pack to the shared memory of this
+// block, which adds them in the order of the blocks. So results do not depend on which block is
+// done first.
 //
 //     blocks of a cluster     0          1          2
 //     depth               | 0 ..    | ..       | .. k |     sums of the whole tile each
 //     results             packs 0, 3  1, 4       2, 5 ..
 //
-// The lanes of a warp lie side by side in the tile, here 8 x 4 of them, and a lane has every eighth
-// row and every fourth column, or packs of four if these lie side by side in memory. It reads what
-// it multiplies four floats at a time. The shared memory serves such a load 8 lanes at a time, or
-// 16 where lanes i and i ^ 1, or i and i ^ 2, read the same: so lanes i and i ^ 1 have the same
+// The lanes of a warp form a grid in the tile, here 8 x 4, and a lane has every eighth row and
+// every fourth column, or every such pack of four if these are contiguous in memory. It loads its
+// operands four floats at a time. Shared memory serves such a load 8 lanes at a time, or 16 if
+// lanes i and i ^ 1, or i and i ^ 2, read the same address: so lanes i and i ^ 1 have the same
 // rows, and i and i ^ 2 the same columns.
 //
 //     lanes of a warp         a lane's rows, if the depth is contiguous (deep)    8 i + down
@@ -32,9 +34,9 @@
 //      10 11 14 15
 //       ..
 //
-// A stage holds a factor as it lies in memory: deep, in lines of 16 depths of a row, of which the
-// four pieces are swizzled, so that the lanes of a load meet in no bank; wide, in lines of all rows
-// of one depth.
+// A stage holds a factor in its order in memory. If it is deep, a line is 16 k's of a row, whose
+// four pieces are swizzled, so that the lanes of a load have no bank conflicts; if it is wide, a
+// line is all rows at one k.
 //
 //     deep   row 0 | 0 1 2 3 | row 1 | 0 1 2 3 |      wide   k 0 | 0 1 2 .. |
 //            row 2 | 1 0 3 2 | row 3 | 1 0 3 2 |             k 1 | 0 1 2 .. |
@@ -71,9 +73,10 @@ struct FmaSliced {
   static constexpr int kAcross = kWarpSize / kDown;
   static constexpr int kLaneRows = kRows / kDown;
   static constexpr int kLaneCols = kCols / kAcross;
-  // Floats from one row of the sums to the next, by which lanes that write at a time, eight packs
-  // or 32 floats, meet in no bank: those of two neighbouring rows, or of rows four apart, are 16
-  // banks apart; columns that are written one by one are as many as lie side by side.
+  // Floats from one row of the sums to the next, so that lanes that write at the same time, eight
+  // packs or 32 floats, have no bank conflicts: packs of two neighbouring rows, or of rows four
+  // apart, are 16 banks apart; if columns are written one by one, the padding is as many as lie
+  // side by side.
   static constexpr int kSumStride = kDeepB   ? kCols + kAcross
                                     : kDeepA ? (kCols + 15) / 32 * 32 + 16
                                              : kCols + 4;
@@ -94,10 +97,10 @@ template <class Config>
 struct SlicedStorage {
   union {
     SlicedStage<Config> ring[Config::kWarps][Config::kStages];
-    float sums[Config::kWarps][Config::kRows][Config::kSumStride];  // when all is multiplied
+    float sums[Config::kWarps][Config::kRows][Config::kSumStride];  // after all products
   };
-  // Sums of this block's packs, from all blocks of the cluster: [pack][block]. The others send when
-  // they are done, while this one may still need its ring. Numbers of packs are rounded up.
+  // Sums of this block's packs, from all blocks of the cluster: [pack][block]. Other blocks send
+  // when they are done, while this one may still need its ring. The number of packs is rounded up.
   float4 received[Config::kPacks + kMostSlicedSplits - 1];
   alignas(16) Mbarrier exchanged;
 };
@@ -109,7 +112,7 @@ struct SlicedProduct {
   Divisor row_tiles;  // likewise; neighbouring blocks share columns of b
 };
 
-// Where float `k` of row `row` lies in a stage: that of a whole pack, if it is the first of one.
+// The index in a stage of float `k` of row `row`, and of a pack that begins there.
 template <bool kDeep, int kExtent>
 __device__ __forceinline__ constexpr int place_in_stage(int row, int k) {
   if (!kDeep) return k * kExtent + row;
@@ -118,8 +121,8 @@ __device__ __forceinline__ constexpr int place_in_stage(int row, int k) {
 
 // ---- Copies ----
 
-// Copies the steps of a warp's slice of a factor, one after the other. What lies beyond the
-// factor's edges is 0.
+// Copies the steps of a warp's slice of a factor, one after the other. Elements beyond the factor's
+// edges are 0.
 template <class Config, bool kDeep, int kExtent>
 class StepCopier {
  public:
@@ -135,7 +138,7 @@ class StepCopier {
             lane_line_ * line_stride_ + lane_element_;
   }
 
-  // Starts the copies of the next step, of which `depth` lie in the factor.
+  // Issues the copies of the next step, of which `depth` k's lie in the factor.
   __device__ __forceinline__ void copy(float* to, int depth) {
     const int lines = kDeep ? rows_ : depth;
     const int length = kDeep ? depth : rows_;
@@ -173,8 +176,8 @@ class StepCopier {
 
 // ---- Products ----
 
-// Where a lane lies among those of its warp, of which kAcross lie side by side. The first bits of
-// both numbers are those that tell neighbouring lanes apart.
+// The place of a lane in its warp's grid, which has kAcross lanes side by side. Bit 0 of a lane's
+// number is bit 0 of `across`, bit 1 is bit 0 of `down`.
 template <int kAcross>
 struct LanePlace {
   __device__ __forceinline__ explicit LanePlace(int lane)
@@ -185,14 +188,14 @@ struct LanePlace {
   int across;
 };
 
-// Which row of the tile is row i of a lane's, of kLanes that lie side by side in it; the same of
+// The row of the tile that is row i of a lane, with kLanes lanes one below the other; likewise for
 // columns.
 template <bool kDeep, int kLanes>
 __device__ __forceinline__ constexpr int row_of_lane(int lane_row, int i) {
   return kDeep ? kLanes * i + lane_row : i / kPack * kLanes * kPack + lane_row * kPack + i % kPack;
 }
 
-// Four depths of a lane's rows: x[i][e] is row i at depth k + e.
+// Loads a lane's rows at four k's: x[i][e] is row i at k + e.
 template <bool kDeep, int kExtent, int kLanes, int kCount>
 __device__ __forceinline__ void load_rows(const float* stage, int lane_row, int k,
                                           float (&x)[kCount][kPack]) {
@@ -278,7 +281,7 @@ __global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
   const std::int64_t matrix = in_batch.quotient;
   const std::int64_t tile_row = std::int64_t{in_matrix.remainder} * Config::kRows;
   const std::int64_t tile_col = std::int64_t{in_matrix.quotient} * Config::kCols;
-  // From a shuffle the compiler learns that a warp's threads have it in common.
+  // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   const int lane = threadIdx.x % kWarpSize;
 
@@ -303,12 +306,12 @@ __global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
       a_copier.copy(storage.ring[warp][stage].a, depth);
       b_copier.copy(storage.ring[warp][stage].b, depth);
     }
-    end_copy_group();  // perhaps of none, so that the wait counts steps
+    end_copy_group();  // may be empty, so that the wait counts steps
   };
 #pragma unroll 1
   for (int stage = 0; stage < kStages; ++stage) copy_step(stage, stage);
 
-  // -- Set up what others send to --
+  // -- Set up the mbarrier for the sums that the blocks send --
   const unsigned own_packs = (Config::kPacks - rank + splits - 1) / splits;
   if (splits > 1) {
     if (threadIdx.x == 0) {
@@ -363,7 +366,7 @@ __global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
 
   // -- Sums of all blocks --
   if (splits > 1) {
-    cluster_wait();  // whom it sends to must have set up
+    cluster_wait();  // the blocks that it sends to have set up
     for (unsigned pack = threadIdx.x; pack < Config::kPacks; pack += kSlicedThreads) {
       float total[kPack];
       add_warps(pack, total);
@@ -372,7 +375,8 @@ __global__ void __launch_bounds__(kSlicedThreads, Config::kResident)
            &storage.received[of.quotient * splits + rank], &storage.exchanged,
            static_cast<int>(of.remainder));
     }
-    // No block ends before all have sent to it; what it sent itself needs it no more.
+    // A block exits only after all blocks have sent to it. Its own sums need it no longer once
+    // sent.
     wait(&storage.exchanged, 0);
   }
 

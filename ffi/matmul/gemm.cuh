@@ -16,8 +16,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// A factor of the product, seen alike whether it is op(a) or the transpose of op(b): `extent` rows
-// (m or n) of `depth` elements (k). One of the strides is 1: that of the depth if `deep`.
+// A factor of the product, in the same form for op(a) and the transpose of op(b): `extent` rows (m
+// or n) of `depth` elements (k). One of the strides is 1: that of the depth if `deep` (K-major).
 //
 //     deep:      row -> | k k k k |        not deep:  k -> | row row row row |
 //                row -> | k k k k |                   k -> | row row row row |
@@ -32,8 +32,8 @@ struct Factor {
   bool packed;  // packs of kPack start at aligned addresses and never straddle an edge
 };
 
-// The orders in which a factor may lie in memory. Most matrices are aligned: these get kernels of
-// their own, in which both orders are constants and all accesses packs.
+// The order of a factor in memory. Most matrices are aligned: they have separate kernels, in which
+// both orders are constants and all accesses are packs.
 enum class Order { kDeep, kWide, kAny };
 
 // Sums become results: result = alpha activation(sum + bias) + beta c, rounded once.
@@ -57,7 +57,7 @@ struct Gemm {
   Epilogue<T> epilogue;
   std::int64_t depth;
   std::int64_t first_tile;             // the tile of block 0
-  const std::int32_t* flag = nullptr;  // double_buffered runs where it is null or not 0 there
+  const std::int32_t* flag = nullptr;  // may be null; if *flag is 0, double_buffered does nothing
 };
 
 // The tile of a block: its first row and column, and its matrix in the batch.

@@ -19,7 +19,7 @@ struct Attributes {
   double beta;
 };
 
-// Those of programs exported before there was a choice of precision and epilogue.
+// The attributes of programs exported before there was a choice of precision and epilogue.
 struct AttributesV1 {
   std::string_view algorithm;
   bool transpose_a;
@@ -100,9 +100,9 @@ bool has_shape_of(const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& other) {
   return std::equal(dims.begin(), dims.end(), others.begin(), others.end());
 }
 
-// What of a factor its scales are of, by their shape: (1, 1), (extent, 1), or (blocks, blocks of
-// the depth); with `transposed` the other way round, and after the batch where the factor has one
-// and they are not shared.
+// The kind of a factor's scales, by their shape: (1, 1), (extent, 1), or (blocks, blocks of the
+// depth), transposed if `transposed`. The batch comes first if the factor has one and the scales
+// are not shared.
 ScaleKind kind_of_scale(const ffi::AnyBuffer& scale, const ffi::AnyBuffer& factor,
                         std::int64_t extent, std::int64_t blocks, std::int64_t depth,
                         bool transposed) {
@@ -214,7 +214,7 @@ void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Ou
   multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
 }
 
-// The same with a c besides.
+// The same with a c, too.
 void run_linear_add(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Addend bias,
                     Out result, Out workspace, Attributes attributes) {
   require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
@@ -243,7 +243,7 @@ void run_scaled(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer 
   multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
 }
 
-// The first version had a target of its own for a sum with c.
+// The first version had a separate target for products with c.
 
 Attributes of_this_version(const AttributesV1& v1) {
   return {v1.algorithm,

@@ -59,7 +59,7 @@ void launch_where_flagged(const Queue& queue, const Config& config, const Proble
 
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers) {
   if (plan.algorithm == Algorithm::kCublas) return launch_cublas(queue, problem, buffers);
-  if (has_scales(problem)) {  // which tensor_core alone takes
+  if (has_scales(problem)) {  // only tensor_core takes them
     dispatch<__nv_fp8_e4m3, __nv_fp8_e5m2, std::int8_t>(problem.dtype, [&](auto type) {
       launch_scaled_tensor_core<typename decltype(type)::type>(queue, plan.config, problem,
                                                                buffers);

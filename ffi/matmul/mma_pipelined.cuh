@@ -1,9 +1,9 @@
 // matmul, algorithm `mma_pipelined`: the tensor cores of any GPU from compute capability 8.0 on, by
 // mma.sync; factors of 16 bits, of floats, which are multiplied in TF32, or of doubles.
 //
-// A block has a tile of the result, and its warps a part of the tile each. Slices of both factors
-// are copied to a ring of stages in shared memory by cp.async, which runs beside the threads. While
-// the warps multiply one stage, those after it are on their way:
+// A block computes a tile of the result, and each of its warps a part of the tile. Slices of both
+// factors are copied asynchronously by cp.async to a ring of stages in shared memory. While the
+// warps multiply one stage, the copies of the next ones are in flight:
 //
 //     copies           | slice 3      | slice 4      | slice 5      |
 //     multiplications  | slice 0      | slice 1      | slice 2      |
@@ -11,27 +11,28 @@
 //                      ^ barrier      ^ barrier      ^ barrier: slice 2 is there for all threads,
 //                                                    and nobody reads the stage of slice 1 any more
 //
-// A slice lies in shared memory as the factor does in global memory, so that nothing is transposed
-// on the way: its lines are rows of the factor if the depth is contiguous (deep), else depths. The
-// pieces of 16 bytes of a line are swizzled: piece p of line l is at p ^ key(l). So neither the
-// copies nor the loads of a warp, of one piece of several lines, meet in a bank:
+// A slice in shared memory has the factor's order in global memory, so nothing is transposed: its
+// lines are rows of the factor if that is deep (K-major), else it is wide and each line is one k.
+// The 16-byte pieces of a line are swizzled: piece p of line l is at p ^ key(l). So neither the
+// copies of a warp nor its loads, of one piece of several lines, have bank conflicts:
 //
 //     deep, of 16 bits, 64 bytes of the depth      wide, of 16 bits
 //     row 0  | 0 1 2 3 |   row 1  | 0 1 2 3 |      k 0  | 0 1 2 3 4 5 6 7 | 8 ...
 //     row 2  | 1 0 3 2 |   row 3  | 1 0 3 2 |      k 1  | 1 0 3 2 5 4 7 6 | 9 ...
 //     row 4  | 2 3 0 1 |   row 5  | 2 3 0 1 |      k 2  | 2 3 0 1 6 7 4 5 | ...
 //
-// A warp sees both factors alike, as tiles of 16 rows (of a, or columns of b) by one product's
-// depth. A lane's part of such a tile is four words, of these rows and depths, as mma has them in
-// its registers: those of a are the left operand of one mma, those of b right operands of two.
+// A warp reads both factors in the same way, as tiles of 16 rows (rows of a or columns of b) by the
+// depth of one mma. A lane holds four words of such a tile, at these rows and k's, in the registers
+// where mma has them: the words of a are the left operand of one mma, those of b the right operands
+// of two.
 //
 //     a            k 0 ..   from the half on      b              k 0 ..   from the half on
 //     rows 0 - 7   | word 0 | word 2 |            cols 0 - 7     | word 0 | word 1 |
 //     rows 8 - 15  | word 1 | word 3 |            cols 8 - 15    | word 2 | word 3 |
 //
-// It loads them by ldmatrix, which can transpose elements of 16 bits; wider elements of wide slices
-// and all doubles by plain loads. Each sum adds its products in the order of the depth, and how
-// many an instruction takes depends on the type alone, not on the tile.
+// They are loaded by ldmatrix, which can transpose elements of 16 bits; wider elements of wide
+// slices, and all doubles, by plain loads. Products are added in the order of k, and the depth of
+// an instruction depends on the type alone, not on the tile.
 #pragma once
 
 #include <cstdint>
@@ -82,7 +83,7 @@ struct MmaPipelined {
 
 inline constexpr int kPieceBytes = 16;
 
-// A slice of kExtent rows or columns, of a factor that lies in an order.
+// A slice of kExtent rows or columns of a factor in the order kOrder.
 template <class Kernel, Order kOrder, int kExtent>
 struct Slice {
   using T = typename Kernel::T;
@@ -93,8 +94,8 @@ struct Slice {
   static_assert(kWideLine % 128 == 0, "depths begin at the same bank");
   static_assert(kElementBytes != 8 || kDeepLine == 128, "rows of doubles do so too");
 
-  // Whether ldmatrix reads it, a piece of each of 8 lines at a time. Else lanes read elements, at a
-  // time those of two pieces of each of 4 lines.
+  // Whether it is read by ldmatrix, one piece of each of 8 lines at a time. Otherwise lanes load
+  // elements, those of two pieces of each of 4 lines at a time.
   __device__ static constexpr bool is_read_by_lines(bool deep) {
     return kElementBytes == 2 || (kElementBytes == 4 && deep);
   }
@@ -117,8 +118,8 @@ __device__ __forceinline__ bool is_deep(bool known_at_run_time) {
   return kOrder == Order::kAny ? known_at_run_time : kOrder == Order::kDeep;
 }
 
-// Copies one slice after the other. A thread's vectors have the same place in their lines. What
-// lies beyond the factor's edges is 0.
+// Copies one slice after the other. All vectors of a thread are at the same place in their lines.
+// Elements beyond the factor's edges are 0.
 template <class Kernel, Order kOrder, int kExtent>
 class SliceCopier {
  public:
@@ -128,7 +129,7 @@ class SliceCopier {
   static constexpr int kCopies = Layout::kBytes / kVectorBytes / Kernel::kThreads;
   static_assert(kCopies * kVectorBytes * Kernel::kThreads == Layout::kBytes);
 
-  // The factor is a parameter of the kernel, so that what is read of it takes no registers.
+  // The factor is a parameter of the kernel, so its members take no registers.
   __device__ __forceinline__ SliceCopier(const Factor<T>& factor, std::int64_t batch,
                                          std::int64_t first_row)
       : factor_(factor) {
@@ -143,7 +144,7 @@ class SliceCopier {
             line_ * line_stride() + byte_ / static_cast<int>(sizeof(T));
   }
 
-  // Starts the copies of the next slice, of which so many depths lie in the factor.
+  // Issues the copies of the next slice, of which `depth` k's lie in the factor.
   __device__ __forceinline__ void copy(unsigned char* to, int depth) {
     const int lines = deep() ? rows_ : depth;
     const int length = deep() ? depth : rows_;
@@ -152,7 +153,7 @@ class SliceCopier {
     const auto place = [&](int i) { return to + Layout::place(deep(), line_ + i * step_, byte_); };
     const T* from = next_;
     if constexpr (kVectorBytes >= 4) {
-      // Of more than a few, the places would take all registers.
+      // If many copies were unrolled, their addresses would take all registers.
       [[maybe_unused]] constexpr int kUnrolled = kCopies <= 8 ? kCopies : 4;
 #pragma unroll kUnrolled
       for (int i = 0; i < kCopies; ++i) {
@@ -160,8 +161,8 @@ class SliceCopier {
         from += step_ * line_stride();
       }
     } else {
-      // Elements of 16 bits at any address, by the thread itself: a few loads on their way at a
-      // time.
+      // Elements of 16 bits at any address are copied by the thread, with a few loads in flight at
+      // a time.
       constexpr int kAtATime = 8;
 #pragma unroll 1
       for (int first = 0; first < kCopies; first += kAtATime) {
@@ -193,8 +194,8 @@ class SliceCopier {
   int rows_;  // that lie in the factor
 };
 
-// Loads a warp's tiles of 16 rows of a slice. All that depends on the lane is in one offset:
-// what is added to it for a tile or a step keeps clear of the bits of its key.
+// Loads a warp's tiles of 16 rows of a slice. Everything that depends on the lane is in one offset:
+// what is added to it for a tile or a step does not change the swizzle.
 template <class Kernel, Order kOrder, int kExtent, bool kLeft>
 class SliceReader {
  public:
@@ -205,7 +206,8 @@ class SliceReader {
   __device__ __forceinline__ SliceReader(const Factor<T>& factor, int first_row) : factor_(factor) {
     const int lane = threadIdx.x % kWarpSize;
     constexpr int kElementBytes = Layout::kElementBytes;
-    if (Layout::is_read_by_lines(deep())) {  // its address is that of a line of a word's 8 x 8
+    if (Layout::is_read_by_lines(deep())) {  // the lane gives the address of a line of one word's 8
+                                             // x 8
       const int row = first_row + 8 * row_half(lane / 8);
       const int k_piece = depth_half(lane / 8);
       offset_ = deep() ? Layout::place(true, row + lane % 8, k_piece * kPieceBytes)
@@ -218,7 +220,8 @@ class SliceReader {
     }
   }
 
-  // Tile `tile` of the warp's, at step `step` of the slice: constants once loops are unrolled.
+  // Loads tile `tile` of the warp at step `step` of the slice, both constants once loops are
+  // unrolled.
   __device__ __forceinline__ void load(const unsigned char* slice, int step, int tile,
                                        Word (&words)[4]) const {
     if constexpr (kOrder != Order::kWide) {
@@ -246,7 +249,7 @@ class SliceReader {
   __device__ __forceinline__ void load(const unsigned char* slice, int step, int tile,
                                        Word (&words)[4]) const {
     constexpr int kElementBytes = Layout::kElementBytes;
-    // From where the lane's first word is to that of a row and a depth.
+    // The offset of the lane's word at a row and a k.
     const auto at = [&](int row, int k) {
       return kDeep ? (offset_ ^ k * kElementBytes) + row * Layout::kDeepLine
                    : (offset_ ^ row * kElementBytes) + k * Layout::kWideLine;
@@ -272,7 +275,7 @@ class SliceReader {
 template <class Kernel>
 using WarpSums = typename Kernel::Sum[Kernel::kRowTiles][2 * Kernel::kColTiles][4];
 
-// A row of the sums' tiles.
+// Multiplies one tile of a with all tiles of b.
 template <class Kernel>
 __device__ __forceinline__ void multiply_row(
     const typename Kernel::Word (&a)[4], const typename Kernel::Word (&b)[Kernel::kColTiles][4],
@@ -293,7 +296,8 @@ struct MmaStage {
   unsigned char b[Kernel::kCols * Kernel::kSliceBytes];
 };
 
-// What a warp writes at a time. The padding spreads the lanes' pairs of sums over the banks.
+// The sums that a warp writes at a time. The padding spreads the lanes' pairs of sums over the
+// banks.
 inline constexpr int kSumRows = 32;
 template <class Kernel>
 struct alignas(16) SumRows {
@@ -303,7 +307,7 @@ struct alignas(16) SumRows {
 template <class Kernel>
 union MmaStorage {
   MmaStage<Kernel> ring[Kernel::kStages];
-  SumRows<Kernel> sums[Kernel::kThreads / kWarpSize];  // when all is multiplied
+  SumRows<Kernel> sums[Kernel::kThreads / kWarpSize];  // after all products
 };
 
 // ---- The kernel ----
@@ -316,7 +320,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
   constexpr int kStages = Kernel::kStages;
   auto& storage = shared<MmaStorage<Kernel>>();
   const Tile tile = locate_tile<Kernel::kRows, Kernel::kCols>(gemm);
-  // From a shuffle the compiler learns that a warp's threads have it in common.
+  // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   const int lane = threadIdx.x % kWarpSize;
   const int warp_row = warp % Kernel::kWarpsDown * Kernel::kWarpRows;
@@ -335,7 +339,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
       a_copier.copy(storage.ring[stage].a, depth);
       b_copier.copy(storage.ring[stage].b, depth);
     }
-    end_copy_group();  // perhaps of none, so that the wait counts slices
+    end_copy_group();  // may be empty, so that the wait counts slices
   };
 #pragma unroll
   for (int stage = 0; stage < kStages - 1; ++stage) copy_slice(stage, stage);
@@ -346,8 +350,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
   const SliceReader<Kernel, Kernel::kOrderB, Kernel::kCols, /*kLeft=*/false> b_reader(gemm.b,
                                                                                       warp_col);
   WarpSums<Kernel> sums = {};
-  // While tile a[i % 2] is multiplied with all tiles b of its step, the next one loads, and with a
-  // step's last one those of the next step.
+  // While tile a[i % 2] is multiplied with all tiles of b of its step, the next tile of a is
+  // loaded; during the last one of a step, the tiles of the next step.
   Word a[2][4];
   Word b[2][Kernel::kColTiles][4];
   const auto load_step = [&](int stage, int step) {
@@ -367,7 +371,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
 #pragma unroll 1
   for (int slice = 0; slice < slices; ++slice) {
     const int next_stage = stage + 1 == kStages ? 0 : stage + 1;
-    // Behind the barrier nobody reads the stage before this one.
+    // After the barrier no thread reads the stage before this one any more.
     copy_slice(slice + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
 #pragma unroll
     for (int step = 0; step < Kernel::kSteps; ++step) {
@@ -377,7 +381,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
           a_reader.load(storage.ring[stage].a, step, i + 1, a[(i + 1) % 2]);
         } else if (step + 1 < Kernel::kSteps) {
           load_step(stage, step + 1);
-        } else {  // what is loaded so behind the last slice is not used
+        } else {  // after the last slice, what is loaded here is not used
           await_slice();
           load_step(next_stage, 0);
         }
@@ -389,7 +393,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
   wait_for_copy_groups<0>();
   __syncthreads();
 
-  // -- Results: some rows of the warp's at a time cross shared memory, so that lanes write packs --
+  // -- Results: they pass through shared memory, some of the warp's rows at a time, to be written
+  // in packs --
   SumRows<Kernel>& rows = storage.sums[warp];
 #pragma unroll
   for (int first = 0; first < Kernel::kRowTiles; first += kSumRows / 16) {
@@ -427,7 +432,7 @@ Order order_of(const Factor<T>& factor) {
   return factor.deep ? Order::kDeep : Order::kWide;
 }
 
-// Calls f(Constant<bytes>{}) for the size of the vectors that the plan says.
+// Calls f(Constant<bytes>{}) for the plan's size of vectors.
 template <class T, class F>
 void dispatch_mma_vector(int bytes, F&& f) {
   if constexpr (sizeof(T) == 2) {
@@ -437,7 +442,7 @@ void dispatch_mma_vector(int bytes, F&& f) {
   }
 }
 
-// Of the largest tile, copied in the widest vectors, there is a kernel for each pair of orders.
+// The largest tile, copied in the widest vectors, has a kernel for each pair of orders.
 template <class T>
 void launch_mma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers) {

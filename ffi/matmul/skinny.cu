@@ -15,7 +15,7 @@ SkinnyOperand<T> make_operand(const void* data, const SkinnyFactor& factor, std:
           factor.deep ? depth : factor.extent, static_cast<int>(factor.extent)};
 }
 
-// The result is m x n; the large factor's rows are its rows if that is a, else its columns.
+// The large factor's rows are rows of the m x n result if that factor is a, else columns.
 template <class T>
 SkinnyProduct<T> make_product(const Problem& problem, const Buffers& buffers, int rows) {
   const SkinnyFactors factors = skinny_factors(problem);

@@ -1,35 +1,36 @@
-// matmul, algorithm `skinny`: one factor, the skinny one, has few rows or columns, of which a block
-// takes at most 16. The time is that of reading the other, the large one, once: its elements go
-// from global memory, many loads in flight, to the warp's matrix instruction, mma.sync.
+// matmul, algorithm `skinny`: one factor, the skinny one, has few rows or columns, and a block
+// takes at most 16 of them. The time is that of reading the other factor, the large one, once, with
+// many loads in flight. Warps multiply by mma.sync.
 //
-// The large factor's rows (of a, or columns of b) are mma's 16 rows, the skinny one's its 8
-// columns:
+// The large factor's rows (rows of a or columns of b) are the 16 rows of an mma, and those of the
+// skinny factor its 8 columns:
 //
 //     large factor                   skinny factor                    sums
 //     | kRows x depth |      x       | depth x kCols |        =       | kRows x kCols |
 //       warp 0 1 .. 7 0 1 ..           warp 0 1 .. 7 0 1 ..            of each warp, then added
 //
-// Each of a block's warps has an eighth of the depth, and kRows rows. In the end they add their
-// sums, through shared memory, always in the same order. To have the blocks of a cluster divide the
-// depth, so that each reads less of the skinny factor, took longer with 2 to 32 of its columns.
+// Each warp of a block multiplies kRows rows over an eighth of the depth. In the end the warps'
+// sums are added through shared memory, always in the same order. Dividing the depth among the
+// blocks of a cluster, so that each reads less of the skinny factor, took longer with 2 to 32 of
+// its columns.
 //
-// Both factors go to shared memory by cp.async, into a ring of stages of each warp's own, where
-// both have whole vectors of 16 bytes and the depth of the skinny one is contiguous: a stage is
-// free again as soon as it is multiplied, so that all others are on their way all the time.
-// ldmatrix brings them to mma's registers. Else lanes load to registers, several chunks at a time,
-// and multiply them all.
+// If both factors consist of whole vectors of 16 bytes and the skinny one is deep (K-major), they
+// are copied to shared memory by cp.async, into a ring of stages for each warp. A stage is refilled
+// as soon as it is multiplied, so all others are in flight all the time, and ldmatrix loads the
+// operands of mma. Otherwise lanes load to registers, several chunks at a time, and multiply them
+// all.
 //
-// Products can be added in any order, and rows stand where one likes, so that which element is in
-// which register is free as long as both factors agree. In a chunk, 32 of the depth, lane 4 g + t
-// has the depths 8 t .. 8 t + 7, of mma's row g and of its column g. Where the depth is contiguous
-// that is a load of 16 bytes, and half h of it, four elements, is what the lane gives to product h:
+// Products can be added in any order of k, and rows permuted, so any element may be in any register
+// as long as both factors agree. In a chunk, 32 elements of k, lane 4 g + t has k = 8 t .. 8 t + 7
+// of mma's row g and of its column g. If the factor is deep, that is a load of 16 bytes, and the
+// lane gives half h of it, four elements, to product h:
 //
 //     deep         k 0 .. 7    8 .. 15   16 .. 23   24 .. 31      lane 4 g + t loads row g, 8 t ..
 //     row g      |  t = 0   |  t = 1   |  t = 2   |  t = 3   |    words of product 0: 0 and 1,
 //     row g + 8  |  t = 0   |  t = 1   |  t = 2   |  t = 3   |    of product 1: 2 and 3
 //
-// Where the rows are contiguous a lane loads kRows / 8 neighbouring rows of each of its 8 depths.
-// Two depths' words are transposed to words of two depths each, of one row:
+// If the large factor is not deep, a lane loads kRows / 8 neighbouring rows at each of its 8 k's.
+// The words of two k's are transposed to words that have both k's of one row:
 //
 //     not deep     rows 0 ..      kRows / 8 ..                    lane 4 g + t loads k 8 t + j
 //     k 8 t + j  |  g = 0   |      g = 1       | ..  g = 7  |     for j = 0 .. 7
@@ -51,8 +52,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// How a lane reads the skinny factor: by copies of 8 neighbours in depth; by loads of 2
-// neighbouring columns at each depth; or element by element, whatever lies where.
+// How a lane reads the skinny factor: by copies of 8 neighbours along k; by loads of 2 neighbouring
+// columns at each k; or element by element, in any layout.
 enum class SkinnyReads { kDepths, kColumns, kElements };
 
 inline constexpr int kChunkDepth = kSkinnyStepDepth;
@@ -67,8 +68,8 @@ struct Skinny {
   static constexpr int kRows = kRows_;
   static constexpr int kCols = kCols_;
 
-  // Whether steps come by copies to shared memory, which take no registers, so that all that is
-  // multiplied is loaded again at once. Other copies would be of few bytes.
+  // Whether steps are copied to shared memory, which takes no registers, so that a stage is
+  // refilled as soon as it is multiplied. With other reads the copies would be of few bytes.
   static constexpr bool kCopies = kReads == SkinnyReads::kDepths;
   static constexpr int kStages = skinny_stages(kRows, kCols);
 
@@ -80,10 +81,10 @@ struct Skinny {
   static constexpr int kLargeWords = kLaneRows * kLaneDepth / 2;
   static constexpr int kSkinnyWords = kColTiles * kLaneDepth / 2;
 
-  // A warp has kSlots steps on their way, as many as 128 registers have room for, so that a
-  // multiprocessor holds two blocks, each with up to 64 KiB. It multiplies all of them before the
-  // next loads: of loads that go on from one round of a loop to the next, ptxas has a warp wait for
-  // all together.
+  // A warp has the loads of kSlots steps in flight: as many as 128 registers have room for, so that
+  // a multiprocessor holds two blocks, each with up to 64 KiB in flight. It multiplies all of them
+  // before the next loads: if loads are in flight from one iteration of a loop to the next, ptxas
+  // makes a warp wait for all of them together.
   static constexpr int slots() {
     if (!kPacked) return 1;
     if (kReads == SkinnyReads::kElements) return kRows == 64 ? 1 : 2;
@@ -94,8 +95,8 @@ struct Skinny {
   static_assert(kReads != SkinnyReads::kColumns || kCols == 16, "a pair of columns for each of 8");
   static_assert(!kCopies || (kPacked && kStages >= 2));
 
-  // Which of a block's rows is element e of a lane's, and where it has column `slot` of mma's, 0 to
-  // 7, of tile c.
+  // The block's row of element e of a lane, and the block's column of mma's column `slot`, 0 to 7,
+  // in tile c.
   __device__ static int row(int group, int e) {
     return kDeep || !kPacked || kCopies ? group + 8 * e : group * kLaneRows + e;
   }
@@ -109,7 +110,7 @@ struct SkinnyOperand {
   const T* data;
   std::int64_t batch_stride;  // 0 if the batch shares the factor
   bool deep;                  // the depth is contiguous
-  std::int64_t stride;        // from one row or column to the next, or if not deep, one depth
+  std::int64_t stride;        // from one row or column to the next; if not deep, from one k
   int extent;                 // rows of the large factor, columns of the skinny one
 };
 
@@ -118,7 +119,7 @@ struct SkinnyResult {
   std::int64_t batch_stride;
   std::int64_t row_stride;
   std::int64_t col_stride;
-  bool is_float;  // or of the factors' type
+  bool is_float;  // else of the factors' type
   bool large_is_a;
   bool finishes;  // with a bias or an activation
   Finish finish;
@@ -130,17 +131,17 @@ struct SkinnyProduct {
   SkinnyOperand<T> skinny;
   SkinnyResult result;
   int depth;
-  Divisor tiles;  // of a block's rows, for each matrix of the batch
+  Divisor tiles;  // how many, along the rows, a matrix of the batch has
 };
 
-// What a lane has of a step, which is a chunk.
+// A lane's words of a step, which is a chunk.
 template <class Config>
 struct SkinnyStep {
   std::uint32_t large[Config::kLargeWords];
   std::uint32_t skinny[Config::kSkinnyWords];
 };
 
-// Of a warp's ring.
+// A stage of a warp's ring.
 template <class Config, bool kCopies = Config::kCopies>
 struct SkinnyStage {
   unsigned char large[Config::kRows * kChunkDepth * 2];
@@ -149,8 +150,8 @@ struct SkinnyStage {
 template <class Config>
 struct SkinnyStage<Config, false> {};
 
-// In shared memory: the warps' rings, or their sums when all is multiplied. The padding spreads
-// mma's columns over the banks.
+// In shared memory: the warps' rings, or their sums after all products. The padding spreads mma's
+// columns over the banks.
 template <class Config>
 union SkinnyStorage {
   SkinnyStage<Config> ring[Config::kWarps][Config::kStages];
@@ -159,7 +160,7 @@ union SkinnyStorage {
 
 // ---- Loads ----
 
-// Two elements as a word, of which those that are not `valid` are 0.
+// Two elements as a word; one that is not valid is 0.
 template <class T>
 __device__ __forceinline__ std::uint32_t read_pair(const T* low, const T* high, bool low_valid,
                                                    bool high_valid) {
@@ -167,7 +168,7 @@ __device__ __forceinline__ std::uint32_t read_pair(const T* low, const T* high, 
   return pair_of(low_valid ? *low : zero, high_valid ? *high : zero);
 }
 
-// kWords words of the large factor, or zeros.
+// Loads kWords words of the large factor, or zeros if not `valid`.
 template <int kWords, class T>
 __device__ __forceinline__ void read_pack_once(const T* from, bool valid, std::uint32_t* to) {
   std::uint32_t word[kWords] = {};
@@ -176,9 +177,9 @@ __device__ __forceinline__ void read_pack_once(const T* from, bool valid, std::u
   for (int i = 0; i < kWords; ++i) to[i] = word[i];
 }
 
-// From which addresses a lane reads its rows and columns, step by step. Those beyond an edge are
-// read as the last ones within it, and their sums are not written: every row and column is for
-// itself. A depth beyond the last, which all of them would have, is read as 0.
+// Reads a lane's rows and columns, step by step. Instead of those beyond an edge it reads the last
+// ones within, and the sums are not stored: no row or column affects another's sums. Elements
+// beyond the end of k, which would affect all sums, are read as 0.
 template <class Config>
 class SkinnyReader {
  public:
@@ -204,7 +205,7 @@ class SkinnyReader {
     }
   }
 
-  // Of the step that read() reads next, where the lane's depths begin.
+  // Sets the step that read() reads next.
   __device__ __forceinline__ void seek(int step) {
     const std::int64_t k = std::int64_t{step} * kChunkDepth + lane_depth_;
     large_at_ = large_ + k * large_stride();
@@ -212,8 +213,8 @@ class SkinnyReader {
     left_ = product_.depth - static_cast<int>(k);
   }
 
-  // Starts the loads of the step, and goes on to the next. All of it lies within the depth if it is
-  // `kWhole`.
+  // Issues the loads of the step, and advances to the next. If `kWhole`, all of it lies within the
+  // depth.
   template <bool kWhole>
   __device__ __forceinline__ void read(SkinnyStep<Config>& step) {
     read_skinny<kWhole>(step.skinny);
@@ -228,7 +229,7 @@ class SkinnyReader {
   static constexpr int kLargeRows = kRowsByPack ? 1 : Config::kLaneRows;
   static constexpr int kSkinnyCols = kColsByPair ? 1 : Config::kColTiles;
 
-  // From one depth to the next.
+  // From one k to the next.
   __device__ __forceinline__ std::int64_t large_stride() const {
     return Config::kDeep ? 1 : product_.large.stride;
   }
@@ -307,7 +308,8 @@ class SkinnyReader {
 
 // ---- Products ----
 
-// Of words that hold two rows of one depth each, that with both depths of the first or second row.
+// From two words that each hold two rows at one k, the word with both k's of the first or second
+// row.
 __device__ __forceinline__ std::uint32_t transpose_pair(std::uint32_t even, std::uint32_t odd,
                                                         int second) {
   return __byte_perm(even, odd, second != 0 ? 0x7632 : 0x5410);
@@ -382,9 +384,9 @@ __device__ __forceinline__ void multiply_steps(SkinnyReader<Config>& reader, int
 
 // ---- The same through shared memory ----
 
-// A stage holds a chunk of both factors as they lie: deep, in lines of a row's or column's 32
-// depths; else in lines of all rows of one depth. The pieces of 16 bytes of a line are swizzled, so
-// that neither the copies of a warp nor its loads, of a piece of each of 8 lines, meet in a bank.
+// A stage holds a chunk of both factors in their own order: if deep, a line is the 32 k's of a row
+// or column, else all rows at one k. The 16-byte pieces of a line are swizzled, so that neither the
+// copies of a warp nor its loads, of one piece of each of 8 lines, have bank conflicts.
 template <int kLineBytes>
 __device__ __forceinline__ constexpr int place_in_stage(int line, int piece) {
   return line * kLineBytes + (piece ^ (line * kLineBytes / 128 % (kLineBytes / 16))) * 16;
@@ -414,8 +416,8 @@ class SkinnyRing {
     skinny_ += col * product.skinny.stride + lane % 4 * 8;
     cols_ = product.skinny.extent - col;
 
-    // A lane's address is that of line lane % 8 of matrix lane / 8, of the four that it gets a word
-    // of each of: 8 rows or the next 8, of 8 depths or the next 8.
+    // For ldmatrix, a lane gives the address of line lane % 8 of matrix lane / 8. The four matrices
+    // are 8 rows or the next 8, at 8 k's or the next 8.
     const int matrix_of_lane = lane / 8, line_of_lane = lane % 8;
     const int upper_rows = matrix_of_lane % 2, upper_depths = matrix_of_lane / 2;
     const unsigned address = shared_address(ring);
@@ -423,11 +425,11 @@ class SkinnyRing {
         address + (Config::kDeep
                        ? place_in_stage<kLine>(upper_rows * 8 + line_of_lane, upper_depths)
                        : place_in_stage<kLine>(upper_depths * 8 + line_of_lane, upper_rows));
-    // Of the skinny factor, 8 columns of all four eighths of the depths of a chunk.
+    // Those of the skinny factor are 8 columns at each 8 of the 32 k's of a chunk.
     skinny_from_ = address + sizeof(ring->large) + place_in_stage<64>(line_of_lane, matrix_of_lane);
   }
 
-  // Of the step that copy() copies next.
+  // Sets the step that copy() copies next.
   __device__ __forceinline__ void seek(int step) {
     const std::int64_t k = std::int64_t{step} * kChunkDepth;
     large_at_ = large_ + k * (Config::kDeep ? 1 : product_.large.stride);
@@ -435,8 +437,8 @@ class SkinnyRing {
     left_ = product_.depth - static_cast<int>(k);
   }
 
-  // Starts the copies of a step. A depth beyond the last is 0; columns beyond it are not copied,
-  // and whatever is multiplied for them not written.
+  // Issues the copies of a step. Elements beyond the end of k are 0. Columns beyond the last are
+  // not copied: stale data is multiplied for them, but the results are not stored.
   __device__ __forceinline__ void copy(int stage) {
     SkinnyStage<Config>& to = ring_[stage];
     const std::int64_t stride = product_.large.stride;
@@ -472,7 +474,8 @@ class SkinnyRing {
 #pragma unroll
       for (int r = 0; r < Config::kRowTiles; ++r) {
         std::uint32_t left[4];
-        // What is added keeps clear of the bits of a line's key, what is not of those of a piece.
+        // Offsets of 16 lines are added, which leaves the swizzle as it is; offsets of pieces are
+        // xored.
         const unsigned from = Config::kDeep ? (large_from_ ^ half * 32) + 16 * r * kLine
                                             : (large_from_ ^ r * 32) + 16 * half * kLine;
         load_matrices<!Config::kDeep>(from + offset, left);
@@ -502,13 +505,13 @@ class SkinnyRing {
   const T* large_at_;
   const T* skinny_at_;
   int left_;  // of the depth
-  int cols_;  // from the lane's first one to the last
+  int cols_;  // from the lane's first column to the last
   std::int64_t row_offset_[Config::kDeep ? kCopies : 1];
   unsigned large_from_;
   unsigned skinny_from_;
 };
 
-// Adds the products of the warp's steps, from `step` to `end`, of which kStages are on their way.
+// Adds the products of the warp's steps, from `step` to `end`, with kStages of them in flight.
 template <class Config>
 __device__ __forceinline__ void multiply_copies(SkinnyRing<Config>& ring, int step, int end,
                                                 SkinnySums<Config>& sums) {
@@ -517,7 +520,7 @@ __device__ __forceinline__ void multiply_copies(SkinnyRing<Config>& ring, int st
 #pragma unroll
   for (int stage = 0; stage < kStages; ++stage) {
     if (step + stage < end) ring.copy(stage);
-    end_copy_group();  // perhaps of none, so that the wait counts steps
+    end_copy_group();  // may be empty, so that the wait counts steps
   }
   int stage = 0;
 #pragma unroll 1
@@ -534,7 +537,7 @@ __device__ __forceinline__ void multiply_copies(SkinnyRing<Config>& ring, int st
 
 // ---- Sums ----
 
-// What a block finishes of the result: rows of the large factor and columns of the skinny one.
+// A block's part of the result: rows of the large factor and columns of the skinny one.
 struct SkinnyPlace {
   unsigned matrix;
   int first_row;
@@ -570,7 +573,7 @@ template <class Config>
 __global__ void __launch_bounds__(kSkinnyThreads, 2)
     skinny_kernel(const __grid_constant__ SkinnyProduct<typename Config::Factor> product) {
   auto& storage = shared<SkinnyStorage<Config>>();
-  // From a shuffle the compiler learns that a warp's threads have it in common.
+  // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   const int lane = threadIdx.x % kWarpSize;
   const int group = lane / 4;
@@ -594,7 +597,7 @@ __global__ void __launch_bounds__(kSkinnyThreads, 2)
     SkinnyReader<Config> reader(product, tile.quotient, first_row, first_col, lane);
     const int steps = product.depth / kChunkDepth;
     multiply_steps<Config>(reader, first_step(part, steps), first_step(part + 1, steps), sums);
-    // The last part has what is left of the depth.
+    // The last warp also multiplies the rest of the depth.
     if (part == kParts - 1 && steps * kChunkDepth < product.depth) {
       SkinnyStep<Config> rest;
       reader.seek(steps);

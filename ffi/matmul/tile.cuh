@@ -27,7 +27,7 @@ inline constexpr int kTileBlocks = sizeof(Accumulator<T>) == 8 ? 1 : 2;
 //     deep:      row -> | 0 0 0 0 1 1 1 1 |      not deep:  k -> | 0 0 0 0 1 1 1 1 2 2 2 2 ... |
 //                row -> | 2 2 2 2 3 3 3 3 |                 k -> | 32 32 32 32 ...             |
 //
-// What lies beyond the factor's edges is 0.
+// Elements beyond the factor's edges are 0.
 template <class T, Order kOrder>
 class TileLoader {
  public:
@@ -92,9 +92,9 @@ class TileLoader {
   Pack<T, kPack> pack_;
 };
 
-// A tile of a factor in shared memory, by depth: the rows that a thread multiplies at one depth are
-// neighbours. The padding spreads what the lanes of a deep loader write, two depths four apart and
-// 16 rows, over all banks:
+// A tile of a factor in shared memory, as [k][row]: the rows that a thread multiplies at one k are
+// neighbours. The padding spreads what a warp writes of a deep factor, 16 rows at two k's four
+// apart, over all banks:
 //
 //     k -> | row 0 row 1 ... row 127 | padding |
 inline constexpr int kTileStride = kTile + 4;

@@ -1,8 +1,8 @@
-// What tensor_core adds to sums that are finished: result = activation(sum + bias) + beta c.
+// How tensor_core adds c: result = activation(sum + bias) + beta c.
 //
-// c is in memory as the result is. Each thread loads what it adds to its own sums, in pairs of 16
-// bits, panel by panel while the tile is multiplied: the registers are those in which results wait
-// to be written, and are free once those of the tile before have been.
+// c has the layout of the result. Each thread loads the elements for its own sums, in pairs of 16
+// bits, panel by panel while the tile is multiplied. Their registers are those in which results
+// wait to be written, and are free once the previous tile's results have been written.
 #pragma once
 
 #include <cstdint>
@@ -16,15 +16,15 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// As a launch has it.
+// The epilogue of a launch with c.
 struct FinishAndAdd : Finish {
   const void* c;
   int rows;  // of a matrix of the batch
   float beta;
 };
 
-// Loads the elements of panel `panel`, a constant once the caller's loop is unrolled, of a tile:
-// word i is of sums 2 i and 2 i + 1. There are zeros beyond the last row and column.
+// Loads c for panel `panel` of a tile, a constant once the caller's loop is unrolled: word i is for
+// sums 2 i and 2 i + 1. Elements beyond the last row and column are 0.
 template <class Config>
 __device__ __forceinline__ void load_addend(
     const FinishAndAdd& finish, const TilePosition& at, int consumer, int panel,
@@ -59,7 +59,7 @@ __device__ __forceinline__ void load_addend(
   }
 }
 
-// Adds them to a consumer's sums.
+// Adds beta times the loaded elements to a consumer's sums.
 template <class Config>
 __device__ __forceinline__ void add_addend(
     float (&sums)[Config::kWaves][Config::kSums],

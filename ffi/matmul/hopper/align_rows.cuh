@@ -4,8 +4,8 @@
 //     from   |x0 x1 x2 x3 x4|y0 y1 y2 y3 y4|z0 z1 ...
 //     to     |x0 x1 x2 x3 x4 .  .  . |y0 y1 y2 y3 y4 .  .  . |z0 z1 ...
 //
-// A thread makes two packs of 16 bytes of the result, each from the two aligned packs that it lies
-// in, the second of which is the first of the neighbouring lane: it comes from the L1 cache.
+// A thread makes two packs of 16 bytes of the result, each from the two aligned packs that contain
+// it. The second of these is the first of the neighbouring lane: it comes from the L1 cache.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
 inline constexpr int kAlignThreads = 256;
-inline constexpr int kAlignPacks = 2;  // of a thread: what it takes to keep memory busy
+inline constexpr int kAlignPacks = 2;  // per thread: enough to keep memory busy
 inline constexpr int kAlignBlockPacks = kAlignThreads * kAlignPacks;
-// 48 KiB under way on each multiprocessor.
+// 48 KiB in flight on each multiprocessor.
 inline constexpr int kAlignResident = 6;
 
-// Rows of `length` elements, one after the other, from a multiple of 16 bytes on. `packs` is
-// the number of packs of a row of the result that have elements; those behind them are not written,
-// and what the last one has beyond the row's end is of no meaning.
+// A copy of contiguous rows of `length` elements, which begin at a multiple of 16 bytes. `packs` is
+// the number of packs of a row of the result that have elements; those after them are not written,
+// and the last one's contents beyond the row's end are arbitrary.
 template <class T>
 struct RowCopy {
   const T* from;
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kAlignThreads, kAlignResident)
     align_rows_kernel(const __grid_constant__ RowCopies<T> copies) {
   constexpr int kPack = kWidestPack<T>;
   constexpr int kBytes = static_cast<int>(sizeof(T));
-  // The product sets up its blocks where this kernel's last ones leave room.
+  // Blocks of the product set themselves up where this kernel's last blocks leave room.
   let_next_kernel_start();
   const bool is_second = blockIdx.x >= copies.first_blocks;
   const RowCopy<T>& copy = copies.copy[is_second];
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kAlignThreads, kAlignResident)
       past[p] = static_cast<unsigned>(first % kPack) * kBytes;
       low[p] = packs[pack];
       high[p] = packs[pack + 1];
-    } else {  // the last two of the array, of which nothing may be read beyond its end
+    } else {  // the last two of the array, beyond whose end nothing may be read
       const std::int64_t left = copy.length - column;
 #pragma unroll 1
       for (int e = 0; e < kPack && e < left; ++e) own_to[e] = copy.from[first + e];
@@ -120,7 +120,7 @@ RowCopy<T> row_copy(const void* from, void* to, const StoredFactor& factor) {
           rows * packs <= std::numeric_limits<std::int32_t>::max()};
 }
 
-// A copy of no rows is none.
+// A copy without rows takes no blocks.
 template <class T>
 void launch_align_rows(const Queue& queue, const RowCopy<T>& first, const RowCopy<T>& second) {
   const std::int64_t blocks = first.blocks() + second.blocks();

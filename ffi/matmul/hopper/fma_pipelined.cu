@@ -10,7 +10,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 namespace {
 
-// `box` rows of a or columns of b are what a block copies at a time.
+// `box`: how many rows of a or columns of b a block copies at a time.
 template <bool kDeep>
 TensorMap map_of_floats(const void* data, const StoredFactor& stored, int box) {
   return map_of<float>(CU_TENSOR_MAP_DATA_TYPE_FLOAT32, data, stored.batch, stored.rows,

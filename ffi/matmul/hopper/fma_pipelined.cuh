@@ -1,10 +1,9 @@
 // fma_pipelined: float32 products by FMAs, supplied by Hopper's tensor copies.
 //
-// What keeps double_buffered from the rate of FMAs is all that its threads do beside them: they
-// load slices, write them to shared memory, and meet at barriers. Here a thread of its own copies
-// slices, 32 deep, into a ring of stages, as of the kernels on tensor cores; eight warps multiply,
-// each thread 8 rows by 16 columns, and for each four of the depth read what they multiply by 24
-// loads for 512 FMAs:
+// double_buffered does not reach the rate of FMAs because its threads also load slices, write them
+// to shared memory, and wait at barriers. Here a producer thread copies slices, 32 deep, into a
+// ring of stages, as in the kernels on tensor cores. Eight warps multiply, each thread 8 rows by 16
+// columns, and load their operands for four elements of k by 24 loads for 512 FMAs:
 //
 //     warps of a block            lanes of a warp
 //       0 1    32 rows each         0  1  2 ..  7
@@ -12,15 +11,15 @@
 //       4 5                        16
 //       6 7                        24         31
 //
-// Slices lie swizzled in shared memory, in lines of 128 bytes, along k if the factor is deep, else
-// along its rows. Which rows and columns are a lane's depends on it, so that the lanes of each load
-// read from different banks:
+// Slices are swizzled in shared memory, in lines of 128 bytes, along k if the factor is deep, else
+// along its rows. The rows and columns of a lane depend on this order, so that the lanes of each
+// load read from different banks:
 //
 //     deep: row 4 i + lane / 8, by 4 of k         else: rows 16 i + 4 (lane / 8) .. + 3, of one k
 //           col 8 j + lane % 8                          cols 32 j + 4 (lane % 8) .. + 3
 //
-// The products of an element are added one after the other, as double_buffered does: the results
-// are the same.
+// The products of an element are added one after the other, as in double_buffered: the results are
+// the same.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +57,7 @@ struct FmaPipelined {
   static constexpr int kABytes = kRows * kLineBytes;
   static constexpr int kBBytes = kCols * kLineBytes;
 
-  // As of the persistent kernel: the producer's warpgroup leaves most of its registers to others.
+  // As in the persistent kernel: the producer's warpgroup leaves most of its registers to others.
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
 
@@ -67,7 +66,7 @@ struct FmaPipelined {
 };
 
 inline constexpr int kFloatsOfLine = kLineBytes / 4;
-// Lines of k of 32 rows or columns each, of a factor that is not deep.
+// A panel of a factor that is not deep: a line of 32 rows or columns for each k.
 inline constexpr int kFloatPanelBytes = kFloatsOfLine * kLineBytes;
 
 // ---- The producer ----
@@ -92,7 +91,7 @@ __device__ __forceinline__ void produce_floats(RingStorage<Config>& storage, con
   for (unsigned tile = blockIdx.x; tile < order.tiles; tile += gridDim.x) {
     const TilePosition at = locate<Config>(order, tile, 0);
     for (int step = 0; step < order.steps; ++step) {
-      // The phase before the first counts as over: the ring begins empty.
+      // The phase before the first counts as complete: the ring begins empty.
       wait(&storage.empty[ring.stage], ring.phase ^ 1);
       Mbarrier* const full = &storage.full[ring.stage];
       announce(full, Config::kABytes + Config::kBBytes);
@@ -171,7 +170,7 @@ __device__ __forceinline__ void multiply_floats(
     const float (&a)[Config::kThreadRows][kPack],
     float (&sum)[Config::kThreadRows][Config::kThreadCols]) {
   if constexpr (Config::kDeepB) {
-    // Four columns at a time, by four of the depth.
+    // Four columns at a time, at four k's.
 #pragma unroll
     for (int first = 0; first < Config::kThreadCols; first += kPack) {
       Pack<float, kPack> b[kPack];
@@ -210,7 +209,7 @@ __device__ __forceinline__ void multiply_floats(
   }
 }
 
-// Writes a thread's sums, neighbours in packs where the factor's columns are neighbours.
+// Writes a thread's sums, in packs if its columns are neighbours.
 template <class Config>
 __device__ __forceinline__ void write_floats(
     const float (&sum)[Config::kThreadRows][Config::kThreadCols], const FmaPlace<Config>& place,
@@ -285,7 +284,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
       *reinterpret_cast<RingStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
-  // From a shuffle the compiler learns that a warp's threads have it in common.
+  // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
 
   // -- Set up --
@@ -299,7 +298,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   __syncthreads();
 
-  // -- Roles: warpgroup 0 produces, by one thread; the others consume --
+  // -- Roles: one thread of warpgroup 0 is the producer; the other warpgroups are consumers --
   if (warpgroup == 0) {
     give_up_registers<Config::kProducerRegisters>();
     if (threadIdx.x == 0) produce_floats(storage, a, b, order);

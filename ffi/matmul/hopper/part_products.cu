@@ -1,5 +1,5 @@
-// Splits the factors of bf16_x6 and fp16_x3, multiplies their parts, and has other kernels behind
-// for factors that cannot be split so.
+// Launches bf16_x6 and fp16_x3: splits the factors, multiplies their parts, and then launches other
+// kernels for factors that cannot be split so.
 #include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
@@ -22,8 +22,8 @@ struct SplitFactor {
   std::uint32_t* worst;
 };
 
-// One part's matrices lie behind another's. `rows` of a or columns of b are what a block copies at
-// a time of a deep factor.
+// The matrices of one part follow those of another. `rows`: how many rows of a or columns of b a
+// block copies at a time, if the factor is deep.
 template <bool kDeep, class Parts>
 FactorMaps maps_of_parts(const SplitFactor<Parts>& factor, int rows) {
   StoredFactor parts = factor.stored;
@@ -59,7 +59,7 @@ PartsReport* report_in(const Buffers& buffers) {
   return static_cast<PartsReport*>(buffers.workspace);
 }
 
-// Splits both factors and multiplies their parts, unless *done, where it is not null, is not 0.
+// Splits both factors and multiplies their parts, unless `done` is not null and *done is not 0.
 template <class Parts>
 void launch_parts(const Queue& queue, const Config& config, const Problem& problem,
                   const Buffers& buffers, const std::int32_t* done) {

@@ -7,8 +7,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 namespace {
 
-// Calls function(Type<Result>{}) for the type of the result, of those that scaled factors of T
-// have.
+// Calls function(Type<Result>{}) for the type of the result, one of those for scaled factors of T.
 template <class T, Scaling kScaling, class Function>
 void dispatch_scaled_result(DType result, Function&& function) {
   if constexpr (std::is_integral_v<T> && kScaling == Scaling::kOuter) {

@@ -1,4 +1,4 @@
-// Scales of factors of 8 bits: what tensor_core multiplies its sums by, in float32.
+// Scales of 8-bit factors, by which tensor_core multiplies its sums in float32.
 //
 //     of rows of a and columns of b      result = (sum * a[row]) * b[col], before it is rounded
 //     of blocks, 128 deep                sum += part * (a[row][block] * b[block][col / 128]), where
@@ -24,8 +24,7 @@ enum class Scaling {
   kBlocks,  // sums of each stage
 };
 
-// Those of a factor, as a launch has them. Steps are between neighbours, and 0 where these have one
-// scale in common.
+// The scales of a factor. Steps are distances between neighbours, and 0 if these share one scale.
 struct FactorScales {
   const float* data;
   std::int64_t matrix_step;
@@ -33,7 +32,7 @@ struct FactorScales {
   std::int64_t depth_step;  // of blocks of the depth
   int last;                 // row, column, or block of columns
 
-  // No index is beyond the last one that there is, so that threads at the edge of a tile load, too.
+  // The index is clamped to the last one, so that threads beyond the edge can load, too.
   __device__ __forceinline__ const float* of(int matrix, int index) const {
     return data + matrix * matrix_step + min(index, last) * step;
   }
@@ -44,8 +43,8 @@ struct Scales {
   FactorScales b;
 };
 
-// Of `extent` rows or columns, or blocks of them, of a matrix whose depth has `depth` blocks.
-// `deep` if the blocks of a row or column are neighbours.
+// The scales of matrices with `extent` rows or columns, or blocks of them, and `depth` blocks along
+// k. `deep`: the blocks of a row or column are neighbours.
 inline FactorScales factor_scales(const void* data, ScaleKind kind, bool shared,
                                   std::int64_t extent, std::int64_t depth, bool deep) {
   FactorScales scales{static_cast<const float*>(data), 1, 0, 0, static_cast<int>(extent - 1)};
@@ -72,7 +71,8 @@ inline Scales scales_of(const Problem& problem, const Buffers& buffers) {
                         problem.transpose_b)};
 }
 
-// Of the rows and columns of a tile. They are loaded before the products, so that nobody waits.
+// The scales of a tile's rows and columns. They are loaded before the products, so that no thread
+// waits for them.
 template <class Config>
 struct OuterScales {
   float rows[Config::kWaves][2];
@@ -89,7 +89,7 @@ struct OuterScales {
               static_cast<int>(scales.b.step));
   }
 
-  // In place: where a sum is an int, the bits of a float take its register.
+  // In place: an int sum is replaced by the bits of a float.
   template <class Sum>
   __device__ __forceinline__ void apply(Sum (&sums)[Config::kWaves][Config::kSums]) const {
 #pragma unroll
@@ -109,7 +109,7 @@ struct OuterScales {
   }
 };
 
-// Of the blocks that a stage's products are of. They are loaded while these are multiplied.
+// The scales of a stage's blocks. They are loaded while the stage is multiplied.
 template <class Config>
 struct BlockScales {
   static constexpr int kBlocks = Config::kCols / kScaleBlock;

@@ -1,4 +1,4 @@
-// Packs of 16 bytes that begin between two aligned ones, as in rows of odd lengths.
+// Packs of 16 bytes at unaligned addresses, as in rows of odd lengths.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,8 @@ namespace matmul {
 //
 //     low  | . . a b |   high | c d . . |   past = 2   ->   | a b c d |
 //
-// A word that is picked by an index would go through memory: these are moved by two words, by one,
-// and then by bytes.
+// Words selected by a run-time index would be in local memory: so all are shifted by two words, by
+// one, and then by bytes.
 __device__ __forceinline__ void write_shifted(const uint4& low, const uint4& high, unsigned past,
                                               void* to) {
   std::uint32_t word[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};

@@ -9,7 +9,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 namespace {
 
-// Calls function(Type<Result>{}) for the type of the result, of those that factors of T have.
+// Calls function(Type<Result>{}) for the type of the result, one of those for factors of T.
 template <class T, class Function>
 void dispatch_result(DType result, Function&& function) {
   if constexpr (std::is_integral_v<T>) {
@@ -65,7 +65,7 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
     }
   }
   if constexpr (sizeof(T) > 1) {
-    if (has_epilogue(problem)) {  // factors are as linear has them, or floats, which are deep
+    if (has_epilogue(problem)) {  // factors of 16 bits are not transposed, floats are deep
       return launch_layout<T, true, sizeof(T) == 4, true>(queue, config, problem, buffers);
     }
   }

@@ -11,9 +11,9 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// In words of four bytes. A warp loads them together, before the products: word 32 r + i is the
-// r-th of lane i. Each thread asks the lane that has them for those of its columns when it needs
-// them, since the registers have no room for all of its own.
+// The numbers are in words of four bytes, which a warp loads together, before the products: word 32
+// r + i is the r-th of lane i. A thread gets those of its columns by shuffles when it needs them,
+// since its registers have no room for all of them.
 template <class T, int kCols>
 struct TileColumns {
   static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
@@ -22,8 +22,8 @@ struct TileColumns {
 
   std::uint32_t words[kWords];
 
-  // Of the columns from `first` on, of `cols` whose numbers are `step` apart. There are zeros
-  // beyond the last one.
+  // Loads the numbers of the columns from `first` on. There are `cols`, `step` apart; those beyond
+  // the last one are 0.
   __device__ __forceinline__ void load(const T* numbers, int cols, int first, int step = 1) {
     const int first_col = first + static_cast<int>(threadIdx.x) % kWarpSize * kPerWord;
     const int left = cols - first_col;
@@ -40,7 +40,7 @@ struct TileColumns {
     }
   }
 
-  // Of column 8 * `eight` + 2 * (lane % 4) + j, for j = 0 and 1.
+  // Gets the numbers of column 8 * `eight` + 2 * (lane % 4) + j, for j = 0 and 1.
   __device__ __forceinline__ void columns(int eight, float (&numbers)[2]) const {
     const int first = 8 * eight / kPerWord;
     const int quad = static_cast<int>(threadIdx.x) % 4;

@@ -48,7 +48,7 @@ struct ByteTransposeStorage {
   uint4 piece[kByteTransposeTile][kByteTransposeTile / 16];
 };
 
-// Four words whose bytes are a 4 x 4 matrix, one row each: transposes it.
+// Transposes the 4 x 4 matrix of bytes whose rows are the four words.
 __device__ __forceinline__ void transpose_words(unsigned& a, unsigned& b, unsigned& c,
                                                 unsigned& d) {
   const unsigned ab_low = __byte_perm(a, b, 0x5140);   // a0 b0 a1 b1
@@ -61,7 +61,7 @@ __device__ __forceinline__ void transpose_words(unsigned& a, unsigned& b, unsign
   d = __byte_perm(ab_high, cd_high, 0x7632);
 }
 
-// 16 neighbours as four words: by one load, or byte by byte, those of `count` that exist.
+// Loads 16 neighbours as four words: by one load, or byte by byte the `count` that exist.
 template <bool kPacked>
 __device__ __forceinline__ void load_neighbours(unsigned (&words)[4], const std::uint8_t* from,
                                                 int count) {
@@ -123,7 +123,7 @@ __global__ void __launch_bounds__(kByteTransposeThreads)
     }
     __syncthreads();
 
-    // Store: eight lanes have a row of the result. Pieces that reach beyond its end fill it up.
+    // Store: eight lanes have a row of the result. The last piece extends into the padding.
     std::uint8_t* const to = all.to + (matrix * all.cols + col) * all.to_length + row;
     const int piece = thread % 8;
 #pragma unroll
@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kByteTransposeThreads)
   }
 }
 
-// T: any type of one byte. Only sources that have one compile the kernels.
+// T: any type of one byte. A template, so that only sources with such a type compile the kernels.
 template <class T>
 void launch_transpose_bytes(const Queue& queue, const void* from, void* to,
                             const StoredFactor& factor) {

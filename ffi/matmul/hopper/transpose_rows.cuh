@@ -22,7 +22,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
 inline constexpr int kTransposeThreads = 256;
-// Of `from`. Each thread has eight loads under way, which hides the latency of memory.
+// The tile of `from`. Each thread has eight loads in flight, which hides the latency of memory.
 inline constexpr int kTransposeRows = 64;
 inline constexpr int kTransposeCols = 32;
 
