@@ -1,4 +1,4 @@
-// What the plans of all ops have in common: their algorithms have names.
+// Shared by the plans of all ops: algorithms and their names.
 #pragma once
 
 #include <algorithm>
@@ -10,19 +10,20 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// The workspace of a problem that is planned before its buffers are known: what the op asks for.
+// The workspace of a problem that is planned before its buffers are known: as much as the op asks
+// for.
 inline constexpr std::int64_t kWorkspaceAsAsked = -1;
 
-// In place of an algorithm's name: the plan chooses, by the length and the dtype of rows and not by
-// their number, so that a row has the same bits in every batch.
+// In place of an algorithm's name: the plan chooses by the length and the dtype of rows, not by
+// their number, so that a row's result is bitwise the same in every batch.
 inline constexpr std::string_view kBatchInvariant = "batch_invariant";
 
-// The array that batch-invariant plans are made for, of a few rows of a vocabulary or many of
-// attention: a few blocks share a long row.
+// The size of the array for which batch-invariant plans are made, such as a few rows of a
+// vocabulary or many of attention: a few blocks share a long row.
 inline constexpr std::int64_t kExpectedBytes = 4 << 20;
 
-// The number of rows that plans are made for: where it must not matter how many there are, as many
-// as make an array of kExpectedBytes. Grids have the real number.
+// The number of rows for which a plan is made: if it must not depend on the actual number, as many
+// as make an array of kExpectedBytes. Grids have the actual number.
 constexpr std::int64_t expected_rows(bool batch_invariant, std::int64_t rows,
                                      std::int64_t row_bytes) {
   const std::int64_t expected = kExpectedBytes / std::max<std::int64_t>(1, row_bytes);

@@ -1,4 +1,4 @@
-// Reductions over what a thread holds, and over the lanes of a group, a warp and a block.
+// Reductions over the values of a thread, and over the lanes of a group, a warp and a block.
 #pragma once
 
 #include <cstdint>
@@ -34,7 +34,7 @@ struct Maximum {
   }
 };
 
-// NaN loses, where it wins Maximum.
+// Ignores NaN, which Maximum keeps.
 struct Largest {
   template <class T>
   __device__ T operator()(T a, T b) const {
@@ -70,8 +70,8 @@ __device__ inline T group_reduce(T value, Combine combine) {
   return value;
 }
 
-// The bits of a float as an integer that is ordered like it, and the other way around. A NaN is
-// beyond infinity, on the side of its sign.
+// Maps a float to an integer with the same order, and back. A NaN is beyond infinity, on the side
+// of its sign.
 __device__ inline int ordered_bits(float value) {
   const int bits = __float_as_int(value);
   return bits ^ ((bits >> 31) & 0x7fffffff);
@@ -80,8 +80,8 @@ __device__ inline float from_ordered_bits(int bits) {
   return __int_as_float(bits ^ ((bits >> 31) & 0x7fffffff));
 }
 
-// group_reduce() to the largest value. For all lanes of a warp there is an instruction, which takes
-// integers. There a NaN may win, which loses elsewhere.
+// group_reduce() to the largest value. For a whole warp there is an instruction, which takes
+// integers: there a NaN may win, which is ignored elsewhere.
 template <int kLanes, class A>
 __device__ inline A group_largest(A value) {
   if constexpr (kLanes == kWarpSize && std::is_same_v<A, float>) {
@@ -122,8 +122,8 @@ __device__ inline int warp_smallest(int value) {
   return static_cast<int>(__reduce_min_sync(kFullWarp, static_cast<unsigned>(value)));
 }
 
-// group_reduce() for a number of lanes known at run time, up to kMost, of which neighbours lie
-// `stride` apart, another power of two.
+// group_reduce() for a number of lanes known at run time, up to kMost, which are `stride` apart,
+// another power of two.
 template <int kMost = kWarpSize, class T, class Combine>
 __device__ inline T group_reduce(T value, Combine combine, int lanes, int stride = 1) {
   if constexpr (std::is_arithmetic_v<T>) {
@@ -146,8 +146,8 @@ __device__ inline T warp_reduce(T value, Combine combine) {
 }
 
 // Combines `terms` in pairs: a sum's error then grows with the logarithm of their number. Not by a
-// loop over the halves, which the compiler leaves as it is if there are four or more, with the
-// terms in memory.
+// loop over the halves: if there are four or more, the compiler does not unroll it, and keeps the
+// terms in local memory.
 template <class Combine, int kCount, class A>
 __device__ __forceinline__ A tree(A (&terms)[kCount]) {
   static_assert((kCount & (kCount - 1)) == 0, "a tree of halves needs a power of two");

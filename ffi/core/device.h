@@ -13,20 +13,21 @@ inline constexpr std::int64_t kMostBlocksBeyondX = 65535;
 inline constexpr int kMostClusterBlocks = 16;
 
 struct Device {
-  int ordinal;             // -1 for the nominal device, which nothing can be asked of
+  int ordinal;             // -1 for the nominal device, which cannot be queried
   int compute_capability;  // 10 * major + minor
   int multiprocessors;
   int threads_per_multiprocessor;
   std::size_t shared_bytes_per_block;  // the opt-in maximum of one block
   bool simulated = false;              // by the host executor
 
-  // Whether it runs the code for 9.0, with what core/ptx/ has for it. Newer GPUs run that for 8.0.
+  // Whether it runs the code for 9.0, which uses core/ptx/hopper.h. Newer GPUs run the code for
+  // 8.0.
   bool runs_hopper_code() const { return compute_capability == 90; }
 };
 
-// The facts of CUDA device `ordinal`, read once and kept. The host executor simulates one device, a
-// Hopper GPU with few multiprocessors, so that small tests reach the grid-stride paths. Throws
-// std::runtime_error where the driver refuses.
+// The properties of CUDA device `ordinal`, read once and kept. The host executor simulates one
+// device, a Hopper GPU with few multiprocessors, so that small tests reach the grid-stride paths.
+// Throws std::runtime_error where the driver refuses.
 const Device& device(int ordinal);
 
 // The device that a plan is made for when none is at hand: an H200.

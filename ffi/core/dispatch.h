@@ -1,5 +1,5 @@
-// From a value that a plan holds to a template argument: calls f with a constant of that value.
-// Each throws if the value is none of those that kernels were compiled for.
+// Converts a value of a plan to a template argument: each function calls f with a constant of the
+// value, and throws if no kernel was compiled for it.
 #pragma once
 
 #include <type_traits>
@@ -11,7 +11,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 template <auto kValue>
 using Constant = std::integral_constant<decltype(kValue), kValue>;
 
-// What they throw: functions of their own, since most sources of kernels would compile them often.
+// Not inline, since most kernel sources would compile them many times.
 [[noreturn]] void throw_no_kernel_for(DType dtype);
 [[noreturn]] void throw_no_kernel_for_size(int size);
 [[noreturn]] void throw_no_kernel_for_plan();

@@ -101,8 +101,8 @@ inline constexpr DType kDTypeOf<__nv_fp8_e4m3> = DType::kFloat8E4M3FN;
 template <>
 inline constexpr DType kDTypeOf<__nv_fp8_e5m2> = DType::kFloat8E5M2;
 
-// The type in which an op computes with elements of T: sums of shorter floats would lose all but
-// their first digits in their own type.
+// The type in which an op computes with elements of T: sums of 8- and 16-bit floats in their own
+// type would lose all but their first digits.
 template <class T>
 struct AccumulatorOf {
   using type = T;

@@ -52,9 +52,9 @@ class Fields {
   std::map<std::string, Value, std::less<>> values_;
 };
 
-// The names of an enumeration's values, in their order. An enumeration that is a field has them
-// found by an overload in its own namespace: `constexpr auto& names_of(Function) { return kNames;
-// }`.
+// The value of an enumeration from its name. An enumeration that is a field gives its names, in the
+// order of its values, by an overload in its own namespace: `constexpr auto& names_of(Function) {
+// return kNames; }`.
 template <class Enum>
 Enum enum_from_name(std::string_view name) {
   const auto& names = names_of(Enum{});

@@ -105,7 +105,7 @@ class BufferAccess {
 #ifdef JAX_GPUOPS_INTERPRET
     const std::size_t offset = aligned ? 0 : buffer_offset.load();
     if (!kCopiesBuffers && offset == 0) return;
-    // The phase of the original address, as plans see it.
+    // Keeps the alignment of the original address, on which plans depend.
     const std::size_t phase = (reinterpret_cast<std::uintptr_t>(data) + offset) % 16;
     copy_.reset(new char[phase + bytes]);
     if (bytes != 0) std::memcpy(copy_.get() + phase, data, bytes);
@@ -154,7 +154,7 @@ class WorkspaceBuffer : public BufferAccess {
                      /*aligned=*/true) {}
 };
 
-// What kernels may take for granted of an address: the bytes that an access of a pack of 16 needs.
+// The largest alignment that kernels rely on, in bytes: that of an access of 16 bytes.
 inline constexpr std::int64_t kFullAlignment = 16;
 
 // The largest power of two, up to kFullAlignment, that divides all addresses; null ones do not
@@ -176,7 +176,7 @@ std::int64_t least_alignment(const Problem& problem) {
 template <class Plan>
 struct KeptPlan {
   Plan plan;
-  // Whether the kernels are loaded of this plan and of that for less alignment.
+  // Whether the kernels of this plan and of the one for less alignment are loaded.
   std::atomic<bool> prepared = false;
 
   explicit KeptPlan(Plan&& made) : plan(std::move(made)) {}
@@ -206,8 +206,8 @@ auto& planned(const Problem& problem, std::string_view algorithm, const Device& 
 
 // Plans a problem and launches the plan: the one way from a problem to a kernel. The problem has
 // the alignment of the addresses of this execution. In the initialize stage, which is a part of
-// every run, those of the execute stage are not known, so the kernels of both cases are loaded:
-// aligned, and aligned to no more than an element.
+// every run, the addresses of the execute stage are not known, so the kernels of both cases are
+// loaded: full alignment, and that of an element.
 template <class Problem, class Launch>
 void plan_and_launch(const Queue& queue, std::string_view op, Problem problem,
                      std::string_view algorithm, Launch&& launch) {
@@ -220,7 +220,7 @@ void plan_and_launch(const Queue& queue, std::string_view op, Problem problem,
     try {
       launch(queue, planned(problem, algorithm, *queue.device).plan);
     } catch (const std::invalid_argument&) {
-      // A named algorithm that needs alignment: the execute stage will say so if it has none.
+      // A named algorithm may need alignment: the execute stage reports it if it is missing.
     }
     aligned.prepared = true;
     return;
@@ -251,7 +251,7 @@ ffi::Error guarded(Body&& body) {
 
 namespace internal {
 
-// Binds the parameters of a body one by one, as ffi::Ffi::BindTo does, which knows no optional
+// Binds the parameters of a body one by one, as ffi::Ffi::BindTo does, which has no optional
 // operands.
 template <class Body, class Binding>
 auto bind_parameters(Body* body, ffi::Traits traits, Binding&& binding) {

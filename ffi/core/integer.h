@@ -10,7 +10,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 
 inline std::int64_t divide_up(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
-// The smallest power of two that is at least `value`, or `most`, another one, if that is less.
+// The smallest power of two that is at least `value`, but at most `most`, a power of two.
 inline int power_of_two_from(std::int64_t value, int most) {
   int power = 1;
   while (power < value && power < most) power *= 2;
@@ -22,9 +22,9 @@ struct Division {
   std::uint32_t remainder;
 };
 
-// Division by what a launch knows and a kernel's compiler does not, as a multiplication: Granlund
-// and Montgomery, Division by invariant integers using multiplication, 1994. Exact for dividends
-// below 2^31.
+// Division by a number known at launch but not at compile time, as a multiplication: Granlund and
+// Montgomery, Division by invariant integers using multiplication, 1994. Exact for dividends below
+// 2^31.
 struct Divisor {
   std::uint32_t divisor = 1;
   std::uint32_t multiplier = std::uint32_t{1} << 31;

@@ -1,4 +1,4 @@
-// How a kernel starts: one spelling for the GPU and for the host executor.
+// Kernel launches, in the same form for the GPU and for the host executor.
 #pragma once
 
 #include <algorithm>
@@ -23,25 +23,24 @@ struct LaunchShape {
   dim3 grid;
   dim3 block;
   std::size_t shared_bytes = 0;
-  int cluster = 1;  // how many neighbouring blocks along x share their shared memory, up to 16
+  int cluster = 1;        // neighbouring blocks along x that form a cluster, up to 16
   bool together = false;  // all blocks run at the same time, so they may wait for each other
-  bool early = false;     // may start while the kernel before runs, and waits for it by itself
+  bool early = false;     // may start while the previous kernel runs: core/ptx/early_launch.cuh
 };
 
-// The grid's x extent for `items` blocks of work; kernels that may have more walk what is left in
-// grid strides.
+// The grid's x extent for `items` blocks of work; kernels that may have more use grid-stride loops.
 inline unsigned grid_extent(std::int64_t items) {
   return static_cast<unsigned>(
       std::min<std::int64_t>(items, std::numeric_limits<std::int32_t>::max()));
 }
 
-// The same for y and z, of which CUDA takes less.
+// The same for y and z, which CUDA limits to less.
 inline unsigned grid_extent_beyond_x(std::int64_t items) {
   return static_cast<unsigned>(std::min(items, kMostBlocksBeyondX));
 }
 
 #ifdef JAX_GPUOPS_INTERPRET
-// Of "... [with auto kKernel = ns::kernel<float>]" what stands for the kernel.
+// Records the kernel's name, given "... [with auto kKernel = ns::kernel<float>]".
 void record_name_in(const Queue& queue, std::string_view function);
 
 template <auto kKernel>
@@ -49,7 +48,8 @@ void record_name(const Queue& queue) {
   record_name_in(queue, __PRETTY_FUNCTION__);
 }
 #else
-// What the CUDA runtime calls it, which is what profilers show: "void ns::kernel<float>(...)".
+// Records the CUDA runtime's name of the kernel, which profilers show: "void
+// ns::kernel<float>(...)".
 void record_name_of(const Queue& queue, const void* kernel);
 
 template <auto kKernel>
@@ -57,11 +57,11 @@ void record_name(const Queue& queue) {
   record_name_of(queue, reinterpret_cast<const void*>(kKernel));
 }
 
-// Launches a kernel with the arguments at these addresses, or while the queue prepares loads it.
+// Launches a kernel with the arguments at these addresses; while the queue prepares, only loads it.
 void launch_at(const void* kernel, const Queue& queue, const LaunchShape& shape, void** arguments);
 #endif
 
-// Which arguments are converted to, and no template argument is deduced from.
+// A parameter type to which arguments are converted, and from which nothing is deduced.
 template <class T>
 using Converted = std::common_type_t<T>;
 
@@ -82,7 +82,7 @@ void launch_as(void (*kernel)(Parameters...), const Queue& queue, const LaunchSh
 // Sets memory to 0 before what is launched next.
 void clear(const Queue& queue, void* memory, std::size_t bytes);
 
-// Launches kKernel, or while the queue prepares loads it.
+// Launches kKernel; while the queue prepares, only loads it.
 template <auto kKernel, class... Arguments>
 void launch_kernel(const Queue& queue, const LaunchShape& shape, Arguments&&... arguments) {
   if (queue.launched != nullptr) record_name<kKernel>(queue);
@@ -96,10 +96,10 @@ void launch(const Queue& queue, const LaunchShape& shape, void (*kernel)(Paramet
   launch_as(kernel, queue, shape, std::forward<Arguments>(arguments)...);
 }
 
-// How many blocks of this shape a device holds at a time, in whole clusters. Of a device that is
-// not at hand, and of the host's, it is what threads and shared memory allow. Clusters may be fewer
-// than that, since each runs within one of the GPU's groups of multiprocessors; blocks alone are at
-// least one on each multiprocessor.
+// How many blocks of this shape are resident on a device, in whole clusters. For a device that is
+// not at hand, and for the host's, this is the number that threads and shared memory allow.
+// Clusters may be fewer, since each runs within one of the GPU's groups of multiprocessors (GPCs);
+// without clusters there is at least one block per multiprocessor.
 int resident_blocks_at(const Device& device, const void* kernel, int threads,
                        std::size_t shared_bytes, int cluster);
 

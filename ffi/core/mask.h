@@ -5,8 +5,8 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// One byte for each of the mask's own elements. Row r begins where the digits of r, written in
-// mixed radix with `size`, times `stride` add up to.
+// One byte for each of the mask's own elements. Row r begins at the sum of digit[d] * stride[d],
+// where the digits are those of r in mixed radix `size`.
 struct Mask {
   static constexpr int kMaxDims = 4;
   const std::uint8_t* data = nullptr;  // none: all elements take part

@@ -49,9 +49,9 @@ __device__ inline T minimum(T a, T b) {
 __device__ inline float exponential(float x) { return expf(x); }
 __device__ inline double exponential(double x) { return exp(x); }
 
-// The same by fewer instructions, within 8 ulp; what is less than 2^-126 is 0. `missing` is what
-// the exponent of two was rounded by. Far from 0 it is large, infinite or NaN, which becomes 1/2 or
-// -1/2: the power is 0, infinite or NaN there, and stays so.
+// The same by fewer instructions, within 8 ulp; results below 2^-126 are 0. `missing` is the
+// rounding error of the exponent of two. Far from 0 it is large, infinite or NaN, and is clamped to
+// 1/2 or -1/2: the power is 0, infinite or NaN there, and stays so.
 __device__ inline float short_exponential(float x) {
 #ifdef JAX_GPUOPS_INTERPRET
   return expf(x);
@@ -84,7 +84,7 @@ __device__ inline float fast_exponential(float x) {
 __device__ inline double fast_exponential(double x) { return exp(x); }
 
 // 1 / (1 + e^-x), the logistic function: its relative error is that of rounding x to a float and a
-// few ulp. What is less than 2^-126 is 0.
+// few ulp. Results below 2^-126 are 0.
 template <class T>
 __device__ inline T logistic(T x) {
   return fast_reciprocal(T(1) + exponential(-x));
@@ -95,7 +95,8 @@ __device__ inline float fast_logistic_of_log2(float x) {
   return fast_reciprocal(1.0f + power_of_two(-x));
 }
 
-// t P(t), with t = 1 / (1 + scale a) and P of these coefficients, from that of t^0 on.
+// t P(t), with t = 1 / (1 + scale a) and P the polynomial with these coefficients, from that of t^0
+// on.
 template <int kSize>
 __device__ inline float rational(float a, float scale, const float (&coefficients)[kSize]) {
   const float t = fast_reciprocal(fmaf(scale, a, 1.0f));
@@ -105,9 +106,9 @@ __device__ inline float rational(float a, float scale, const float (&coefficient
   return t * sum;
 }
 
-// The share of standard normal numbers that are less than x, (1 + erf(x / sqrt 2)) / 2. The tail at
-// a = |x| is e^(-a^2 / 2) times a function that falls like 1 / a, whose fit has a relative error of
-// 2^-22; so small results too are as exact as x. What is less than 2^-126 is 0.
+// The cumulative distribution function of the standard normal distribution, (1 + erf(x / sqrt 2)) /
+// 2. The tail at a = |x| is e^(-a^2 / 2) times a function that falls like 1 / a, whose fit has a
+// relative error of 2^-22; so small results too are as exact as x. Results below 2^-126 are 0.
 __device__ inline float normal_distribution(float x) {
   const float a = fabsf(x);
   const float scaled =

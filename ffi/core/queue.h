@@ -18,7 +18,7 @@ struct Queue {
 #endif
   bool preparing = false;
   const Device* device = nullptr;
-  std::vector<std::string>* launched = nullptr;  // the names of kernels, where these are recorded
+  std::vector<std::string>* launched = nullptr;  // kernel names are recorded there, if not null
 };
 
 }  // namespace JAX_GPUOPS_NAMESPACE

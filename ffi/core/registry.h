@@ -34,8 +34,8 @@ struct Op {
   std::vector<Target> targets;
   // Throws std::invalid_argument where the named algorithm cannot take the problem.
   PlanInfo (*plan)(const Fields& problem, const Device& device);
-  // Bytes of workspace that the problem needs at most. Of rows, which XLA may partition: those of
-  // one row, whatever the number of rows.
+  // The most bytes of workspace that the problem needs. For ops on rows, which XLA may partition:
+  // those of one row, whatever the number of rows.
   std::int64_t (*workspace)(const Fields& problem);
 };
 

@@ -1,4 +1,4 @@
-// The arguments that handlers of ops on rows have in common: an array of rows, and a mask.
+// The arguments that handlers of ops on rows share: an array of rows, and a mask.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// An array (leading..., columns), of which the last `inner_dims` of the leading dims lie inside the
-// rows in memory: the caller chose a layout instead of a transpose.
+// The sizes of an array (leading..., columns) whose last `inner_dims` leading dims come after the
+// columns in memory: the caller chose a layout instead of a transpose.
 struct RowSizes {
   std::int64_t outer;
   std::int64_t columns;
@@ -30,8 +30,8 @@ inline RowSizes row_sizes(ffi::Span<const std::int64_t> dims, std::int64_t inner
   return {product(dims, 0, first_inner), dims[last], product(dims, first_inner, last)};
 }
 
-// The mask `where` of an array of these dims, to which it broadcasts dim by dim; `data` is its
-// memory. Neighbouring dims that the mask has, or lacks, are one.
+// The mask `where` of an array with dimensions `dims`, to which it broadcasts dim by dim; `data` is
+// its memory. Neighbouring dims that the mask has, or that it lacks, are merged.
 inline Mask row_mask(const ffi::AnyBuffer& where, const void* data,
                      ffi::Span<const std::int64_t> dims, std::int64_t inner_dims) {
   const auto own = where.dimensions();

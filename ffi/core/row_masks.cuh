@@ -33,7 +33,7 @@ class RowMasks {
 #pragma unroll
     for (int d = 0; d < Mask::kMaxDims; ++d) {
       if (d == mask_.dims) break;
-      // Of the last dim there is no more than what is left. A 64-bit division takes long.
+      // The index in the last dim is what is left. A 64-bit division takes long.
       const bool is_last = d + 1 == mask_.dims;
       const std::int64_t rest = is_last     ? 0
                                 : is_small_ ? by_size_[d].quotient(static_cast<std::uint32_t>(row))
@@ -50,7 +50,7 @@ class RowMasks {
   bool is_small_;
 };
 
-// In place of a mask where all elements take part: kernels compiled for it have no trace of masks.
+// In place of a mask where all elements take part: kernels compiled with it have no code for masks.
 struct NoMasks {
   static constexpr bool kMasks = false;
   struct Row {};

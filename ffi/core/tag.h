@@ -1,4 +1,4 @@
-// Tags, by which a launch tells what it wrote from what lay in memory before.
+// Tags, by which a launch distinguishes what it wrote from what was in memory before.
 #pragma once
 
 #include <atomic>
@@ -7,7 +7,7 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// Returns a number that no other launch of this process has. A word that lay in memory before
+// Returns a number that no other launch of this process has. A word that was in memory before
 // equals it with a probability of 2^-64. Replays of a CUDA graph use it again.
 inline std::uint64_t unique_tag() {
   static std::atomic<std::uint64_t> next{[] {

@@ -30,7 +30,7 @@ int element_bytes(CUtensorMapDataType type) {
   }
 }
 
-// The driver's rules; it says no more than that something is invalid.
+// Checks the driver's rules: the driver itself only says that something is invalid.
 void check(const BoxedTensor& tensor) {
   const auto refuse = [](const std::string& what, std::int64_t value, const std::string& rule) {
     throw std::runtime_error("a tensor map with " + what + " " + std::to_string(value) +

@@ -1,5 +1,4 @@
-// Tensor maps: what the copy engine of a Hopper GPU must know of a tensor
-// (core/ptx/tensor_copy.cuh).
+// Tensor maps: they describe tensors to the copy engine of a Hopper GPU (core/ptx/tensor_copy.cuh).
 #pragma once
 
 #include <cuda.h>
@@ -18,8 +17,8 @@ using TensorMap = simt::TensorMap;
 using TensorMap = CUtensorMap;
 #endif
 
-// Three dimensions, the first contiguous. A box lies in shared memory as lines of box[0] elements,
-// swizzled by 128 bytes. Floats of type TFLOAT32 are rounded to TF32 as they are copied there.
+// Three dimensions, the first contiguous. A box in shared memory is lines of box[0] elements, with
+// the 128-byte swizzle. Floats of type TFLOAT32 are rounded to TF32 as they are copied there.
 struct BoxedTensor {
   CUtensorMapDataType type;
   const void* data;

@@ -22,7 +22,7 @@ struct alignas(sizeof(T) * kSize < 16 ? sizeof(T) * kSize : 16) Pack {
   T element[kSize];
 };
 
-// The type that so many bytes move as.
+// The type as which kBytes bytes are loaded and stored.
 template <int kBytes>
 struct WordOf;
 template <>
@@ -46,12 +46,12 @@ struct WordOf<16> {
   using type = uint4;
 };
 
-// A pack in registers, which have 32 bits. A struct of smaller elements would be taken apart into a
-// register for each as soon as a load or a replacement depends on a condition: twice the registers,
-// an instruction for each element, and no load that is issued before the last one has arrived.
+// A pack in 32-bit registers. The compiler would split a struct of smaller elements into a register
+// for each as soon as a load or a replacement depends on a condition: twice the registers, an
+// instruction for each element, and no load that is issued before the last one has arrived.
 template <class T, int kSize>
 struct alignas(alignof(Pack<T, kSize>)) RegisterPack {
-  // Elements of a register.
+  // Elements per register.
   static constexpr int kPer = sizeof(T) >= 4 || kSize == 1 ? 1
                               : kSize * sizeof(T) < 4      ? kSize
                                                            : 4 / sizeof(T);
@@ -82,8 +82,8 @@ __device__ inline void write_pack(const RegisterPack<T, kSize>& pack, T* to) {
   }
 }
 
-// write_pack() to global memory, by one instruction whatever the compiler would like better: where
-// only some packs are written, it makes a store of each register.
+// write_pack() to global memory, always by one instruction: if only some packs are written, the
+// compiler would store each register separately.
 template <int kSize, class T>
 __device__ inline void write_global_pack(const RegisterPack<T, kSize>& pack, T* to) {
   if constexpr (sizeof(pack) == 16 || sizeof(pack) == 8) {
@@ -96,7 +96,7 @@ __device__ inline void write_global_pack(const RegisterPack<T, kSize>& pack, T* 
 }
 
 // Pack i of those that a thread holds, for an i that need not be known at compile time: an index
-// would move them from registers to memory.
+// would move them from registers to local memory.
 template <class T, int kSize, int kPacks>
 __device__ inline RegisterPack<T, kSize> pack_at(const RegisterPack<T, kSize> (&packs)[kPacks],
                                                  int i) {
@@ -194,7 +194,7 @@ __device__ inline RegisterPack<T, kSize> filled(T value) {
   return pack;
 }
 
-// Puts `fill` in the place of each element i of which keeps(i) is false.
+// Replaces each element i for which keeps(i) is false by `fill`.
 template <class T, int kSize, class Keeps>
 __device__ inline void replace_unless(Keeps&& keeps, T fill, RegisterPack<T, kSize>& pack) {
   using Elements = RegisterPack<T, kSize>;
@@ -283,8 +283,8 @@ __host__ __device__ inline bool is_aligned(const T* pointer) {
   return reinterpret_cast<std::uintptr_t>(pointer) % alignof(Pack<T, kSize>) == 0;
 }
 
-// The number of elements from `pointer` up to the next address that packs of kSize may be read at.
-// A row of odd length starts at any phase, so each row has a head of its own.
+// The number of elements from `pointer` up to the next address at which packs of kSize may be read.
+// A row of odd length may start at any element, so each row has a head of its own.
 template <int kSize, class T>
 __device__ inline int elements_to_alignment(const T* pointer) {
   constexpr int kAlignment = alignof(Pack<T, kSize>);
@@ -292,8 +292,8 @@ __device__ inline int elements_to_alignment(const T* pointer) {
   return past == 0 ? 0 : (kAlignment - past) / static_cast<int>(sizeof(T));
 }
 
-// The number of elements from the last address before `pointer`, or there, that packs of kSize may
-// be read at.
+// The number of elements from the last address, at or before `pointer`, at which packs of kSize may
+// be read.
 template <int kSize, class T>
 __device__ inline int elements_past_alignment(const T* pointer) {
   constexpr unsigned kAlignment = alignof(Pack<T, kSize>);

@@ -1,14 +1,14 @@
-// Copies of a few bytes from global to shared memory that run beside the thread which issues them,
-// without registers: PTX's cp.async.
+// Asynchronous copies of a few bytes from global to shared memory, without registers: PTX's
+// cp.async.
 #pragma once
 
 #include "core/ptx/shared_address.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// Copies kBytes to shared memory, or if not `valid` zeros; `from` is not read then. Both addresses
-// are multiples of kBytes. With kShared other threads of the multiprocessor are about to copy the
-// same, and find it in the L1 cache, past which 16 bytes go otherwise.
+// Copies kBytes to shared memory, or zeros if not `valid`; then `from` is not read. Both addresses
+// are multiples of kBytes. kShared: other threads of the multiprocessor are about to copy the same,
+// and find it in the L1 cache, which copies of 16 bytes bypass otherwise.
 template <int kBytes, bool kShared = false>
 __device__ __forceinline__ void copy_async(void* to, const void* from, bool valid,
                                            [[maybe_unused]] Site site = Site::here()) {
@@ -29,7 +29,7 @@ __device__ __forceinline__ void copy_async(void* to, const void* from, bool vali
 #endif
 }
 
-// The thread's copies since the last call are a group, which may be empty.
+// Commits the thread's copies since the last call as a group, which may be empty.
 __device__ __forceinline__ void end_copy_group() {
 #ifdef JAX_GPUOPS_INTERPRET
   simt::end_copy_group();
@@ -38,7 +38,7 @@ __device__ __forceinline__ void end_copy_group() {
 #endif
 }
 
-// Waits until no group of the thread's but the last kPending is under way. Other threads see what
+// Waits until all groups of the thread but the last kPending are complete. Other threads see what
 // these have copied after a barrier.
 template <int kPending>
 __device__ __forceinline__ void wait_for_copy_groups() {

@@ -1,5 +1,5 @@
-// Copies between global and shared memory without registers, beside the threads. Addresses and
-// sizes are multiples of 16.
+// Asynchronous bulk copies between global and shared memory, without registers. Addresses and sizes
+// are multiples of 16.
 #pragma once
 
 #include "core/ptx/hopper.h"
@@ -7,7 +7,7 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// Copies from global to shared memory, and counts the bytes at the barrier when they are there.
+// Copies from global to shared memory; the bytes complete transactions of the mbarrier.
 __device__ inline void copy_bulk([[maybe_unused]] void* to, [[maybe_unused]] const void* from,
                                  [[maybe_unused]] unsigned bytes,
                                  [[maybe_unused]] Mbarrier* barrier,
@@ -23,9 +23,9 @@ __device__ inline void copy_bulk([[maybe_unused]] void* to, [[maybe_unused]] con
 #endif
 }
 
-// Copies from shared to global memory, of what all threads wrote before they called
+// write_bulk() copies from shared to global memory what all threads wrote before they called
 // finish_writes_before_copies() and met at a barrier. wait_until_read() returns when all but the
-// caller's last kPending copies no longer need the shared memory.
+// caller's last kPending copies have read the shared memory.
 __device__ inline void finish_writes_before_copies() {
 #ifdef JAX_GPUOPS_INTERPRET
   simt::proxy_fence();

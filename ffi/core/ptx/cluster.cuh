@@ -22,9 +22,9 @@ __device__ inline int cluster_rank() {
 #endif
 }
 
-// A barrier of all threads of the cluster, in two halves. All that have waited know that all blocks
-// have started, and see what initialise() did; to order other memory accesses too, arriving would
-// have to wait for all those under way.
+// A barrier of all threads of the cluster, in two halves. After the wait, all blocks have started,
+// and mbarriers that initialise() has set up are visible. Other memory accesses are not ordered:
+// for that, arriving would have to wait for all that are outstanding.
 __device__ inline void cluster_arrive([[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
   simt::cluster_arrive("cluster_arrive", site);
@@ -41,8 +41,7 @@ __device__ inline void cluster_wait([[maybe_unused]] Site site = Site::here()) {
 #endif
 }
 
-// The address in the cluster's shared memory of what block `rank` has where the calling one has
-// `local`.
+// The address, in the cluster's shared memory, of block `rank`'s counterpart of `local`.
 __device__ inline unsigned shared_address_in_block([[maybe_unused]] const void* local,
                                                    [[maybe_unused]] int rank,
                                                    [[maybe_unused]] Site site = Site::here()) {
@@ -59,7 +58,8 @@ __device__ inline unsigned shared_address_in_block([[maybe_unused]] const void* 
 #endif
 }
 
-// arrive() at a barrier of any block of the cluster, by its address there.
+// arrive() at an mbarrier of any block of the cluster, by its address from
+// shared_address_in_block().
 __device__ inline void arrive_at([[maybe_unused]] unsigned address,
                                  [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
@@ -69,8 +69,9 @@ __device__ inline void arrive_at([[maybe_unused]] unsigned address,
 #endif
 }
 
-// Writes a value to block `rank` of the cluster, where the calling one has `to` and `barrier`, and
-// counts its bytes there. Whoever waits for the barrier sees the value.
+// Writes a value asynchronously to block `rank`'s counterpart of `to`; its bytes complete
+// transactions of that block's counterpart of `barrier`. Threads that wait for this mbarrier see
+// the value.
 template <class T>
 __device__ inline void send([[maybe_unused]] const T& value, [[maybe_unused]] T* to,
                             [[maybe_unused]] Mbarrier* barrier, [[maybe_unused]] int rank,

@@ -1,13 +1,14 @@
-// Kernels that are launched while the one before may still run (programmatic dependent launch).
+// Kernels that may start while the previous one still runs (programmatic dependent launch).
 #pragma once
 
 #include "core/ptx/hopper.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// The blocks of a kernel let those of the next start, once all have called the first of these, or
-// ended. The next one's wait, by the second, for all of it to have ended, and see what it wrote.
-// The executor runs one launch after the other, so there they have nothing to do.
+// Blocks of the next kernel may start once all blocks of this one have called
+// let_next_kernel_start() or exited. wait_for_kernel_before() waits until the previous kernel is
+// complete and its writes are visible. The host executor runs one launch after the other, so there
+// neither does anything.
 __device__ inline void let_next_kernel_start() {
 #if JAX_GPUOPS_HOPPER_PTX
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");

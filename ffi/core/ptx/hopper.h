@@ -1,6 +1,6 @@
-// What compute capability 9.0 has more than 8.0, for the headers and kernels that use it: they do
-// nothing in code for older GPUs, where kernels ask JAX_GPUOPS_HAS_CLUSTERS and have another way,
-// or trap.
+// What compute capability 9.0 has beyond 8.0, for the headers and kernels that use it. In code for
+// older GPUs the functions of these headers do nothing; kernels check JAX_GPUOPS_HAS_CLUSTERS and
+// do without, or trap.
 #pragma once
 
 #include "core/ptx/target.h"
@@ -9,7 +9,7 @@
 #error "This source is compiled once for all architectures: CMakeLists.txt says how to change that"
 #endif
 
-// Thread-block clusters, and copies that run beside the threads.
+// Thread block clusters and asynchronous copies.
 #if defined(JAX_GPUOPS_INTERPRET) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
 #define JAX_GPUOPS_HAS_CLUSTERS 1
 #else

@@ -70,8 +70,8 @@ __device__ inline float minimum_or_nan(float a, float b) {
 #endif
 }
 
-// A bfloat16 is the upper half of a float. __bfloat162float() has an instruction for this in PTX
-// for 9.0, and for 8.0 another one that ptxas makes more of than the shift that both come to.
+// A bfloat16 is the upper half of a float. __bfloat162float() uses a PTX instruction of 9.0, and
+// for 8.0 another one that ptxas compiles to more than the shift that is enough.
 __device__ inline float widen_bfloat16(__nv_bfloat16 value) {
 #ifdef JAX_GPUOPS_INTERPRET
   return __bfloat162float(value);
@@ -110,7 +110,7 @@ __device__ __forceinline__ std::uint32_t round_to_pair(float low, float high) {
 }
 
 // Two floats, rounded to nearest even and saturated, as int8 in one word, the first in the low
-// byte. Added to 1.5 * 2^23 a number is rounded to an integer, whose last bits are the sum's;
+// byte. Adding 1.5 * 2^23 rounds a number to an integer, which is in the last bits of the sum;
 // conversions are slower.
 __device__ __forceinline__ std::uint16_t round_to_bytes(float low, float high) {
   const auto rounded = [](float x) {

@@ -1,6 +1,6 @@
-// PTX's mbarrier, in shared memory, for threads to wait for each other and for copies. A phase is
-// over when all threads have arrived that belong to it, and all bytes that were announced in it; a
-// barrier's first phase is 0, the next is 1, the next 0 again.
+// PTX's mbarrier, in shared memory, by which threads wait for each other and for copies. A phase is
+// complete when all its arrivals and all its announced transaction bytes have come. Phases are
+// named by their parity: the first is 0, the next 1, the next 0 again.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace JAX_GPUOPS_NAMESPACE {
 
 using Mbarrier = std::uint64_t;
 
-// One thread calls it, before the barrier that the threads which wait for it meet at first.
-// `arrivals`: how many calls of announce() or arrive() belong to a phase.
+// Called by one thread, before a barrier of all threads that use the mbarrier. `arrivals`: how many
+// calls of announce() or arrive() belong to a phase.
 __device__ inline void initialise([[maybe_unused]] Mbarrier* barrier,
                                   [[maybe_unused]] unsigned arrivals = 1,
                                   [[maybe_unused]] Site site = Site::here()) {
@@ -27,7 +27,8 @@ __device__ inline void initialise([[maybe_unused]] Mbarrier* barrier,
 #endif
 }
 
-// One thread calls it once in a phase, before the copies.
+// Arrives, and announces the transaction bytes of the phase. Called by one thread, once in a phase,
+// before the copies.
 __device__ inline void announce([[maybe_unused]] Mbarrier* barrier, [[maybe_unused]] unsigned bytes,
                                 [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
@@ -40,7 +41,7 @@ __device__ inline void announce([[maybe_unused]] Mbarrier* barrier, [[maybe_unus
 #endif
 }
 
-// Whoever waits sees what the calling thread wrote before.
+// Threads that wait see what the calling thread wrote before.
 __device__ inline void arrive([[maybe_unused]] Mbarrier* barrier,
                               [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
@@ -51,7 +52,7 @@ __device__ inline void arrive([[maybe_unused]] Mbarrier* barrier,
 #endif
 }
 
-// Waits until the phase of that number is over: the one under way, or the one before, which is.
+// Waits until the phase with this parity is complete: the current one, or the one before, which is.
 __device__ inline void wait([[maybe_unused]] Mbarrier* barrier, [[maybe_unused]] unsigned phase,
                             [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET

@@ -8,8 +8,8 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// The same address, but hides from the compiler how it was computed: it would do so again in each
-// branch that uses it.
+// Returns the address, but hides from the compiler how it was computed, which it would otherwise
+// repeat in each branch that uses it.
 template <class T>
 __device__ __forceinline__ T* computed_once(T* address) {
 #ifndef JAX_GPUOPS_INTERPRET
@@ -37,7 +37,7 @@ __device__ inline void store_words(const std::uint32_t (&word)[kWords], void* to
 }
 
 // Loads words that are constant while the kernel runs and that the block does not read again, from
-// a multiple of their size, by one instruction: they take no room in the L1 cache.
+// a multiple of their size, by one instruction that does not allocate them in the L1 cache.
 template <int kWords>
 __device__ __forceinline__ void read_once(const void* from, std::uint32_t (&word)[kWords]) {
   static_assert(kWords == 1 || kWords == 2 || kWords == 4);

@@ -1,5 +1,5 @@
 // The matrix instruction of a warp, mma.sync, with operands and sums in the registers of its lanes;
-// and how these load operands of it from shared memory.
+// and ldmatrix, which loads its operands from shared memory.
 #pragma once
 
 #include <cstdint>
@@ -9,21 +9,21 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// What a lane holds of operands: two neighbours in k of 16 bits, or one element.
+// A lane's word of an operand: two 16-bit neighbours along k, or one element.
 template <class T>
 using MmaWord = std::conditional_t<std::is_same_v<T, double>, double, std::uint32_t>;
 template <class T>
 using MmaSum = std::conditional_t<std::is_same_v<T, double>, double, float>;
 
-// Elements of a lane's word, and how deep a product is.
+// The elements of a word, and the depth of a product.
 template <class T>
 inline constexpr int kMmaPerWord = sizeof(T) == 2 ? 2 : 1;
 template <class T>
 inline constexpr int kMmaDepth = 8 * kMmaPerWord<T>;
 
 #ifndef JAX_GPUOPS_INTERPRET
-// sums += left right, of 8 x 4 by 4 x 8 doubles: left is that of row g and k t, right that of k t
-// and column g, and the sums are those of row g and columns 2 t and 2 t + 1.
+// sums += left right, of 8 x 4 by 4 x 8 doubles. In lane 4 g + t, left is at row g and k t, right
+// at k t and column g, and the sums are at row g and columns 2 t and 2 t + 1.
 __device__ __forceinline__ void multiply_add_8x8x4(double& sum0, double& sum1, double left,
                                                    double right) {
   asm("mma.sync.aligned.m8n8k4.row.col.f64.f64.f64.f64 {%0, %1}, {%2}, {%3}, {%0, %1};"
@@ -32,9 +32,9 @@ __device__ __forceinline__ void multiply_add_8x8x4(double& sum0, double& sum1, d
 }
 #endif
 
-// sums += left right, of 16 x k by k x 8, k = kMmaDepth. All lanes call it together. Lane 4 g + t
-// holds, with a word's elements neighbours in k, the lower one in the low half, and e =
-// kMmaPerWord:
+// sums += left right, of 16 x k by k x 8, k = kMmaDepth. All lanes of a warp must call it. The
+// elements of a word are neighbours along k, the first in the low half. With e = kMmaPerWord, lane
+// 4 g + t holds:
 //
 //     left[0]: row g, k e t        left[1]: row g + 8, k e t        right[0]: k e t, col g
 //     left[2]: row g, k e (t + 4)  left[3]: row g + 8, k e (t + 4)  right[1]: k e (t + 4), col g
@@ -82,7 +82,7 @@ __device__ __forceinline__ void multiply_add_warp(MmaSum<T> (&sums)[4], const Mm
         "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
         : "+d"(sums[0]), "+d"(sums[1]), "+d"(sums[2]), "+d"(sums[3])
         : "d"(left[0]), "d"(left[1]), "d"(left[2]), "d"(left[3]), "d"(right[0]), "d"(right[1]));
-#else  // which has no larger ones
+#else  // before 9.0 there are no larger products
     multiply_add_8x8x4(sums[0], sums[1], left[0], right[0]);
     multiply_add_8x8x4(sums[2], sums[3], left[1], right[0]);
     multiply_add_8x8x4(sums[0], sums[1], left[2], right[1]);
@@ -92,7 +92,7 @@ __device__ __forceinline__ void multiply_add_warp(MmaSum<T> (&sums)[4], const Mm
 #endif
 }
 
-// The nearest number of TF32, of two as near the larger, as a word of an operand.
+// The nearest TF32 number, with ties away from zero, as a word of an operand.
 __device__ __forceinline__ std::uint32_t round_to_tf32(std::uint32_t bits) {
 #ifdef JAX_GPUOPS_INTERPRET
   const bool finite = (bits & 0x7f800000) != 0x7f800000;
@@ -105,8 +105,8 @@ __device__ __forceinline__ std::uint32_t round_to_tf32(std::uint32_t bits) {
 }
 
 // Loads four matrices of 8 rows of 16 bytes from shared memory. Lane 8 i + r gives the address of
-// row r of matrix i, a multiple of 16. Lane 4 g + t gets of each matrix the word t of row g; with
-// kTransposed, of matrices of 8 x 8 elements of 16 bits, elements g of rows 2 t and 2 t + 1.
+// row r of matrix i, a multiple of 16. Lane 4 g + t gets word t of row g of each matrix; with
+// kTransposed, for matrices of 8 x 8 elements of 16 bits, elements g of rows 2 t and 2 t + 1.
 template <bool kTransposed>
 __device__ __forceinline__ void load_matrices(unsigned address, std::uint32_t (&words)[4],
                                               [[maybe_unused]] Site site = Site::here()) {

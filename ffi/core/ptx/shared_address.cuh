@@ -1,11 +1,11 @@
-// Addresses of shared memory as PTX counts them.
+// Addresses in PTX's shared state space.
 #pragma once
 
 #include "core/ptx/target.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// Where a pointer to the block's shared memory points to, as PTX counts it.
+// The address, in PTX's shared state space, of a pointer to the block's shared memory.
 __device__ inline unsigned shared_address(const void* pointer,
                                           [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET

@@ -1,5 +1,5 @@
-// Words by which blocks tell each other something through global memory that has not been cleared,
-// without ordering anything else. All GPUs have these; those of words.cuh are for Hopper's kernels.
+// Words that blocks send each other through global memory that has not been cleared, without
+// ordering other accesses. For all GPUs; words.cuh is for Hopper's kernels.
 #pragma once
 
 #include <cstdint>
@@ -8,13 +8,14 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// A word and the tag of a launch (core/tag.h), by which it is told from what lay there before.
+// A word and the tag of a launch (core/tag.h), which distinguishes it from what was in memory
+// before.
 struct alignas(16) TaggedWord {
   std::uint64_t word;
   std::uint64_t tag;
 };
 
-// Writes both by one access of 16 bytes, so that nobody sees one without the other.
+// Writes both by one access of 16 bytes, so that no thread sees one without the other.
 __device__ inline void post(TaggedWord* to, TaggedWord both,
                             [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
@@ -28,7 +29,7 @@ __device__ inline void post(TaggedWord* to, TaggedWord both,
 #endif
 }
 
-// Reads such a word, and returns whether it is the one with `tag`. For loops that wait for it.
+// Reads a word, and returns whether it has the tag `tag`. For loops that wait for it.
 __device__ inline bool look(const TaggedWord* from, std::uint64_t tag, std::uint64_t& word,
                             [[maybe_unused]] Site site = Site::here()) {
   TaggedWord both;

@@ -1,7 +1,6 @@
-// What the headers of this folder have in common.
+// Shared by the headers of this folder.
 //
-// Each function of theirs stands there with its PTX and, beside it, with what the host executor
-// runs instead.
+// Each of their functions has its PTX and, beside it, what the host executor runs instead.
 #pragma once
 
 #include "core/cuda.h"

@@ -1,8 +1,8 @@
-// Copies of boxes of a tensor between global and shared memory, beside the threads. A tensor map,
+// Asynchronous copies of boxes of a tensor between global and shared memory (TMA). A tensor map,
 // made on the host, describes the tensor (three dimensions here, the first contiguous), the box and
-// how it lies in shared memory. What a box has beyond the tensor's edges reads as zeros and counts
-// as bytes like the rest; it is not written, but for what the tensor's first dimension lacks to a
-// multiple of 16 bytes.
+// its layout in shared memory. Elements of a box beyond the tensor's edges are read as zeros, and
+// count as transaction bytes like the rest. They are not written, except up to the next multiple of
+// 16 bytes in the first dimension.
 #pragma once
 
 #include <cstdint>
@@ -14,15 +14,16 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// A kernel takes the map as `const __grid_constant__ TensorMap`: the copy engine reads it where it
-// lies.
+// A kernel takes the map as `const __grid_constant__ TensorMap`: the copy engine reads it from
+// there.
 __device__ inline void prefetch_tensor_map([[maybe_unused]] const TensorMap& map) {
 #if JAX_GPUOPS_HOPPER_PTX
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 #endif
 }
 
-// Copies the box that begins at (x, y, z) to shared memory, and counts its bytes at the barrier.
+// Copies the box that begins at (x, y, z) to shared memory; its bytes complete transactions of the
+// mbarrier.
 __device__ inline void copy_tensor([[maybe_unused]] void* to, [[maybe_unused]] const TensorMap& map,
                                    [[maybe_unused]] int x, [[maybe_unused]] int y,
                                    [[maybe_unused]] int z, [[maybe_unused]] Mbarrier* barrier,
@@ -38,8 +39,8 @@ __device__ inline void copy_tensor([[maybe_unused]] void* to, [[maybe_unused]] c
 #endif
 }
 
-// The same, to all blocks of the cluster whose bits `blocks` has: in each, to the place that `to`
-// has in the calling one, counted at the barrier there.
+// The same, multicast to all blocks of the cluster whose bits are set in `blocks`. Each has its own
+// copy and mbarrier, at the offsets of `to` and `barrier` in the calling block.
 __device__ inline void copy_tensor([[maybe_unused]] void* to, [[maybe_unused]] const TensorMap& map,
                                    [[maybe_unused]] int x, [[maybe_unused]] int y,
                                    [[maybe_unused]] int z, [[maybe_unused]] Mbarrier* barrier,

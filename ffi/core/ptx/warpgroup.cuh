@@ -1,4 +1,4 @@
-// Warpgroups, four warps each, with roles of their own in a block.
+// Warpgroups, four warps each, with different roles in a block.
 #pragma once
 
 #include "core/ptx/hopper.h"
@@ -7,8 +7,9 @@ namespace JAX_GPUOPS_NAMESPACE {
 
 inline constexpr int kWarpgroupThreads = 128;
 
-// All threads of a warpgroup give up registers down to kRegisters each, or wait for others to do so
-// and take up to kRegisters, a multiple of 8. The kernel must bound its blocks to one.
+// All threads of a warpgroup reduce their registers to kRegisters each, or wait until others have
+// done so and increase theirs to kRegisters, a multiple of 8. The kernel must bound its blocks per
+// multiprocessor to one.
 template <int kRegisters>
 __device__ inline void give_up_registers([[maybe_unused]] Site site = Site::here()) {
   static_assert(kRegisters % 8 == 0 && kRegisters >= 24);
@@ -29,8 +30,8 @@ __device__ inline void take_registers([[maybe_unused]] Site site = Site::here())
 #endif
 }
 
-// Barrier `number` (1 to 15; 0 is __syncthreads) of `threads` threads, whole warps: some wait at
-// it, others may only announce that they have come so far.
+// Named barrier `number` (1 to 15; 0 is __syncthreads) of `threads` threads, whole warps: meet()
+// arrives and waits, pass() only arrives.
 __device__ inline void meet(int number, int threads, [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
   simt::named_barrier("meet", site, number, threads, true);

@@ -1,13 +1,13 @@
-// Hopper's matrix instruction, wgmma: four warps (a warpgroup, whose first warp's number is a
-// multiple of 4) multiply a block of 64 rows by one of kCols columns, both in shared memory and 32
-// bytes deep, and add the product to sums in their registers. It runs beside the threads:
+// Hopper's matrix instruction, wgmma: a warpgroup (four warps, the first of which has a number that
+// is a multiple of 4) multiplies a block of 64 rows by one of kCols columns, both in shared memory
+// and 32 bytes deep, and adds the product to sums in its registers. It is asynchronous:
 //
 //     begin_products();              // the sums' registers are ready
 //     multiply_add(...) ...          // of one group, any number
 //     end_products();                // the group is complete
 //     wait_for_products<n>();        // all groups but the last n are done
 //
-// and nobody may touch the sums, or overwrite the operands, until their group is done.
+// No thread may access the sums, or overwrite the operands, until their group is done.
 #pragma once
 
 #include <cstdint>
@@ -20,15 +20,15 @@ namespace JAX_GPUOPS_NAMESPACE {
 
 // ---- Operands ----
 //
-// An operand lies in shared memory as tensor copies with a 128-byte swizzle leave it: lines of 128
-// bytes (128 elements of 8 bits, 64 of 16, 32 of 32), eight lines an atom of 1024 bytes, and within
-// an atom the 16-byte piece p of line l at p ^ l. If it is `deep`, a line holds elements along the
-// depth (k) of one row (m or n), and the lines are consecutive rows:
+// An operand in shared memory has the layout of tensor copies with a 128-byte swizzle: lines of 128
+// bytes (128 elements of 8 bits, 64 of 16, 32 of 32), eight lines to an atom of 1024 bytes, and
+// within an atom the 16-byte piece p of line l at p ^ l. If it is `deep` (K-major), a line holds
+// elements along k of one row (m or n), and the lines are consecutive rows:
 //
 //     row 0   | k 0 .. 63 |            step of 16 in depth: 32 bytes, within the lines
 //     row 1   | k 0 .. 63 |
 //
-// Otherwise, which 16-bit elements alone can be, a line holds 64 rows of one k, the lines are
+// Otherwise (MN-major, for 16-bit elements only) a line holds 64 rows at one k, the lines are
 // consecutive in k, and the next 64 rows follow as another panel:
 //
 //     k 0     | row 0 .. 63 |          step of 16 in depth: 2048 bytes, 16 lines
@@ -38,14 +38,14 @@ namespace JAX_GPUOPS_NAMESPACE {
 inline constexpr int kLineBytes = 128;
 inline constexpr int kAtomBytes = 1024;
 inline constexpr int kPanelBytes = 64 * kLineBytes;
-inline constexpr int kProductBytes = 32;  // of a row, in depth
+inline constexpr int kProductBytes = 32;  // of a row, along k
 
-// How far the descriptor of the next product in depth lies.
+// The distance from one product's operand to the next one's along k.
 template <bool kDeep>
 inline constexpr int kDepthStepBytes = kDeep ? kProductBytes : kProductBytes / 2 * kLineBytes;
 
-// PTX's matrix descriptor, for an operand that begins at a multiple of kAtomBytes. Its fields hold
-// multiples of 16 bytes, so that an offset is added by adding `bytes` / 16.
+// PTX's matrix descriptor, for an operand that begins at a multiple of kAtomBytes. Its fields are
+// in units of 16 bytes, so an offset of `bytes` is added as `bytes` / 16.
 //   bits 0-13: the address. 16-29: from one panel to the next; unused if deep, by convention 1.
 //   32-45: from one atom to the next, of rows if deep, else of k. 49-51: 0, as atoms are aligned.
 //   62-63: 1, the 128-byte swizzle.
@@ -87,8 +87,8 @@ __device__ inline void wait_for_products([[maybe_unused]] Site site = Site::here
 #endif
 }
 
-// Keeps the compiler from reading sums before the wait that stands above: it does not know that the
-// products write them late.
+// Keeps the compiler from moving reads of sums before the preceding wait: it does not know that the
+// products write them asynchronously.
 template <int kCount>
 __device__ inline void hold([[maybe_unused]] float (&sums)[kCount]) {
 #ifndef JAX_GPUOPS_INTERPRET
@@ -103,7 +103,7 @@ __device__ inline void hold([[maybe_unused]] int (&sums)[kCount]) {
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(sums[i])::"memory");
 #endif
 }
-// The same for operands in registers: from using these for anything else before the wait.
+// The same for operands in registers, which must not be reused before the wait.
 template <int kCount>
 __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
 #ifndef JAX_GPUOPS_INTERPRET
@@ -125,7 +125,7 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
 #define JAX_GPUOPS_NAMES_3                                                                       \
   "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
   "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-// How the compiler has them: "+f" for floats, "+r" for integers.
+// Their constraints in an asm statement: "+f" for floats, "+r" for integers.
 #define JAX_GPUOPS_SUMS_8(as, sums, i)                                             \
   as(sums[i]), as(sums[i + 1]), as(sums[i + 2]), as(sums[i + 3]), as(sums[i + 4]), \
       as(sums[i + 5]), as(sums[i + 6]), as(sums[i + 7])
@@ -134,8 +134,9 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
       JAX_GPUOPS_SUMS_8(as, sums, i + 16), JAX_GPUOPS_SUMS_8(as, sums, i + 24)
 #define JAX_GPUOPS_COMMA ", "
 
-// What follows cols in the instruction's name, and what follows the operands: of floats the signs
-// of the factors, both positive, and of factors of 16 bits then 0 for a deep one and 1 for another.
+// What follows the columns in the instruction's name, and what follows the operands: for floats the
+// signs of the factors, both positive, and for factors of 16 bits then the transpositions, 0 if
+// deep, else 1.
 #define JAX_GPUOPS_16_BITS(type) "k16.f32." type "." type
 #define JAX_GPUOPS_TF32 "k8.f32.tf32.tf32"
 #define JAX_GPUOPS_FLOAT8(type) "k32.f32." type "." type
@@ -144,7 +145,7 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
 #define JAX_GPUOPS_NO_LAYOUTS(a, b) ", 1, 1"
 #define JAX_GPUOPS_NO_SIGNS(a, b) ""
 
-// %a and so on: the operands behind the sums.
+// %a and so on: the operands after the sums.
 #define JAX_GPUOPS_WGMMA(cols, kind, flags, names, a, b, accumulate, wide_a, wide_b, ...) \
   asm volatile(                                                                                \
       "{\n"                                                                                    \
@@ -178,7 +179,7 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
                    128, 129, 130, 131, 132, JAX_GPUOPS_SUMS_32(as, sums, 0),               \
                    JAX_GPUOPS_SUMS_32(as, sums, 32), JAX_GPUOPS_SUMS_32(as, sums, 64),     \
                    JAX_GPUOPS_SUMS_32(as, sums, 96))
-// Of all numbers of columns.
+// For all numbers of columns.
 #define JAX_GPUOPS_WGMMAS(as, kind, flags)                             \
   do {                                                                 \
     if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(as, kind, flags);   \
@@ -187,15 +188,15 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
     if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256(as, kind, flags); \
   } while (false)
 
-// What the products of factors of T are added to.
+// The type of sums of products of T.
 template <class T>
 using ProductSum = std::conditional_t<std::is_same_v<T, std::int8_t>, int, float>;
 
-// sums (+)= left right^T, of 64 rows and kCols columns, over 32 bytes of the depth; `add` false:
-// the old sums are ignored. Factors of floats are multiplied in TF32: of each the upper 19 bits
-// count, as if the others were 0. Those of 8-bit floats are added in floats of 13 bits of fraction,
-// and integers modulo 2^32. Thread t of the warpgroup holds, for i = 0 .. kCols/8 - 1, with
-// row = 16 (t / 32) + t % 32 / 4 and col = 8 i + 2 (t % 4):
+// sums (+)= left right^T, of 64 rows and kCols columns, over 32 bytes along k; if `add` is false,
+// the old sums are ignored. Floats are multiplied in TF32: only their upper 19 bits count. Products
+// of 8-bit floats are added with 13 bits of fraction, those of integers modulo 2^32. With row = 16
+// (t / 32) + t % 32 / 4 and col = 8 i + 2 (t % 4), thread t of the warpgroup holds, for i = 0 ..
+// kCols/8 - 1:
 //     sums[4 i], sums[4 i + 1]: (row, col), (row, col + 1)    the next two: (row + 8, ...)
 template <class T, bool kDeepA, bool kDeepB, int kSums>
 __device__ __forceinline__ void multiply_add([[maybe_unused]] ProductSum<T> (&sums)[kSums],
@@ -238,11 +239,11 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] ProductSum<T> (&su
 #endif
 }
 
-// The same in TF32 with the left block in registers, whose threads may read it from anywhere: a
-// float operand in shared memory has to be deep. The thread that holds sums of the rows row and
-// row + 8 gives, with k = t % 4,
+// The same in TF32 with the left block in registers, which threads can load from any layout: a
+// float operand in shared memory must be deep. The thread that holds sums of the rows row and row +
+// 8 gives, with k = t % 4,
 //     left[0]: (row, k)   left[1]: (row + 8, k)   left[2]: (row, k + 4)   left[3]: (row + 8, k + 4)
-// and leaves them as they are until the group is done.
+// and must not change them until the group is done.
 __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128],
                                              [[maybe_unused]] const std::uint32_t (&left)[4],
                                              [[maybe_unused]] std::uint64_t right,
@@ -291,8 +292,8 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128]
 
 // ---- Sums to shared memory ----
 
-// Four matrices of 8 x 8 elements of 16 bits, of which each thread holds two neighbours in each
-// word, as sums lie in registers. Lane 8 i + r gives the address of row r of matrix i, which is a
+// Stores four matrices of 8 x 8 elements of 16 bits. Each word of a thread holds two neighbours, in
+// the register layout of sums. Lane 8 i + r gives the address of row r of matrix i, which is a
 // multiple of 16.
 __device__ inline void store_matrices([[maybe_unused]] unsigned address,
                                       [[maybe_unused]] std::uint32_t word0,

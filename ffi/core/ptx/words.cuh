@@ -1,5 +1,4 @@
-// Words by which blocks tell each other something through global memory, without ordering anything
-// else.
+// Words that blocks send each other through global memory, without ordering other accesses.
 #pragma once
 
 #include <cstdint>
@@ -8,8 +7,8 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 
-// A word and a number that tells it from those that lay there before, for other blocks: both are
-// written, and read, at once, and nothing else is ordered.
+// Writes a word for other blocks, with a number that distinguishes it from earlier ones. Both are
+// written, and read, by one access, and nothing else is ordered.
 __device__ inline void post([[maybe_unused]] std::uint64_t* to, [[maybe_unused]] std::uint32_t word,
                             [[maybe_unused]] std::uint32_t number,
                             [[maybe_unused]] Site site = Site::here()) {
@@ -21,7 +20,7 @@ __device__ inline void post([[maybe_unused]] std::uint64_t* to, [[maybe_unused]]
 #endif
 }
 
-// Reads such a word, and returns whether it is the one with `number`. For loops that wait for it.
+// Reads a word, and returns whether it has the number `number`. For loops that wait for it.
 __device__ inline bool look([[maybe_unused]] const std::uint64_t* from,
                             [[maybe_unused]] std::uint32_t number,
                             [[maybe_unused]] std::uint32_t& word,
