@@ -1,4 +1,4 @@
-// What a plan needs to know of the machine it plans for.
+// The properties of a device that plans depend on.
 #pragma once
 
 #include <cstddef>

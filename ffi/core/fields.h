@@ -6,8 +6,8 @@
 //       visit("columns", self.columns); ...
 //     }
 //
-// and from that come the problem that Python describes, what Python is told of a plan, the records
-// that tests compare, and the key by which handlers keep plans.
+// which defines the problem that Python passes, the configuration that Python gets of a plan, the
+// records that tests compare, and the key by which handlers cache plans.
 #pragma once
 
 #include <cstdint>

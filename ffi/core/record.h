@@ -1,5 +1,5 @@
-// What handlers planned and launched: kept while Python asks for it, so that tests compare plans
-// with the kernels that ran.
+// Records of what handlers planned and launched, kept while Python asks for them, so that tests can
+// compare plans with the kernels that ran.
 #pragma once
 
 #include <string>

@@ -1,5 +1,4 @@
-// What each op tells the module about itself. An op registers one `Op` from its handler.cc, so the
-// module names no op.
+// The registry of ops. Each op registers one `Op` from its handler.cc, so the module names no op.
 #pragma once
 
 #include <cstdint>

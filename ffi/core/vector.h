@@ -304,7 +304,7 @@ __device__ inline int elements_past_alignment(const T* pointer) {
 template <int kSize>
 using Width = std::integral_constant<int, kSize>;
 
-// Walks columns [0, columns) of the row at `row` with `threads` threads of which the caller is
+// Walks columns [0, columns) of the row at `row` with `threads` threads, the caller being number
 // `thread`: a scalar head up to the first aligned pack, aligned packs, and a scalar tail.
 //
 //     row ->  h h h | P P P P | P P P P | ... | P P P P | t t

@@ -149,7 +149,7 @@ void launch_cublas(const Queue& queue, const Problem& problem, const Buffers& bu
     return &narrow;
   };
 
-  // Its matrices are column-major: what is row-major to us it sees transposed. So it computes
+  // Its matrices are column-major: it sees row-major matrices as their transposes. So it computes
   // the transposed result, op(b)^T op(a)^T.
   std::lock_guard lock(entry.mutex);
   check_cublas(library().set_stream(entry.handle, queue.stream), "setting the stream");

@@ -1,4 +1,4 @@
-// What is done to a sum before it is rounded: a bias and an activation.
+// The epilogue of a sum, before it is rounded: a bias and an activation.
 #pragma once
 
 #include <cstdint>

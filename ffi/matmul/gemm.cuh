@@ -1,5 +1,5 @@
-// What all kernels share: where a factor's elements lie, which tile a block computes, and how sums
-// become results.
+// Shared by kernels for all GPUs: where a factor's elements are, which tile a block computes, and
+// how sums become results.
 #pragma once
 
 #include <cstdint>

@@ -107,7 +107,7 @@ struct Problem {
   bool share_a_scale;  // false without one
   bool share_b_scale;
   std::int64_t alignment;  // of all arrays, in bytes
-  std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says
+  std::int64_t workspace;  // bytes; kWorkspaceAsAsked: as many as workspace_bytes() returns
 
   template <class Self, class Visit>
   static void fields(Self& self, Visit&& visit) {

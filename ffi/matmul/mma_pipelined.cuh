@@ -9,7 +9,7 @@
 //     multiplications  | slice 0      | slice 1      | slice 2      |
 //     ring of stages   | 0 1 2 <- 3   | 1 2 3 <- 4   | 2 3 0 <- 5
 //                      ^ barrier      ^ barrier      ^ barrier: slice 2 is there for all threads,
-//                                                    and nobody reads the stage of slice 1 any more
+//                                                    and none reads the stage of slice 1 any more
 //
 // A slice in shared memory has the factor's order in global memory, so nothing is transposed: its
 // lines are rows of the factor if that is deep (K-major), else it is wide and each line is one k.

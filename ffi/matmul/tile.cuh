@@ -1,4 +1,4 @@
-// What the kernels with 128 x 128 tiles share: how 256 threads bring a tile of a factor from global
+// Shared by the kernels with 128 x 128 tiles: how 256 threads copy a tile of a factor from global
 // to shared memory, and which 8 x 8 elements of the result a thread holds.
 #pragma once
 
@@ -20,7 +20,7 @@ static_assert(kTile * kTile == kTileThreads * kPerThread * kPerThread,
 template <class T>
 inline constexpr int kTileBlocks = sizeof(Accumulator<T>) == 8 ? 1 : 2;
 
-// Brings one tile of a factor after the other: fetch() starts the loads of the next tile into
+// Copies one tile of a factor after the other: fetch() starts the loads of the next tile into
 // registers, commit() writes them to shared memory. A thread moves one pack, along the dimension
 // whose elements are neighbours in memory:
 //

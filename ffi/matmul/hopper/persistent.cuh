@@ -317,7 +317,7 @@ class ResultWriter {
     } else {
       __syncwarp();
     }
-    // Row r of the panel is line r, and lies swizzled as tensor copies expect it.
+    // Row r of the panel is line r, swizzled as tensor copies expect it.
     const int lane = thread_ % 32;
     const int warp_row = thread_ / 32 * 16;
     if constexpr (sizeof(Result) == 2) {

@@ -17,7 +17,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// What a kernel scales.
+// Which sums a kernel scales.
 enum class Scaling {
   kNone,
   kOuter,   // sums that are complete, by the scales of their row and column

@@ -2,8 +2,8 @@
 //
 // A block computes a tile of 128 x 128 in steps of depth 8, and each of its 256 threads 8 x 8
 // neighbouring elements, whose sums stay in registers. At every depth a thread reads 8 + 8 elements
-// from shared memory for 64 multiplications, where `shared` reads 2 for one: arithmetic, no longer
-// memory, is what most instructions do.
+// from shared memory for 64 multiplications, where `shared` reads 2 for one: most instructions are
+// now arithmetic, not memory accesses.
 //
 //                      128 columns of b           thread (ty, tx) of 16 x 16:
 //                    8 | 8 x 128 tile |

@@ -1,9 +1,9 @@
 // Ladder, step 5: `bank_conflict_free`.
 //
-// As `block_tiled`, with two changes that let shared memory deliver at full rate. Both tiles lie by
-// depth, [k][row], so that what a thread needs of them comes in packs of four; and a thread's 8 x 8
+// As `block_tiled`, with two changes that let shared memory deliver at full rate. Both tiles are
+// stored as [k][row], so that a thread loads its elements in packs of four; and a thread's 8 x 8
 // elements are four quarters of 4 x 4, so that the packs of neighbouring lanes are neighbours
-// (ThreadTile draws it). With 8 neighbouring columns a thread, the packs would lie 8 apart, two to
+// (ThreadTile draws it). With 8 neighbouring columns per thread, the packs would be 8 apart, two to
 // a bank.
 //
 //                   lane 0   lane 1   lane 2       every bank once for eight lanes

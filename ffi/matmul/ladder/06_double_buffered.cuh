@@ -1,10 +1,10 @@
 // Ladder, step 6: `double_buffered`.
 //
 // As `bank_conflict_free`, with two copies of the tiles in shared memory. While a block multiplies
-// one, the loads of the next are under way into registers, and are written to the other copy when
-// the multiplications are done; so the time of the loads is hidden, and one barrier a step is
-// enough. Within a step the same is done once more: the fragments of the next depth load while
-// those of this one are multiplied.
+// one tile, the loads of the next one into registers are in flight; they are written to the other
+// copy after the multiplications. So the time of the loads is hidden, and one barrier per step is
+// enough. The same is done within a step: the fragments of the next k are loaded while those of
+// this one are multiplied.
 //
 //     global loads     | tile 1     | tile 2     | tile 3     |
 //     multiplications  | tile 0     | tile 1     | tile 2     |
