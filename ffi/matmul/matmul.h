@@ -594,8 +594,7 @@ inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2, 86}, {128, 128, 2, 86
 // skinny
 
 inline constexpr int kSkinnyExtent = 16;        // rows or columns of a block
-inline constexpr int kMostSkinnyExtent = 1024;  // of the problem; each further block reads the
-                                                // large factor again
+inline constexpr int kMostSkinnyExtent = 1024;  // of the problem; each block reads the large factor
 inline constexpr int kSkinnyThreads = 256;
 
 // A factor as skinny sees it: `extent` rows of a or columns of b, each of k elements.

@@ -118,14 +118,14 @@ double split_k_time(const Problem& problem, const Device& device);
 Config configure_split_k(const Problem& problem, const Device& device);
 
 std::string refusal_of_skinny(const Problem& problem, const Device& device);
-// Whether the plan may choose skinny, on whatever device.
+// Whether the plan may choose skinny, on some device.
 bool suits_skinny(const Problem& problem);
 // Whether to take skinny rather than the other kernels on tensor cores.
 bool prefers_skinny(const Problem& problem, const Device& device);
 Config configure_skinny(const Problem& problem, const Device& device);
 
 std::string refusal_of_bf16_x6(const Problem& problem, const Device& device);
-// Whether the plan may choose bf16_x6 or fp16_x3, on whatever device.
+// Whether the plan may choose bf16_x6 or fp16_x3, on some device.
 bool suits_bf16_x6(const Problem& problem);
 // Whether to take bf16_x6 rather than kernels that multiply float32.
 bool prefers_bf16_x6(const Problem& problem, const Device& device);

@@ -257,10 +257,10 @@ struct SplitKChoice {
 };
 
 // The tile and the number of blocks per tile with the shortest estimated time. Clusters of more
-// than two blocks are hard to place, so some multiprocessors stay idle: they get three quarters of
-// them. Further blocks must share a multiprocessor, and if they still do not fit, only two splits
-// are tried. Blocks that have a multiprocessor to themselves use all of its shared memory for
-// stages.
+// than two blocks are hard to place, and leave some multiprocessors idle: the estimate gives them
+// three quarters of all. Further blocks must share a multiprocessor, and if they still do not fit,
+// only two splits are tried. Blocks that have a multiprocessor to themselves use all of its shared
+// memory for stages.
 SplitKChoice best_split_k(const Problem& problem, const Device& device) {
   const std::int64_t depth = depth_steps(problem);
   SplitKChoice best{};

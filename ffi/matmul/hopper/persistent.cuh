@@ -1,6 +1,6 @@
-// matmul on Hopper's tensor cores: factors of 16 bits, floats, which are multiplied in TF32, or
-// factors of 8 bits, perhaps with scales; float sums, or int sums of integer factors; results of 16
-// or 32 bits, or scaled 8-bit integers.
+// matmul on Hopper's tensor cores: factors have 16 bits, are floats (multiplied in TF32), or have 8
+// bits, perhaps with scales; sums are floats, or ints for integer factors; results have 16 or 32
+// bits, or are scaled 8-bit integers.
 //
 // The kernel is persistent: a cluster computes one tile of the result after the other. In each
 // block a producer copies slices of the factors, 128 bytes deep, into a ring of stages. One or two
@@ -432,8 +432,7 @@ class ResultWriter {
       };
       const int packs = ends ? (bytes + skew) / kPackBytes : kRowLanes;
 #pragma unroll 1
-      for (int pack = lane; pack < packs; pack += kRowLanes) {  // one iteration, or two at the end
-                                                                // of a row
+      for (int pack = lane; pack < packs; pack += kRowLanes) {  // once; twice at a row's end
         const int at = pack * kPackBytes - skew;
         if (begins && at < 0) continue;
         // If the pack does not extend beyond the first piece, the second one is not used.

@@ -179,8 +179,7 @@ struct FactorSplit {
   const float* from;
   typename Parts::Part* parts;
   std::int32_t* exponents;   // of each row of a or column of b
-  std::uint32_t* worst;      // the most that any of them reports, if not free: its span, or its
-                             // small elements
+  std::uint32_t* worst;      // the largest span or number of small elements, if not free
   const std::int32_t* done;  // may be null; if *done is not 0, nothing is split
   std::int64_t matrices;
   std::int64_t rows;
