@@ -11,13 +11,13 @@ namespace reduce {
 
 struct Attributes {
   std::string_view algorithm;  // a name or kBatchInvariant; empty: the plan chooses
-  std::int64_t inner_dims;     // how many of the leading dims lie between the row's elements
+  std::int64_t inner_dims;     // how many of the leading dims are minor to the columns in memory
 };
 
 struct VarianceAttributes {
   std::string_view algorithm;
   std::int64_t inner_dims;
-  double correction;  // what is taken off the number of elements to divide by
+  double correction;  // the divisor is the number of elements minus this
 };
 
 }  // namespace reduce
@@ -36,8 +36,9 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 namespace {
 
-// x is (leading..., columns). In memory the last `inner_dims` of the leading dims lie inside the
-// row: the caller chose a layout instead of a transpose. `buffers` has what else the launch needs.
+// x has the dims (leading..., columns). In memory the last `inner_dims` of the leading dims are
+// minor to the columns: the caller chose a layout instead of a transpose. `buffers` has the
+// launch's other arguments.
 void run(Function function, const Queue& queue, const ffi::AnyBuffer& x,
          const std::optional<ffi::AnyBuffer>& where, ffi::Result<ffi::AnyBuffer> y,
          ffi::Result<ffi::AnyBuffer> workspace, const Attributes& attributes, Buffers buffers) {
@@ -103,8 +104,8 @@ void run_mean_and_var(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffe
       {attributes.algorithm, attributes.inner_dims}, buffers);
 }
 
-// The mean in two numbers, for what merges the moments of several rows: of an array like 1e6 + x,
-// with x near 1, the rounding of one number would be seen in the variance.
+// The mean as the sum of two numbers, for callers that merge the moments of several rows: for an
+// array like 1e6 + x, with x near 1, the rounding error of one number would show in the variance.
 void run_moments(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> mean,
                  ffi::Result<ffi::AnyBuffer> variance, ffi::Result<ffi::AnyBuffer> low,
                  ffi::Result<ffi::AnyBuffer> workspace, Attributes attributes) {

@@ -16,87 +16,91 @@ namespace {
 constexpr std::int64_t kPackBytes = 16;
 constexpr int kWarpLanes = 32;
 
-// multiple: a row that a block reads in a few microseconds is not worth several.
+// multiple: one block reads a shorter row in a few microseconds, so several are not worth it.
 constexpr std::int64_t kMultipleBytes = 256 * 1024;
-// Where there are this many rows for each multiprocessor, a block for each keeps all busy.
+// With this many rows per multiprocessor, one block per row keeps all multiprocessors busy.
 constexpr std::int64_t kMultipleRows = 2;
-// A row is split over several blocks only in parts that are worth one.
+// The smallest part of a row that is worth a block of its own.
 constexpr std::int64_t kSplitBytes = 16 * 1024;
 constexpr std::int64_t kSplitColumns = 256;
-constexpr std::int64_t kInterleavedSplitColumns = 64;  // of few rows each
+constexpr std::int64_t kInterleavedSplitColumns = 64;  // columns of few rows
 constexpr std::int64_t kMaxSplits = 2048;
 
-// column, interleaved: the blocks of a cluster have parts of a row if each of their threads loads
-// as many packs as it does at once; where other blocks keep the GPU busy, only if it loads many.
+// column, interleaved: the fewest packs per thread for which a row is split over the blocks of a
+// cluster: as many as it loads at once, or more if there are enough blocks without the split.
 constexpr std::int64_t kLeastPartLoads = kLoads;
-constexpr std::int64_t kSomePartLoads = 4 * kLoads;  // where each multiprocessor has a block
-constexpr std::int64_t kManyPartLoads = 8 * kLoads;
-// Threads of a multiprocessor that have 40 KiB on their way, which hide how long memory takes.
+constexpr std::int64_t kSomePartLoads = 4 * kLoads;  // if each multiprocessor has a block
+constexpr std::int64_t kManyPartLoads = 8 * kLoads;  // if the blocks keep the GPU busy
+// Threads per multiprocessor that have 40 KiB of loads in flight, which hides memory latency.
 constexpr std::int64_t kBusyPartThreads = 640;
-// column: the memory that a block reads of a column, at least, where lanes have whole packs.
+// column: blocks get fewer lanes only if these still read this many contiguous bytes of a column.
 constexpr std::int64_t kLeastLaneBytes = 128;
 
-// combine: parts that a thread is to have, all of which it loads at once.
+// combine: parts per thread, which it loads all at once.
 constexpr std::int64_t kCombineThreadParts = 4;
 
-// row: how many packs a thread reads of a row, at most, if that leaves each multiprocessor enough
-// threads to keep memory busy. The fewer threads a row has, the less there is to combine; and of
-// rows that share packs with their neighbours the two edges, which take a thread long.
+// row: the most packs per thread, if each multiprocessor then has enough threads to keep memory
+// busy. With fewer threads per row there is less to combine; and if rows share packs with their
+// neighbours, fewer threads wait while two of them read the edges, which is slow.
 constexpr std::int64_t kMostThreadPacks = 8;
 constexpr std::int64_t kMostThreadPacksWithEdges = 16;
 constexpr std::int64_t kBusyThreads = 128;
-// Of rows of whole packs that have no more than these: lanes that read far apart keep memory less
-// busy than neighbours. Moments take longer to combine.
+// The same for rows of at most kShortRowPacks whole packs: with fewer threads per row, the lanes of
+// a warp read with a larger stride, which keeps memory less busy. Moments take longer to combine.
 constexpr std::int64_t kMostThreadPacksOfShortRows = 4;
 constexpr std::int64_t kShortRowPacks = 32;
 constexpr std::int64_t kShortRowPacksOfMoments = 8;
-// Of a row for several warps: all that a thread loads at once. In a warp, lanes cost less.
+// The fewest packs per thread if a row has several warps: as many as a thread loads at once. Within
+// a warp, more threads cost less.
 constexpr std::int64_t kLeastThreadPacks = 4;
 
-// More threads of a multiprocessor than about this take turns. A block of several rows makes room
-// for the next when the last of them is done, so rows of more than a warp then get a block each;
-// where all run at once, fewer blocks start sooner.
+// About the number of resident threads per multiprocessor. If there are more, blocks run in waves:
+// a block of several rows makes room for the next only when its last row is done, so rows of more
+// than a warp then get a block each. If all blocks are resident, fewer blocks start sooner.
 constexpr std::int64_t kResidentThreads = 1024;
 
-// held: threads of a block, unless a row has more, or some multiprocessors would have none.
+// held: threads per block, unless a row has more, or some multiprocessors would get no block.
 constexpr int kHeldThreads = 256;
-// Of rows of so few packs lanes that read far apart would keep memory less busy than neighbours.
+// Rows of so few packs have fewer packs per thread: else the lanes of a warp would read with a
+// larger stride, which keeps memory less busy.
 constexpr std::int64_t kShortHeldPacks = 8;
 constexpr std::int64_t kMostPacksOfShortHeldRows = 2;
 
-// staged: longer rows keep a group of lanes busy, and take much shared memory.
+// staged: the longest row that it is chosen for: longer rows keep a group of lanes busy, and take
+// much shared memory.
 constexpr std::int64_t kStagedBytes = 512;
-// Of fewer rows for each multiprocessor, threads that hold a part of one each are done sooner than
-// lanes that have whole ones, unless these are few elements.
+// With fewer rows per multiprocessor, `held`, with several threads per row, is faster than a lane
+// per row, unless rows have few elements.
 constexpr std::int64_t kLeastStagedRows = 128;
 constexpr std::int64_t kFewStagedColumns = 32;
-// The longest row of which a tile fits every GPU's shared memory; kAlgorithms names it.
+// The longest row whose tile fits every GPU's shared memory; kAlgorithms states it.
 constexpr std::int64_t kMostStagedBytes = 1024;
-// A warp's tile, if rows are short and many: as much as leaves room for those of all warps.
+// The size of a warp's tile, if rows are short and many: the tiles of all warps of a multiprocessor
+// fit in shared memory.
 constexpr std::int64_t kStagedTileBytes = 3328;
-// Warps of a multiprocessor that hide how long memory takes, before they have larger tiles.
+// Warps per multiprocessor that hide memory latency; tiles become larger only beyond these.
 constexpr std::int64_t kBusyStagedWarps = 16;
-// A block's shared memory is about this, so that a multiprocessor has several blocks.
+// About the shared memory per block, so that several blocks are resident on a multiprocessor.
 constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 
-// cluster: a shorter row is soon read by a block alone, and of a longer one memory's speed counts.
+// cluster: one block reads a shorter row fast enough; a longer row is bound by memory bandwidth.
 constexpr std::int64_t kLeastClusterBytes = 64 * 1024;
 constexpr std::int64_t kClusterBytes = 256 * 1024;
-// Threads count packs, and columns, in 32 bits; kAlgorithms names it.
+// Threads count packs and columns in 32 bits; kAlgorithms states the limit.
 constexpr std::int64_t kMostClusterColumns = std::int64_t{1} << 30;
-// How many packs a thread is to have: with more, fewer blocks have to start and exchange.
+// Packs per thread: with more, fewer blocks start and exchange partial results.
 constexpr std::int64_t kClusterThreadPacks = 2;
 
-// interleaved: a block reads all packs up to where a column begins at a pack again. Where these are
-// more, the lanes of `column` have all that they can use.
+// interleaved: the longest interleaved_period(), which a block reads at a time. With longer ones,
+// a column has enough rows for all lanes of `column`.
 constexpr std::int64_t kInterleavedPacks = kInterleavedThreads;
-// Columns of whole packs for all lanes of a warp are read as well by `column`, which has masks.
+// If a column has a whole pack for each lane of a warp, `column` is as fast, and it takes masks.
 constexpr std::int64_t kInterleavedWholePacks = kWarpLanes;
-// A block takes a run of memory: shorter ones are not worth one.
+// The shortest run of memory that is worth a block.
 constexpr std::int64_t kInterleavedRunBytes = 16 * 1024;
 // Packs that a block reads at a time, about.
 constexpr std::int64_t kInterleavedStride = 256;
-// Elements of a run, which threads count in 32 bits.
+// The most elements of a run, which threads count in 32 bits.
 constexpr std::int64_t kMostInterleavedRun = std::numeric_limits<std::int32_t>::max();
 
 std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
@@ -161,7 +165,7 @@ std::int64_t partial_bytes(const Problem& problem) {
   return is_arg(problem.function) ? 16 : accumulator_bytes(problem);
 }
 
-// Of a partial result in a slot: words of 8 bytes, each with a tag of 8 bytes.
+// The size of a partial result in a slot: words of 8 bytes, each with a tag of 8 bytes.
 std::int64_t slot_bytes(const Problem& problem) {
   return 16 * divide_up(partial_bytes(problem), 8);
 }
@@ -178,7 +182,7 @@ std::int64_t interleaved_partials(const Problem& problem) {
   return std::min(kMaxSplits, divide_up(problem.columns, kInterleavedSplitColumns));
 }
 
-// Every launch of a ladder step leaves one element of a row for each of its blocks.
+// Each launch of a ladder step leaves one element per row and block.
 std::int64_t step_partials(const Problem& problem, Algorithm algorithm) {
   const std::int64_t block_columns = step_columns(algorithm);
   std::int64_t total = 0;
@@ -195,12 +199,12 @@ std::int64_t pack_of(const Problem& problem) { return kPackBytes / bytes_of(prob
 
 bool is_aligned(const Problem& problem) { return problem.alignment >= kPackBytes; }
 
-// How many packs there are up to where a column begins at a pack again.
+// The number of packs after which a column begins at the start of a pack again.
 std::int64_t interleaved_period(const Problem& problem) {
   return problem.inner / std::gcd(problem.inner, pack_of(problem));
 }
 
-// The packs that a block of `interleaved` reads at a time, and what it needs to combine them.
+// The packs that a block of `interleaved` reads at a time, and the shared memory to combine them.
 std::int64_t interleaved_stride(const Problem& problem) {
   const std::int64_t period = interleaved_period(problem);
   return period * std::max<std::int64_t>(1, kInterleavedStride / period);
@@ -210,13 +214,13 @@ std::int64_t interleaved_bytes(const Problem& problem) {
   return interleaved_stride(problem) * pack_of(problem) * partial_bytes(problem);
 }
 
-// Whether rows begin and end at packs.
+// Whether rows begin and end at the boundaries of packs.
 bool has_whole_packs(const Problem& problem) {
   return is_aligned(problem) && problem.columns % pack_of(problem) == 0;
 }
 
-// held: whether rows are read element by element. It is as much work for each element as for a
-// pack, which takes no longer in short rows if the GPU holds a thread for each of them.
+// held: whether rows are read element by element. An element is as much work as a pack, but short
+// rows take no longer if the GPU has a resident thread for each element.
 bool holds_elements(const Problem& problem, const Device& device) {
   return !has_whole_packs(problem) && holds_edges(problem.dtype) &&
          problem.columns <= kHeldElements * kMostElementLanes &&
@@ -224,7 +228,7 @@ bool holds_elements(const Problem& problem, const Device& device) {
              std::int64_t{device.multiprocessors} * device.threads_per_multiprocessor;
 }
 
-// held: rows with edges have a whole pack between them, wherever they begin.
+// held: the fewest columns. Rows with edges need a whole pack between them at any alignment.
 std::int64_t least_held_columns(const Problem& problem, const Device& device) {
   return has_whole_packs(problem) || holds_elements(problem, device) ? 0 : 2 * pack_of(problem) - 1;
 }
@@ -287,7 +291,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       }
       return "";
     case Algorithm::kInterleaved:
-      if (problem.inner <= 1) {  // or 0, of an array without elements
+      if (problem.inner <= 1) {  // or 0 for an array without elements
         return "takes rows whose elements lie apart; 'row' takes neighbours in memory";
       }
       if (problem.masked) return "takes no mask; 'column' does";
@@ -308,7 +312,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
 
 // Configurations
 
-// How many threads a row is worth.
+// How many threads should reduce a row.
 std::int64_t row_threads(const Problem& problem, const Device& device) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
   const std::int64_t busy = kBusyThreads * device.multiprocessors;
@@ -322,7 +326,7 @@ std::int64_t row_threads(const Problem& problem, const Device& device) {
   return std::min(threads, most);
 }
 
-// The threads of a block that has a row to itself: whole warps.
+// Threads of a block that reduces one row: whole warps.
 int block_threads(const Problem& problem, const Device& device) {
   const std::int64_t warps = divide_up(row_threads(problem, device), kWarpLanes);
   return static_cast<int>(std::min<std::int64_t>(warps * kWarpLanes, kMultipleThreads));
@@ -332,10 +336,10 @@ bool keeps_busy(std::int64_t blocks, int threads, const Device& device) {
   return blocks * threads >= kBusyPartThreads * device.multiprocessors;
 }
 
-// Up to 32 lanes lie along `inner`, as memory is read in lines. More take further rows where fewer
-// threads below them can load all columns at once, or are enough: there is less to combine then.
-// Fewer are more blocks, where multiprocessors would have none, columns are too few for parts that
-// are worth a second launch, and a thread would have more of them than it loads at once.
+// Up to 32 lanes along `inner`, so that loads are coalesced. More lanes, for further rows, if the
+// remaining threads per row still load all columns at once, or keep the GPU busy: there is less to
+// combine then. Fewer lanes, for more blocks, if multiprocessors would be idle, rows are too short
+// to be split for a second launch, and a thread would have more columns than it loads at once.
 int column_lanes(const Problem& problem, int pack, const Device& device) {
   const std::int64_t packs = problem.inner / pack;
   const std::int64_t pack_bytes = pack * bytes_of(problem.dtype);
@@ -357,9 +361,9 @@ int column_lanes(const Problem& problem, int pack, const Device& device) {
   return lanes;
 }
 
-// column, interleaved: whether to have `blocks` blocks, of which those that are a cluster have
-// parts of the same rows, in place of half as many. `loads`: packs that a thread then loads.
-// `resident`: how many such blocks run at a time. In one wave they finish together.
+// column, interleaved: whether to launch `blocks` blocks in place of half as many, where the blocks
+// of a cluster reduce parts of the same rows. `loads`: packs that a thread then loads. `resident`:
+// how many such blocks are resident at a time. The blocks of one wave finish together.
 bool parts_are_worth_it(std::int64_t blocks, std::int64_t loads, std::int64_t resident, int threads,
                         const Device& device) {
   const bool is_idle = blocks / 2 < device.multiprocessors;
@@ -367,8 +371,8 @@ bool parts_are_worth_it(std::int64_t blocks, std::int64_t loads, std::int64_t re
   return loads >= kManyPartLoads || !keeps_busy(blocks / 2, threads, device);
 }
 
-// Whether a second launch is worth its time: clusters are too few blocks, and fewer than the
-// `in_workspace` blocks that leave partials for it.
+// Whether a second launch is worth its time: the blocks of the clusters do not keep the GPU busy,
+// and are fewer than the `in_workspace` blocks that would write partials for it.
 bool clusters_are_too_few(int cluster, std::int64_t blocks, std::int64_t in_workspace, int threads,
                           const Device& device) {
   return cluster > 1 && blocks < in_workspace && !keeps_busy(blocks, threads, device);
@@ -394,7 +398,7 @@ void configure_row(const Problem& problem, const Device& device, Config* config)
     return;
   }
   config->threads = kRowThreads;
-  config->lanes = has_whole_packs(problem) ? threads : std::max(threads, 2);  // an edge each
+  config->lanes = has_whole_packs(problem) ? threads : std::max(threads, 2);  // one per edge
 }
 
 void configure_held(const Problem& problem, const Device& device, Config* config) {
@@ -407,23 +411,23 @@ void configure_held(const Problem& problem, const Device& device, Config* config
                             : packs <= kShortHeldPacks ? kMostPacksOfShortHeldRows
                                                        : kHeldPacks;
   const std::int64_t lanes = divide_up(packs, most);
-  // Of a warp a power of two, and enough for the edges; else whole warps.
+  // Within a warp, a power of two, and enough for the edges; else whole warps.
   config->lanes = lanes <= kWarpLanes ? power_of_two_from(lanes, kWarpLanes)
                                       : static_cast<int>(divide_up(lanes, kWarpLanes) * kWarpLanes);
   if (config->edges) {
     config->lanes =
         std::max(config->lanes, power_of_two_from(2 * pack_of(problem) - 2, kWarpLanes));
   }
-  // More threads load sooner, but those of a warp alone are combined soon. Of elements a thread has
-  // code for all that it may hold, which takes its time however few there are.
+  // More threads load faster, but only those of one warp combine fast. A thread that reads elements
+  // runs the code for kHeldElements of them, even if it has fewer.
   while (!by_elements && config->lanes < std::min<std::int64_t>(packs, kWarpLanes) &&
          expected_rows(problem) * config->lanes < busy) {
     config->lanes *= 2;
   }
   const bool has_one = config->edges && is_arg(problem.function) && packs <= config->lanes;
   config->packs = by_elements ? kHeldElements : has_one ? 1 : kHeldPacks;
-  // A block is large even where a row needs few threads, as it takes the GPU long to start many
-  // small ones, unless multiprocessors would have none.
+  // Blocks are large even if a row needs few threads, since many small blocks take long to start;
+  // they are smaller if some multiprocessors would get no block.
   int rows = std::max(1, kHeldThreads / config->lanes);
   while (rows > 1 && rows * config->lanes > kWarpLanes &&
          expected_rows(problem) < device.multiprocessors * rows) {
@@ -466,7 +470,7 @@ void configure_combine(const Problem& problem, Config* config) {
 
 void configure_multiple(const Problem& problem, std::int64_t workspace, const Device& device,
                         Config* config) {
-  // One wave of blocks over all rows: they finish together, and few partials are left.
+  // One wave of blocks for all rows: they finish together, and there are few partials.
   const std::int64_t resident = resident_multiple_blocks(problem, device);
   const std::int64_t room = workspace / slot_bytes(problem) / problem.rows();
   const std::int64_t wanted =
@@ -485,9 +489,9 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
   config->workspace = problem.rows() * parts * slot_bytes(problem);
 }
 
-// Parts of rows for the blocks of a cluster, if more than one is worth it. Where the largest is not
-// enough, blocks of fewer lanes, with more threads for a row. False if a second launch is better,
-// for what `in_workspace` blocks leave in the workspace.
+// Splits rows over the blocks of a cluster, if that is worth it. If the largest cluster is not
+// enough, blocks get fewer lanes and so more threads per row. Returns false if there are no
+// clusters or a second launch is better, which combines the partials of `in_workspace` blocks.
 bool configure_column_cluster(const Problem& problem, std::int64_t in_workspace,
                               const Device& device, Config* config) {
   if (!device.runs_hopper_code()) return false;
@@ -533,7 +537,7 @@ void configure_column(const Problem& problem, std::int64_t workspace, const Devi
   configure_combine(problem, config);
 }
 
-// Likewise of runs.
+// The same for runs.
 bool configure_interleaved_cluster(const Problem& problem, std::int64_t in_workspace,
                                    const Device& device, Config* config) {
   if (!device.runs_hopper_code()) return false;
@@ -609,7 +613,7 @@ Config configure(const Problem& problem, Algorithm algorithm, std::int64_t works
   return config;
 }
 
-// Where an algorithm that can take a problem is the best.
+// Whether an algorithm that can take a problem is the best
 
 bool staged_is_best(const Problem& problem) {
   return row_bytes(problem) <= kStagedBytes && !has_whole_packs(problem);

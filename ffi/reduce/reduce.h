@@ -1,5 +1,5 @@
-// Reductions of the rows of an array to one element each: sum, prod, max, min, argmax, argmin; and
-// to two, their mean and their variance.
+// Reductions of each row of an array to one element (sum, prod, max, min, argmax, argmin), or to
+// two (its mean and its variance).
 #pragma once
 
 #include <cstddef>
@@ -29,9 +29,9 @@ constexpr bool is_arg(Function function) {
 // sum, prod, max and min: a partial result is a value.
 constexpr bool is_value(Function function) { return function < Function::kArgMax; }
 
-// An array of `outer` x `columns` x `inner` elements, of which `columns` is the axis reduced over.
-// Row r = o * inner + i starts at element o * columns * inner + i, and its elements lie `inner`
-// apart. Its result, of dtype `result`, is element r of the result array.
+// An array of `outer` x `columns` x `inner` elements, reduced over the axis `columns`. Row
+// r = o * inner + i starts at element o * columns * inner + i, and its elements have the stride
+// `inner`. Its result, of dtype `result`, is element r of the result array.
 struct Problem {
   Function function;
   DType dtype;
@@ -39,11 +39,11 @@ struct Problem {
   std::int64_t outer;
   std::int64_t columns;
   std::int64_t inner;
-  bool masked;             // some elements are left out by a boolean array
+  bool masked;             // a boolean array excludes some elements
   std::int64_t alignment;  // of the array, in bytes
-  std::int64_t workspace;  // bytes; kWorkspaceAsAsked for what workspace_bytes() says of each row
-  // Whether plans are made without regard to the number of rows: plan() sets it where it is asked
-  // for kBatchInvariant, so it is no field.
+  std::int64_t workspace;  // bytes; kWorkspaceAsAsked: workspace_bytes() for each row
+  // Whether the plan must not depend on the number of rows. plan() sets it for kBatchInvariant, so
+  // it is not among the fields.
   bool batch_invariant = false;
 
   std::int64_t rows() const { return outer * inner; }
@@ -67,10 +67,10 @@ struct Buffers {
   Mask mask;
   void* y;
   void* workspace;           // for the partials of blocks
-  double divisor = 1;        // sum of floats: what the result is divided by, for a mean
+  double divisor = 1;        // sum of floats: the result is divided by this, for a mean
   void* variance = nullptr;  // mean_and_var, whose y is the mean
-  void* low = nullptr;       // likewise, if not null: what rounding left off the mean
-  double correction = 0;     // likewise: what is taken off the number of elements to divide by
+  void* low = nullptr;       // mean_and_var: the low-order part of the mean; may be null
+  double correction = 0;     // mean_and_var: the divisor is the number of elements minus this
 };
 
 enum class Algorithm {
@@ -140,23 +140,23 @@ inline std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
 
-// How a kernel is launched, and a second time where the blocks of the first leave partial results
-// in the workspace.
+// The launch of a kernel, and of a second one if it combines partial results of the first in the
+// workspace.
 struct Config {
-  int threads = 0;          // of a block
-  int lanes = 0;            // row, held: threads of a row, 0 for a block; column: along `inner`
+  int threads = 0;          // per block
+  int lanes = 0;            // row, held: threads per row, 0 for a block; column: lanes per column
   int pack = 1;             // column: rows, held: elements that a thread reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
-  bool edges = false;       // held: of rows that are no whole packs, if read by these
-  int lane_rows = 0;        // staged: of a tile, for each lane
-  int cluster = 1;          // blocks of one; column, interleaved: 1, or `parts`
-  int packs = 0;            // held: of a thread, at most
-  std::int64_t blocks = 0;  // staged: of the grid
+  bool edges = false;       // held: rows are read by packs, but are not whole packs
+  int lane_rows = 0;        // staged: rows of a tile per lane
+  int cluster = 1;          // blocks per cluster; column, interleaved: 1, or `parts`
+  int packs = 0;            // held: the most packs per thread
+  std::int64_t blocks = 0;  // staged: blocks of the grid
   std::int64_t shared_bytes = 0;  // staged, interleaved
-  std::int64_t parts = 1;         // of a row, each a block's, which has a partial result
+  std::int64_t parts = 1;         // of a row: each is reduced by a block to a partial result
   std::int64_t groups = 0;        // multiple: the most groups of `parts` blocks in a grid
-  int last_threads = 0;           // of a block of the second launch, if there is one
-  int last_lanes = 0;             // of them, those on one row
+  int last_threads = 0;           // per block of the second launch; 0: there is none
+  int last_lanes = 0;             // of these, the threads per row
   std::int64_t workspace = 0;     // bytes in use
 
   template <class Self, class Visit>
@@ -186,18 +186,19 @@ struct Plan {
 };
 
 // The algorithm called `algorithm`, or the best one for the problem if it is empty or
-// kBatchInvariant. Rows are split only as far as the workspace has room for what the parts leave;
-// for kBatchInvariant it must have that room. Throws std::invalid_argument if no kernel, or not the
-// named one, can take the problem.
+// kBatchInvariant. Rows are split into no more parts than the workspace has room for partial
+// results; for kBatchInvariant it must have room for all. Throws std::invalid_argument if no
+// kernel, or not the named one, can take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
 // Bytes of workspace for each row: an upper bound that does not depend on the number of rows, since
-// a shard of the problem has only its share. It is enough for shards with a smaller `inner`, too.
+// each shard of the problem gets workspace for its own rows only. It is also enough for shards with
+// a smaller `inner`.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
-// How many blocks of the algorithm's first launch the device holds at a time, in whole clusters;
-// those of `multiple` and `column` with the most threads that they have. A compiled kernel knows
-// its registers, so this is asked of the kernel where the device is at hand.
+// How many blocks of the algorithm's first launch are resident on the device at a time, in whole
+// clusters; for `multiple` and `column`, blocks of the most threads. If the device is present, this
+// takes the registers of the compiled kernel into account.
 int resident_multiple_blocks(const Problem& problem, const Device& device);
 int resident_column_blocks(const Problem& problem, int pack, int lanes, int cluster,
                            const Device& device);
@@ -207,7 +208,7 @@ int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_
 // Runs the plan: x has outer * columns * inner elements, y has rows(), at least one each.
 void launch(const Queue& queue, const Plan& plan, const Problem& problem, const Buffers& buffers);
 
-// By which the kernels are compiled apart.
+// The launchers of the kernels, each compiled in a source file of its own.
 void launch_multiple(const Queue& queue, const Plan& plan, const Problem& problem,
                      const Buffers& buffers);
 void launch_rows(const Queue& queue, const Plan& plan, const Problem& problem,
@@ -240,32 +241,31 @@ inline constexpr int kColumnThreads = 256;
 inline constexpr int kInterleavedThreads = 512;  // at most
 inline constexpr int kCombineThreads = 256;
 
-// held: how many packs a thread has at most, for which the registers suffice that are left if all
-// threads fit that a multiprocessor may have.
+// held: the most packs per thread, which fit in the registers of a thread at full occupancy.
 inline constexpr int kHeldPacks = 4;
 
-// Of rows that are read by elements, those that a thread has and the threads of a row, at most.
+// held, for rows that are read by elements: the most elements per thread, and threads per row.
 inline constexpr int kHeldElements = 8;
 inline constexpr int kMostElementLanes = 8;
 
-// Whether rows are held that are no whole packs.
+// Whether `held` takes rows that are not whole packs.
 constexpr bool holds_edges(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32;
 }
 
-// How many blocks a cluster has at most: more are hard to place, and are more partials than
-// combine_apart() takes at once.
+// The most blocks per cluster: larger clusters are hard to schedule, and have more partials than
+// combine_apart() combines at once.
 inline constexpr int kMostClusterBlocks = 8;
 
-// Shared memory of a block for the partials of `blocks` blocks, which divide `results` results
-// among themselves: see cluster_parts.cuh.
+// Shared memory that each block of a cluster of `blocks` blocks needs to combine the partials of
+// `results` results: see cluster_parts.cuh.
 constexpr std::int64_t cluster_parts_bytes(std::int64_t results, std::int64_t blocks,
                                            std::int64_t partial_bytes) {
   const std::int64_t share = (results + blocks - 1) / blocks;
   return blocks > 1 ? 8 + blocks * share * partial_bytes : 0;
 }
 
-// How many elements a block of a step of the ladder takes.
+// How many elements a block reduces in a step of the ladder.
 constexpr std::int64_t step_columns(Algorithm algorithm) {
   return algorithm < Algorithm::kFirstAdd ? kLadderThreads : 2 * kLadderThreads;
 }
