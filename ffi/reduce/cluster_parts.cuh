@@ -1,8 +1,8 @@
-// Where the parts of rows are those of the blocks of a thread-block cluster: what `column` and
-// `interleaved` do in place of partials in the workspace and the launch of combine.cuh.
+// Combines rows that are split over the blocks of a thread block cluster: `column` and
+// `interleaved` use it in place of partials in the workspace and the launch of combine.cuh.
 //
-// The results of the cluster's rows are divided among its blocks. A block sends what it has of a
-// result to the shared memory of the result's block, which combines it with what the others sent:
+// The results of the cluster's rows are divided among its blocks. A block sends its partial of a
+// result to the shared memory of the result's block, which combines the partials of all blocks:
 //
 //                  block 0        block 1        block 2        block 3
 //     has of       r0 ... r7      r0 ... r7      r0 ... r7      r0 ... r7
@@ -15,8 +15,8 @@
 //                  |  |           |  |           |  |           |  |
 //     stores       r0 r1          r2 r3          r4 r5          r6 r7
 //
-// A block with results ends when it has them all, and to one without nothing is sent: so no block
-// ends before what others send it has come.
+// A block with results waits for all partials of these, and nothing is sent to a block without: so
+// no block exits before the partials that are sent to it have arrived.
 #pragma once
 
 #include "core/cuda.h"
@@ -35,7 +35,7 @@ class ClusterParts {
  public:
   using Partial = typename Reducer::Partial;
 
-  // `memory`: cluster_parts_bytes() of shared memory, at a multiple of 8 bytes.
+  // `memory`: cluster_parts_bytes() of shared memory, aligned to 8 bytes.
   __device__ ClusterParts(void* memory, int blocks)
       : all_came_(static_cast<Mbarrier*>(memory)),
         slots_(reinterpret_cast<Partial*>(all_came_ + 1)),
@@ -48,18 +48,18 @@ class ClusterParts {
     cluster_arrive();
   }
 
-  // All threads of the block call it. own(r) is what the block has of result r of `results`, and
-  // store(r, partial) stores it; both are called by one of the block's threads.
+  // All threads of the block call it. own(r) is the block's partial of result r of `results`, and
+  // store(r, partial) stores the result; each is called by one thread of the block.
   template <class Own, class Store>
   __device__ void combine(int results, const Own& own, const Store& store) {
     const int rank = cluster_rank();
     const int share = (results + blocks_ - 1) / blocks_;
     const int first = rank * share;
     const int left = results - first;
-    const int taken = left < share ? left : share;  // not more than 0 for some of the last blocks
-    cluster_wait();  // for all blocks to have initialised their barriers
+    const int taken = left < share ? left : share;  // 0 or less for some of the last blocks
+    cluster_wait();  // until all blocks have initialised their mbarriers
 
-    // What others send may come before it is announced: the phase is not over until it has been.
+    // Partials may arrive before this announces them: the phase does not complete before it does.
     if (threadIdx.x == 0 && taken > 0) {
       announce(all_came_, static_cast<unsigned>(blocks_ * taken * sizeof(Partial)));
     }
@@ -79,7 +79,7 @@ class ClusterParts {
 
  private:
   Mbarrier* all_came_;
-  Partial* slots_;  // of each block, in the order of their ranks: `share` partials
+  Partial* slots_;  // `share` partials of each block, in the order of their ranks
   int blocks_;
 };
 

@@ -1,8 +1,8 @@
-// Algorithm `column`: the elements of a row lie `inner` apart.
+// Algorithm `column`, for rows whose elements have the stride `inner`.
 //
-// The lanes of a warp take neighbouring rows, whose elements of one column are neighbours in
-// memory, kPack rows a lane; the threads of a block that have the same lane number share the
-// columns of these rows, and combine in shared memory at the end.
+// The lanes of a warp take neighbouring rows, kPack rows per lane, so that the elements that they
+// load of a column are contiguous in memory. The threads of a block that have the same lane number
+// divide the columns of these rows, and combine their partials in shared memory at the end.
 //
 //                 lane 0    lane 1    lane 2   ...
 //     column 0:   depth 0   depth 0   depth 0
@@ -10,14 +10,14 @@
 //     ...
 //     column d:   depth 0   depth 0   depth 0        d = threads / lanes
 //
-// Where there are fewer rows than keep the GPU busy, several blocks take parts of the columns. They
-// are a cluster, whose blocks send each other their partials (cluster_parts.cuh):
+// If there are too few rows to keep the GPU busy, several blocks take parts of the columns. They
+// form a cluster, and send each other their partials (cluster_parts.cuh):
 //
 //     cluster 0, rows of all lanes                                cluster 1, the rows after them
 //     block 0: columns 0 ...      block 1: columns c / n ...      block 0: columns 0 ...
 //
-// or, if there are to be more parts than a cluster has blocks, those with different blockIdx.y, and
-// leave partials, again `inner` apart, for combine.cuh.
+// or, if there are more parts than a cluster has blocks, they are blocks with different blockIdx.y,
+// and write partials, again with the stride `inner`, for combine.cuh.
 #pragma once
 
 #include "core/integer.h"
@@ -30,20 +30,20 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// What a small array would wait for a kernel to divide is divided before.
+// The host divides, since a small array would wait for divisions in the kernel.
 struct StridedRows {
   std::int64_t packs;  // of neighbouring rows
   std::int64_t columns;
   std::int64_t inner;
-  std::int64_t part;        // columns of a block
-  Divisor packs_per_outer;  // right if `packs` is small enough for a Divisor
+  std::int64_t part;        // columns per block
+  Divisor packs_per_outer;  // valid if `packs` is small enough for a Divisor
   int lanes_log2;
-  int cluster_log2;  // blocks of one, if these have parts of the columns, else 1
+  int cluster_log2;  // blocks per cluster, which have parts of the columns; 1 without clusters
 };
 
 struct PackPlace {
   std::int64_t outer;
-  std::int64_t number;  // of those of the same outer
+  std::int64_t number;  // among the packs of the same outer
 };
 
 __device__ inline PackPlace place_of(std::int64_t pack, const StridedRows& rows, int pack_rows) {
@@ -55,8 +55,7 @@ __device__ inline PackPlace place_of(std::int64_t pack, const StridedRows& rows,
   return {pack / packs_per_outer, pack % packs_per_outer};
 }
 
-// What the lanes have of their rows, of one depth after the other. ClusterParts has what lies
-// behind.
+// The partials of the lanes' rows, one depth after the other. The memory of ClusterParts follows.
 template <class Reducer, int kPack>
 struct alignas(8) ColumnStorage {
   typename Reducer::Partial partials[kColumnThreads][kPack];
@@ -103,9 +102,9 @@ __global__ void __launch_bounds__(kColumnThreads)
     std::int64_t column = begin + depth;
     const Element* from = x + (place.outer * rows.columns + column) * rows.inner + inner;
     const std::int64_t step = depths * rows.inner;
-    Elements elements[kLoads] = {};  // g++ does not see that what is not loaded is not read
+    Elements elements[kLoads] = {};  // g++ does not see that only loaded packs are used
     typename Masks::Row mask[kPack];
-    unsigned kept[kPack] = {};  // of each row the columns that take part, bit u for elements[u]
+    unsigned kept[kPack] = {};  // for each row, bit u: its element of elements[u] takes part
     if constexpr (Masks::kMasks) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) mask[i] = masks.of(place.outer * rows.inner + inner + i);
@@ -120,9 +119,9 @@ __global__ void __launch_bounds__(kColumnThreads)
         }
       }
     };
-    const auto fold_columns = [&](unsigned present) {  // again a bit for each elements[u]
+    const auto fold_columns = [&](unsigned present) {  // bit u: elements[u] is loaded
 #pragma unroll
-      for (int r = 0; r < kPack / kPer; ++r) {  // what shares a register, so that few are in use
+      for (int r = 0; r < kPack / kPer; ++r) {  // one register at a time, so that few are live
         Accumulator<Element> value[kLoads][kPer];
 #pragma unroll
         for (int u = 0; u < kLoads; ++u) {

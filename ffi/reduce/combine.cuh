@@ -1,10 +1,10 @@
-// The second launch of `column` and `interleaved`, where they divide rows: what the parts of a row
-// left becomes its result. It is a matter of a microsecond, so it starts while the first launch
-// still runs, where the GPU can do that.
+// The second launch of `column` and `interleaved`, if they split rows: it combines the partials of
+// a row's parts into its result. It takes about a microsecond, so it starts while the first launch
+// still runs, if the GPU supports that.
 //
-// Partials lie as (outer, part, inner). A group of threads takes a result, its threads the parts;
-// in a warp the groups take neighbouring results, and a thread's neighbours are those of the same
-// parts, which are neighbours in memory where `inner` is more than 1:
+// Partials have the shape (outer, part, inner). A group of threads computes a result, and its
+// threads share the parts. The groups of a warp compute neighbouring results, and neighbouring
+// lanes read the same part of these, which is contiguous in memory if `inner` is more than 1:
 //
 //     8 threads a result:    lane 0    lane 1    lane 2    lane 3    lane 4    lane 5   ...
 //                            r, part 0 r+1       r+2       r+3       r, part 1 r+1      ...
@@ -23,11 +23,11 @@ namespace reduce {
 struct Parts {
   std::int64_t results;
   std::int64_t inner;
-  int count;  // of a result
+  int count;  // per result
 };
 
-// `threads`, a power of two, take a result: a part of a warp, or the block. Partials are not
-// __restrict__, since the kernel that writes them may still run when this one starts.
+// `threads`, a power of two, compute a result: lanes of a warp, or the whole block. `partials` is
+// not __restrict__, since the kernel that writes them may still run when this one starts.
 template <class Reducer>
 __global__ void __launch_bounds__(kCombineThreads)
     combine_kernel(const typename Reducer::Element* partials, Target y, Parts parts, int threads) {

@@ -1,27 +1,29 @@
-// Algorithm `held`, for rows that a group of threads holds whole, in registers.
+// Algorithm `held`: a group of threads holds a whole row in registers.
 //
-// Of small arrays, and of those that the L2 cache holds, instructions take the time. So there is no
-// loop here: a thread loads all that falls to it before it folds any of it, and few registers leave
-// room for the most threads. What a row has before its first whole pack of 16 bytes and after its
-// last one are its edges, of which a thread has an element at most, so no pack is masked:
+// For small arrays, and for those in the L2 cache, instructions take most of the time. So there is
+// no loop here: a thread loads its whole share of a row before it folds any of it, and uses few
+// registers, so that the most threads are resident. The elements before a row's first whole pack of
+// 16 bytes and after its last one are its edges; a thread has at most one of them, so no pack is
+// masked:
 //
 //     addresses         |0              |16             |32             |48
 //     row (4 bytes)             x0  x1  x2  x3  x4  x5  x6  x7  x8  x9  x10
 //     8 threads                 t0  t1  |----- t0 ------|----- t1 ------| t2
 //
-// In rows with edges threads without a pack load the row's last one again: a load on a condition
-// would need more registers, and the compiler would fold one pack before it loads the next. Where
-// the best element is looked for, that pack is folded again, too: it changes nothing, and a branch
-// around it would take its load along. Threads of one pack at most have a kernel for that.
+// In rows with edges, threads without a pack load the row's last pack again: a conditional load
+// would need more registers, and the compiler would fold one pack before it loads the next. argmax
+// and argmin also fold that pack again: it does not change the result, and with a branch around it
+// the compiler would move the load into the branch. If threads have one pack at most, these two
+// have a kernel for that.
 //
-// Short rows of no whole packs are read element by element, by a kernel of their own, where there
-// are no more elements than threads that the GPU holds: nothing waits for where a row begins then,
-// or for its edges.
+// Short rows that are not whole packs are read element by element, by a separate kernel, if the
+// array has no more elements than the GPU has resident threads: then no load depends on the
+// alignment of a row, and there are no edges.
 //
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
 //
-// All that a small array needs of a kernel's parameters lies within 64 bytes, which are fetched at
-// once: `x`, `rows` and the first members of `y`.
+// The kernel parameters that a small array needs are within 64 bytes, which are fetched at once:
+// `x`, `rows` and the first members of `y`.
 #pragma once
 
 #include "core/ptx/memory.cuh"
@@ -33,7 +35,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// So many partials of a row's warps are read by a thread.
+// If a row has no more warps than this, each thread reads the partials of all of them.
 inline constexpr int kFewWarps = 4;
 
 struct HeldRows {
@@ -42,15 +44,15 @@ struct HeldRows {
   unsigned bytes;  // of a row
 };
 
-// How many of the largest blocks fit: two, so that a multiprocessor has the most threads. But what
-// finds elements in rows with edges would have no registers for all that it loads then.
+// How many of the largest blocks fit a multiprocessor: two, for the most resident threads. But
+// argmax and argmin of rows with edges would then lack registers for all packs that they load.
 template <class Reducer, bool kEdges>
 constexpr int least_held_blocks() {
   return kEdges && kIsIndexed<typename Reducer::Partial> ? 1 : 2;
 }
 
-// Blocks are `threads of a row` x rows. kEdges: rows may begin and end anywhere. kPacks: of a
-// thread, at most.
+// A block has (threads per row) x (rows) threads. kEdges: rows may begin and end inside packs.
+// kPacks: the most packs per thread.
 template <class Reducer, bool kEdges, int kPacks>
 __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, kEdges>()))
     held_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
@@ -75,12 +77,13 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   const int packs = static_cast<int>((rows.columns - head) / kPack);
   const auto from = address + head * kEach;
   const auto at = [&](int i) { return thread + i * threads; };
-  RegisterPack<Element, kPack> held[kPacks] = {};  // g++ does not see what is read unset
+  RegisterPack<Element, kPack> held[kPacks] =
+      {};  // g++ does not see that only loaded ones are used
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     if constexpr (kEdges) {
       const auto pack = static_cast<unsigned>(at(i) < packs ? at(i) : packs - 1);
-      // An address in integers: the compiler would compute each from all that the sum is made of.
+      // An integer address: with pointers, the compiler would compute each one from all terms.
       std::uint32_t words[kBytes / 4];
       read_once(reinterpret_cast<const void*>(from + std::uint64_t{pack} * kBytes), words);
       std::memcpy(&held[i], words, kBytes);
@@ -93,7 +96,7 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   const Element edge = has_edge ? begin[static_cast<unsigned>(edge_column)] : Element{};
 
   Partial of_thread;
-  if constexpr (std::is_floating_point_v<Partial>) {  // sums are rounded
+  if constexpr (std::is_floating_point_v<Partial>) {  // in trees, since sums are rounded
     Partial of_pack[kPacks];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
@@ -136,7 +139,7 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   if (thread >= kWarpSize) return;
   Partial of_row;
   if (row_warps <= kFewWarps && std::is_arithmetic_v<Partial>) {
-    Partial terms[kFewWarps];  // in every thread: sooner there than by shuffles
+    Partial terms[kFewWarps];  // of all warps, in each thread: faster than shuffles
 #pragma unroll
     for (int i = 0; i < kFewWarps; ++i) terms[i] = i < row_warps ? warps[i] : Reducer::identity();
     of_row = tree<Combine>(terms);
@@ -147,7 +150,7 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   if (has_row && thread == 0) Reducer::store(y, row, of_row);
 }
 
-// Blocks are `threads of a row` x rows.
+// A block has (threads per row) x (rows) threads.
 template <class Reducer>
 __global__ void __launch_bounds__(kMostHeldThreads, 2)
     held_elements_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {

@@ -1,11 +1,11 @@
-// Algorithm `interleaved`, for rows whose elements lie a small or ragged number `inner` apart: few
-// channels, or 33.
+// Algorithm `interleaved`, for rows whose elements have a stride `inner` that is small or not a
+// multiple of a pack: few channels, or 33.
 //
-// All that belongs to one `outer` is one run of memory, in which the number of an element's row is
-// its position modulo `inner`. A block reads the run in packs of 16 bytes, `stride` neighbouring
-// ones at a time, a pack a thread. `stride` packs are a whole number of columns, so that a thread's
-// packs hold elements of the same rows each time, which it folds in registers, a fold for each
-// element of a pack:
+// The elements of one `outer` are a contiguous run of memory, in which the row of an element is its
+// position modulo `inner`. A block reads the run in packs of 16 bytes: in each step `stride`
+// contiguous packs, one per thread. `stride` packs are a whole number of columns, so a thread's
+// pack has elements of the same rows in each step. The thread folds them in registers, with a fold
+// for each element of a pack:
 //
 //     inner 3, packs of 4, stride 3:
 //
@@ -14,12 +14,12 @@
 //     step 1      r0 r1 r2 r0   r1 r2 r0 r1   r2 r0 r1 r2      4 columns
 //     ...
 //
-// At the end the block combines in shared memory what its threads have of the same row, in a tree.
-// Several blocks may take different steps of a run. They are a cluster, whose blocks send each
-// other their partials (cluster_parts.cuh), or those with different blockIdx.y, and leave partials
-// for combine.cuh.
+// At the end the block combines its threads' partials of the same row in shared memory, in a tree.
+// Several blocks may take different steps of a run. Either they form a cluster and send each other
+// their partials (cluster_parts.cuh), or they have different blockIdx.y and write partials for
+// combine.cuh.
 //
-// A run may begin and end inside a pack. Of these packs each element is read by itself.
+// A run may begin and end inside a pack. The elements of these packs are read one by one.
 #pragma once
 
 #include "core/ptx/early_launch.cuh"
@@ -31,19 +31,19 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// What a small array would wait for a kernel to divide is divided before. Narrow, so that all that
-// it needs of a kernel's parameters lies within 64 bytes, which are fetched at once.
+// The host divides, since a small array would wait for divisions in the kernel. Narrow types keep
+// the kernel parameters that it needs within 64 bytes, which are fetched at once.
 struct Runs {
   unsigned size;  // elements of a run
-  int steps;      // of a block
+  int steps;      // per block
   std::uint16_t inner;
   std::uint16_t stride;        // packs
-  std::uint16_t step_columns;  // columns of a step
-  std::uint16_t cluster_log2;  // blocks of one, if these have parts of a run, else 1
+  std::uint16_t step_columns;  // columns per step
+  std::uint16_t cluster_log2;  // blocks per cluster, which have parts of a run; 1 without clusters
 };
 
-// Blocks of the most threads for which a multiprocessor's registers are to suffice; 0 leaves it to
-// the compiler, which takes too many for partials of a medium size, and fewer for others.
+// How many blocks of the most threads must fit in a multiprocessor's registers. 0 leaves it to the
+// compiler, which uses too many registers for partials of a medium size, and fewer for others.
 template <class Reducer>
 constexpr int least_interleaved_blocks() {
   constexpr int kPack = kWidestPack<typename Reducer::Element>;
@@ -73,12 +73,12 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
   const Element* const run = x + std::uint64_t{outer} * runs.size;
   const int phase = elements_past_alignment<kPack>(run);
   const Element* const packs = run - phase;
-  const int beyond = phase + static_cast<int>(runs.size % kPack);  // beyond size / kPack packs
+  const int beyond = phase + static_cast<int>(runs.size % kPack);  // after size / kPack packs
   const int whole_packs = static_cast<int>(runs.size / kPack) + beyond / kPack;
-  const int cut = beyond % kPack;  // elements after these; the first may begin before the run
+  const int cut = beyond % kPack;  // after the whole packs; pack 0 may begin before the run
 
-  // Fold the thread's packs. Folds get steps as columns: which column an element of a step belongs
-  // to is the same each time, and is found out once, at the end.
+  // Fold the thread's packs. Folds get the step in place of the column: the column within a step is
+  // the same in each step, and is added once, at the end.
   typename Reducer::Fold fold[kPack];
   if (thread < stride) {
     int step = part * runs.steps;
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
         fold[i].add(value, step, 1);
       }
     };
-    // Of the block's packs those before this one are whole.
+    // The block's packs before end_whole are whole.
     const int end_pack = (step + runs.steps) * stride;
     const int end_whole = whole_packs < end_pack ? whole_packs : end_pack;
     if (pack == 0 && phase != 0) {
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
         fold[i].add(of_row, step + u, 1);
       }
     }
-    // The pack that the run ends in, unless it begins there too: that one has been folded.
+    // The pack in which the run ends, unless the run also begins in it: then it has been folded.
     step += left;
     pack += left * stride;
     const bool begins_in_it = whole_packs == 0 && phase != 0;
@@ -142,9 +142,9 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
   }
   let_next_kernel_start();
 
-  // Combine. Slots are counted from the run's first element, so that slot s is of row s % inner,
-  // but steps from the pack that it lies in: the first `phase` elements of a step have the last
-  // slots, and columns of the step before.
+  // Combine. Slots are counted from the run's first element, so that slot s belongs to row
+  // s % inner, but steps from the pack that contains this element: the first `phase` elements of a
+  // step have the last slots, and columns of the previous step.
   if (thread < stride) {
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
       slots[slot] = partial;
     }
   }
-  // Of numbers a thread combines 16 sooner than it waits for others again.
+  // A thread combines 16 numbers faster than it waits at another barrier.
   constexpr int kMost = std::is_arithmetic_v<Partial> ? 2 * kMostApart : kMostApart;
   combine_rows<Reducer, kMost>(slots, runs.inner, runs.step_columns);
 

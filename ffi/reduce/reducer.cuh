@@ -1,10 +1,10 @@
-// What all reduction kernels share: what is combined, how a thread folds many elements, and where
-// results go. A kernel is written once against a Reducer and knows no function.
+// Shared by all reduction kernels: the values that are combined, how a thread folds many elements,
+// and where results are stored. A kernel is written once for any Reducer, whatever its function.
 //
 //     elements (T) --Fold--> a thread's Partial --Combine--> a block's Partial --store--> result
 //
-// Partials that blocks leave in the workspace are elements of a next launch, whose reducer is the
-// one for T = Partial; `multiple` has none.
+// Partials that blocks write to the workspace are the elements of the next launch, whose reducer
+// has T = Partial; `multiple` has only one launch.
 #pragma once
 
 #include <cstdint>
@@ -42,14 +42,14 @@ __device__ inline Indexed<A, Index> shuffle_xor(Indexed<A, Index> value, int dis
 
 using JAX_GPUOPS_NAMESPACE::group_reduce;
 
-// Whether a value is the best of several, given that: NaN is, if it takes part.
+// Whether a value is `best`, the best of several values. NaN always is: `best` is then NaN, too.
 template <class A>
 __device__ inline bool is_best(A value, A best) {
   return value == best || value != value;
 }
 
-// group_reduce() of collectives.h, not by a comparison of both members for each halving of the
-// lanes: first the best value is found, then the smallest column of those that have it.
+// group_reduce() of collectives.h, which does not compare both members at each level: it finds
+// first the best value, then the smallest column that has it.
 template <class A, class Index, class FindBest, class FindSmallest>
 __device__ __forceinline__ Indexed<A, Index> find_indexed(Indexed<A, Index> own,
                                                           FindBest&& find_best,
@@ -83,19 +83,19 @@ __device__ inline Indexed<A, Index> group_reduce(Indexed<A, Index> own, Combine 
       [&](Index index) { return group_reduce<kMost>(index, Minimum{}, lanes, stride); });
 }
 
-// How integers that are compared map to keys, of which the largest is looked for whatever the
-// function and the sign: to flip the sign bit makes unsigned integers signed ones, in the same
-// order, and to flip all bits turns the order around. The same again maps keys back.
+// Maps integers to signed keys, such that each function looks for the largest key: flipping the
+// sign bit maps unsigned integers to signed ones in the same order, and flipping all bits reverses
+// the order. The same operation maps keys back.
 //
 //                      signed        unsigned
 //     max, argmax      x             x ^ sign bit
 //     min, argmin      ~x            ~(x ^ sign bit)
 struct IntegerOrder {
   std::uint8_t sign_bit;   // its position in the elements
-  std::int8_t flips_sign;  // all bits, or none: where kernels use this, a branch would take longer
+  std::int8_t flips_sign;  // all bits set, or none: faster in kernels than a branch
   std::int8_t flips_all;   // likewise
 
-  // What is flipped of elements, or of what they are widened to, which have the sign extended.
+  // The bits to flip in an element, or in its widened value, which is sign-extended.
   template <class T>
   __device__ T flipped() const {
     using Bits = std::make_unsigned_t<T>;
@@ -104,28 +104,28 @@ struct IntegerOrder {
   }
 };
 
-// Where a launch writes: the results, or partials for the next launch. The dtype of a result is
-// known at run time only; there is one result for a whole row, so the choice costs nothing and
-// spares a kernel for each dtype. So does the order of the elements.
+// Where a launch writes: the results, or partials for the next launch. The dtype of results and the
+// order of elements are run-time arguments, which saves a kernel for each. A row has only one
+// result, so the branch on its dtype costs nothing.
 struct Target {
   void* data;
   DType dtype;
   bool partials;
   IntegerOrder order;
-  bool divides = false;      // sum of floats: for a mean
-  double divisor = 1;        // what the result is divided by then
+  bool divides = false;  // sum of floats: divide by `divisor`, for a mean
+  double divisor = 1;
   void* variance = nullptr;  // mean_and_var: the second result
-  void* low = nullptr;       // likewise: the third, if there is one
-  double correction = 0;     // likewise: what is taken off the number of elements to divide by
+  void* low = nullptr;       // mean_and_var: the third result, or null
+  double correction = 0;     // mean_and_var: the divisor is the number of elements minus this
 };
 
-// Whether a reducer compares keys in place of its elements, which are computed in A.
+// Whether a reducer that computes in A compares keys in place of its elements.
 template <Function kFunction, class A>
 inline constexpr bool kComparesKeys =
     std::is_integral_v<A> && kFunction != Function::kSum && kFunction != Function::kProd;
 
-// Makes values of elements of T, or of partials of an earlier launch. Both lie in memory as they
-// are, and become keys here, if the reducer compares these.
+// Converts elements of T, or partials of an earlier launch, to values. In memory, both have their
+// original values; they become keys here, if the reducer compares keys.
 template <class T, class A, bool kKeys>
 class Reader {
  public:
@@ -165,7 +165,7 @@ class Reader {
   static constexpr bool kIsPartial = std::is_same_v<T, Indexed<A>>;
   using Flipped = std::conditional_t<kIsPartial, A, T>;
 
-  // For all elements that share a register.
+  // `flipped_` for all elements that share a register.
   template <class Register>
   __device__ Register filled_register() const {
     if constexpr (sizeof(Register) == sizeof(T)) {
@@ -180,7 +180,8 @@ class Reader {
   Flipped flipped_{};
 };
 
-// Stores the low bits of an integer: sums and products modulo 2^64 are right modulo less.
+// Stores the low bits of an integer: sums and products modulo 2^64 are also correct modulo smaller
+// powers of two.
 template <class A>
 __device__ inline void store_result(const Target& target, std::int64_t index, A value) {
   if constexpr (std::is_same_v<A, float>) {
@@ -258,17 +259,17 @@ struct ValueReducer {
     store_result(target, index, value);
   }
 
-  // What one thread makes of its elements. Sums of floats are compensated, once for every call of
-  // add(): the error stays that of the trees, however many elements a thread folds.
+  // The partial result of one thread. Sums of floats are compensated, once per call of add(): the
+  // error stays that of the trees, however many elements a thread folds.
   class Fold {
    public:
-    // Elements of `count` columns: first, first + step, ...
+    // Elements of kCount columns: first, first + step, ...
     template <int kCount>
     __device__ void add(const Accumulator<T> (&value)[kCount], std::int64_t, std::int64_t) {
       add_kept(value, ~0u, 0, 0);
     }
 
-    // The same, but of elements without a bit in `kept` none takes part.
+    // The same, but ignores elements whose bit in `kept` is clear.
     template <int kCount>
     __device__ void add_kept(const Accumulator<T> (&value)[kCount], unsigned kept, std::int64_t,
                              std::int64_t) {
@@ -291,7 +292,7 @@ struct ValueReducer {
     };
 
     static constexpr bool kSum = kFunction == Function::kSum;
-    // A few small integers cannot overflow 32 bits, in which a GPU adds twice as fast as in 64.
+    // A few small integers cannot overflow 32 bits, which a GPU adds twice as fast as 64 bits.
     static constexpr bool kSmall = kSum && std::is_integral_v<T> && sizeof(T) <= 2;
     using Term = std::conditional_t<kSmall, std::int32_t, A>;
 
@@ -299,7 +300,7 @@ struct ValueReducer {
   };
 };
 
-// Whether a beats b for argmax (argmin), for values alone: NaN beats all that is not NaN.
+// Whether value a beats value b for argmax or argmin: NaN beats any value that is not NaN.
 template <Function kFunction, class A>
 __device__ inline bool beats(A a, A b) {
   const bool better = kFunction == Function::kArgMax ? a > b : a < b;
@@ -307,7 +308,7 @@ __device__ inline bool beats(A a, A b) {
 }
 
 // argmax and argmin of elements of T, computed in A, or of the Indexed<A> of an earlier launch.
-// `Index` counts the elements of a row.
+// `Index` is the type of a column.
 template <Function kFunction, class T, class A, class Index = std::int64_t>
 struct ArgReducer {
   using Element = T;
@@ -316,7 +317,7 @@ struct ArgReducer {
   struct Combine {
     using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
 
-    // The better value; of equal ones that of the smaller column.
+    // The better value; of equal values, the one with the smaller column.
     __device__ Partial operator()(Partial a, Partial b) const {
       if (beats<kFunction>(a.value, b.value)) return a;
       if (beats<kFunction>(b.value, a.value)) return b;
@@ -345,8 +346,8 @@ struct ArgReducer {
 
   class Fold {
    public:
-    // Elements of `count` columns: first, first + step, ..., all beyond those of earlier calls.
-    // Without branches: nearly every call has a new best one in some thread of a warp.
+    // Elements of kCount columns: first, first + step, ..., all after those of earlier calls.
+    // Without branches: nearly every call finds a new best element in some thread of a warp.
     template <int kCount>
     __device__ void add(const Accumulator<T> (&value)[kCount], std::int64_t first,
                         std::int64_t step) {
@@ -358,7 +359,7 @@ struct ArgReducer {
       }
     }
 
-    // The same, but of elements without a bit in `kept` none takes part.
+    // The same, but ignores elements whose bit in `kept` is clear.
     template <int kCount>
     __device__ void add_kept(const Accumulator<T> (&value)[kCount], unsigned kept,
                              std::int64_t first, std::int64_t step) {
@@ -372,7 +373,7 @@ struct ArgReducer {
       const A best = Best{}(best_.value, found.value);
       const bool is_better = !is_best(best_.value, best) || best_.index == identity().index;
       if (is_better && kept != 0) {
-        // One that does not take part is found only if all that do are as bad.
+        // An ignored element is found only if all kept ones have the identity's value.
         const int position = keeps(found.position) ? found.position : __ffs(kept) - 1;
         best_ = {best, static_cast<Index>(first + position * step)};
       }
@@ -383,13 +384,13 @@ struct ArgReducer {
    private:
     using Best = typename Combine::Best;
 
-    // An element and its number in a call.
+    // An element and its position in a call.
     struct Placed {
       A value;
       int position;
     };
 
-    // Of kCount elements from number kFirst on: of equal ones the first.
+    // The best of kCount elements from position kFirst on; of equal ones, the first.
     template <int kFirst, int kCount, int kAll>
     __device__ static Placed first_best(const A (&value)[kAll]) {
       if constexpr (kCount == 1) {
@@ -436,7 +437,7 @@ struct MomentsReducer {
   }
 };
 
-// How many of the packs that a thread has loaded a reducer folds at a time.
+// How many of `loaded` packs of a thread a reducer folds at a time.
 template <class Reducer>
 constexpr int packs_folded(int loaded, int pack) {
   const int packs = Reducer::kChunk > pack ? Reducer::kChunk / pack : 1;
@@ -449,9 +450,9 @@ using Reducer =
                        std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A, Index>,
                                           ValueReducer<kFunction, T, A>>>;
 
-// Combines partials[first], [first + apart], ... before [end] in shared memory, up to kMost of
-// them, in the same order each time. Several are read at once: as many as registers have room for
-// beside what the kernels' loops need.
+// Combines up to kMost of the partials first, first + apart, ... before `end` in shared memory, in
+// the same order each time. Several are loaded at once: as many as there are registers for, besides
+// those that the kernels' loops need.
 inline constexpr int kMostApart = 8;
 
 template <class Reducer, int kMost = kMostApart>
@@ -479,9 +480,8 @@ __device__ inline typename Reducer::Partial combine_apart(const typename Reducer
 }
 
 // The block's threads combine `count` partials of each of `rows` rows in shared memory: row r has
-// partials[r], [r + rows], ..., and then all of it in the first. Each level has kMost times fewer
-// than the one before. What they wrote before need not be ordered, and what is there then may be
-// read by all.
+// partials[r], partials[r + rows], ..., and its result is in partials[r]. Each level leaves kMost
+// times fewer partials. It begins and ends with a barrier of the block.
 template <class Reducer, int kMost = kMostApart>
 __device__ inline void combine_rows(typename Reducer::Partial* partials, int rows, int count) {
   __syncthreads();
@@ -496,7 +496,7 @@ __device__ inline void combine_rows(typename Reducer::Partial* partials, int row
   }
 }
 
-// What block_reduce() needs in shared memory.
+// The shared memory of block_reduce().
 template <class Reducer>
 struct BlockStorage {
   typename Reducer::Partial warps[kMaxWarpsPerBlock];

@@ -1,19 +1,20 @@
-// Algorithm `staged`, for short rows of any length: memory is read as one stretch, and each lane
-// folds rows of its own.
+// Algorithm `staged`, for short rows of any length: a warp reads contiguous memory across rows, and
+// each lane folds rows of its own.
 //
-// A row of 33 elements begins and ends inside packs that its neighbours share, and few lanes of a
-// group on it would have a whole pack. So a warp copies a tile of whole rows, 32 or a multiple,
-// which together begin and end with a pack, to its own part of shared memory; then each lane folds
-// rows out of it, which takes no shuffle, and neighbouring lanes write neighbouring results:
+// A row of 33 elements begins and ends inside packs that it shares with its neighbours, and few
+// lanes of a group would have a whole pack. So a warp copies a tile of 32 rows, or a multiple of
+// 32, which begins and ends at pack boundaries, to its own part of shared memory. Then each lane
+// folds rows of the tile, without shuffles, and neighbouring lanes write neighbouring results:
 //
 //     global      | r0 r0 r0 r0 | r0 r1 r1 r1 | r1 r1 r2 r2 | ...      packs of 16 bytes
 //     shared      r0[0 .. n)   r1[0 .. n)   r2[0 .. n)  ...            lane 0, lane 1, lane 2
 //
-// A warp has one tile and waits for no other warp: while it does, others of the multiprocessor fold
-// theirs. There is little code, as small arrays take about as long as it takes to fetch that.
+// A warp has one tile and waits for no other warp: while it waits for its copies, other warps of
+// the multiprocessor fold their tiles. The code is short, since small arrays take about as long as
+// it takes to fetch the instructions.
 //
-// Neighbouring lanes read at the distance of a row. How many of them meet in a bank depends on its
-// length:
+// Neighbouring lanes read shared memory with the stride of a row. How many of them access the same
+// bank depends on its length:
 //
 //     an odd number of words                   1
 //     an even number, no multiple of 4         2 at most
@@ -32,18 +33,18 @@ namespace reduce {
 struct StagedRows {
   std::int64_t count;
   unsigned columns;
-  unsigned lane_rows;  // of a tile, for each lane
+  unsigned lane_rows;  // rows of a tile per lane
 };
 
-// Copies a tile: whole packs asynchronously. Elements after the last one, which only the array's
-// last tile has, are copied at once.
+// Copies a tile: whole packs asynchronously, and the elements after the last one, which only the
+// array's last tile has, synchronously.
 template <class T>
 __device__ __forceinline__ void copy_tile(const T* __restrict__ from, T* to, unsigned count,
                                           unsigned lane) {
   constexpr unsigned kPack = kWidestPack<T>;
   const unsigned whole = count / kPack * kPack;
   constexpr unsigned kWarpPacks = kWarpSize * kPack;
-  constexpr unsigned kCopies = 4;  // without a branch, for which a warp would wait
+  constexpr unsigned kCopies = 4;  // predicated: a warp would wait for a branch
   const T* source = from + lane * kPack;
   T* target = to + lane * kPack;
 #pragma unroll 1
@@ -61,7 +62,8 @@ __device__ __forceinline__ void copy_tile(const T* __restrict__ from, T* to, uns
   if (rest < count) to[rest] = from[rest];
 }
 
-// Folds a row from element `first` on, kCount elements at a time, and what is left by halves.
+// Folds a row from element `first` on, kCount elements at a time; the rest with kCount / 2, and so
+// on.
 template <int kCount, class Reducer>
 __device__ __forceinline__ void fold_shared_row(const typename Reducer::Element* row, int first,
                                                 int columns, const typename Reducer::Reader& read,
@@ -97,7 +99,7 @@ __global__ void __launch_bounds__(kStagedThreads)
   copy_tile(x + std::uint64_t{number} * tile_elements, tile, own_rows * rows.columns, lane);
   end_copy_group();
   wait_for_copy_groups<0>();
-  __syncwarp();  // the copies of all lanes are there
+  __syncwarp();  // the copies of all lanes have completed
 
 #pragma unroll 1
   for (unsigned row = lane; row < own_rows; row += kWarpSize) {

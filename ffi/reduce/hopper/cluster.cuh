@@ -1,13 +1,13 @@
-// Algorithm `cluster`: a row is divided over blocks as in `multiple`, which here are a thread-block
-// cluster, so that they pass on their partials by shared memory, and it takes one launch.
+// Algorithm `cluster`: a row is split over blocks as in `multiple`, but the blocks are a thread
+// block cluster, and send their partials through distributed shared memory, within one launch.
 //
 //     block 0                block 1                block 2    ...
 //     threads -> partial     threads -> partial     threads -> partial
 //        |                      |                      |
 //     slot 0  <-----------------+----------------------+         in the shared memory of block 0
 //
-// The plan takes it for rows so short that a thread has all of its elements on their way at once:
-// the time is that of one access to memory after the start.
+// The plan chooses it for rows so short that a thread's loads are all in flight at once: after the
+// start, the time is about the latency of one memory access.
 #pragma once
 
 #include "core/ptx/cluster.cuh"
@@ -20,11 +20,11 @@ namespace reduce {
 template <class Reducer>
 struct ClusterStorage {
   typename Reducer::Partial warps[kMaxWarpsPerBlock];
-  typename Reducer::Partial slots[kMostClusterBlocks];  // a block's partial each
-  Mbarrier arrived;                                     // all of them
+  typename Reducer::Partial slots[kMostClusterBlocks];  // a partial per block
+  Mbarrier arrived;                                     // for all slots
 };
 
-// Each cluster, of `blocks`, takes one row.
+// Each cluster of `blocks` blocks reduces one row.
 template <class Reducer, class Masks>
 __global__ void __launch_bounds__(kClusterThreads)
     cluster_kernel(const typename Reducer::Element* __restrict__ x, Target y, ContiguousRows rows,
@@ -37,7 +37,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   const int rank = cluster_rank();
   const std::int64_t row = blockIdx.x / blocks;
 
-  // Blocks may send their partials once block 0 has started and initialised the barrier. They wait
+  // Blocks may send their partials once block 0 has started and initialised the mbarrier. They wait
   // for that after they have read the row.
   if (threadIdx.x == 0 && rank == 0) initialise(&storage.arrived);
   __syncthreads();
@@ -48,7 +48,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   const auto folded = fold_row<Reducer, kClusterLoads>(packs, masks.of(row), read, thread, threads);
   const Partial partial = block_reduce(folded, Reducer::identity(), combine, storage.warps);
   cluster_wait();
-  // Others may send before block 0 announces: the phase is not over until it has.
+  // Partials may arrive before block 0 announces them: the phase does not complete before it does.
   if (threadIdx.x == 0) {
     if (rank == 0) announce(&storage.arrived, static_cast<unsigned>(blocks * sizeof(Partial)));
     send(partial, storage.slots + rank, &storage.arrived, 0);
