@@ -1,5 +1,5 @@
 // Compiled for each architecture, some of which start the next kernel early. Instantiates the
-// kernels of rows whose elements lie apart, and launches them.
+// kernels of rows whose elements have a stride, and launches them.
 
 #include "reduce/column.cuh"
 

@@ -1,4 +1,4 @@
-// Instantiates the kernels of rows that registers hold, and launches them.
+// Instantiates the kernels of rows that are held in registers, and launches them.
 
 #include "reduce/held.cuh"
 

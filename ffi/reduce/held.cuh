@@ -77,8 +77,7 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   const int packs = static_cast<int>((rows.columns - head) / kPack);
   const auto from = address + head * kEach;
   const auto at = [&](int i) { return thread + i * threads; };
-  RegisterPack<Element, kPack> held[kPacks] =
-      {};  // g++ does not see that only loaded ones are used
+  RegisterPack<Element, kPack> held[kPacks] = {};  // g++ does not see that all used are loaded
 #pragma unroll
   for (int i = 0; i < kPacks; ++i) {
     if constexpr (kEdges) {

@@ -1,4 +1,4 @@
-// From a problem to the types of its kernels, and what their launches have in common.
+// Maps a problem to the types of its kernels, and has the common parts of their launches.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// An array of `count` neighbouring rows of `columns` neighbouring elements.
+// A contiguous array of `count` rows of `columns` elements.
 struct ContiguousRows {
   std::int64_t count;
   std::int64_t columns;
@@ -47,8 +47,8 @@ struct Call {
   }
 };
 
-// The reducers of a function of elements of T, computed in A: of the first launch, and of the
-// partials that it leaves.
+// The reducers of a function of elements of T, computed in A: for the first launch, and for the one
+// that combines its partials.
 template <Function kFunction_, class T, class A, class Masks_ = NoMasks>
 struct Instance {
   static constexpr Function kFunction = kFunction_;
@@ -76,7 +76,7 @@ struct Instance {
   }
 };
 
-// Calls f(instance) for the instance of a problem: of floats.
+// Calls f(instance) for the instance of a problem of floats.
 template <Function kFunction, class Masks, class F>
 void dispatch_float(DType dtype, F&& f) {
   dispatch<__half, __nv_bfloat16, float, double>(dtype, [&](auto type) {
@@ -85,8 +85,8 @@ void dispatch_float(DType dtype, F&& f) {
   });
 }
 
-// Of integers whose sums and products wrap around, and so are computed in unsigned types, of at
-// least the width of the result; what remains after truncation does not depend on the sign.
+// The same for sums and products of integers, which wrap around and so are computed in unsigned
+// types at least as wide as the result; the truncated result does not depend on the sign.
 template <Function kFunction, class F>
 void dispatch_modular(DType dtype, DType result, F&& f) {
   dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
@@ -101,7 +101,7 @@ void dispatch_modular(DType dtype, DType result, F&& f) {
   });
 }
 
-// Of integers that are compared, in 32 or 64 bits: the largest of their keys is looked for.
+// The same for integers that are compared, in 32 or 64 bits: kernels look for the largest key.
 template <Function kFunction, class F>
 void dispatch_ordered(DType dtype, F&& f) {
   dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,

@@ -1,5 +1,5 @@
 // Compiled for each architecture, some of which start the next kernel early. Instantiates the
-// kernels of rows that lie interleaved, and launches them.
+// kernels of interleaved rows, and launches them.
 
 #include "reduce/interleaved.cuh"
 

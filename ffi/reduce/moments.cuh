@@ -1,15 +1,15 @@
 // Mean and variance in one pass over the elements.
 //
-// Sums of squares cancel where elements are far from 0 relative to their spread. So a thread sums
+// Sums of squares cancel if elements are far from 0 relative to their spread. So a thread sums the
 // distances d of its n elements from an origin near them:
 //
 //     mean    = origin + sum(d) / n
 //     squares = sum(d^2) - sum(d)^2 / n
 //
-// The origin is the mean of the first elements, a chunk that the thread has loaded together. That
-// is enough for the difference to cancel little: if a of the n elements have the origin as their
-// mean, sum(d)^2 is at most (n - a) sum(d^2), so what is left is at least sum(d^2) a / n. Where a
-// thread has many elements, the origin moves to their mean every few chunks:
+// The origin is the mean of the first chunk of elements, which the thread loads together. Then the
+// difference cancels little: if the origin is the mean of a of the n elements, sum(d)^2 is at most
+// (n - a) sum(d^2), so the difference is at least sum(d^2) a / n. If a thread has many elements,
+// the origin moves to their mean every few chunks:
 //
 //     squares += step^2 n - 2 step sum(d)
 //     sum(d)  -= step n
@@ -19,8 +19,8 @@
 //     mean    = mean_a + (mean_b - mean_a) b / (a + b)
 //     squares = squares_a + squares_b + (mean_b - mean_a)^2 a b / (a + b)
 //
-// A mean is two numbers: one alone is rounded by as much as its last digit, and of elements like
-// 1e6 + x, with x near 1, the square of that would be seen in the variance.
+// A mean is the sum of two numbers: a single number has a rounding error, whose square would show
+// in the variance of elements like 1e6 + x, with x near 1.
 #pragma once
 
 #include <cstdint>
@@ -37,7 +37,7 @@ namespace reduce {
 template <class A>
 struct Moments {
   A mean;
-  A low;  // what rounding left off the mean
+  A low;  // the low-order part of the mean, lost when `mean` is rounded
   A squares;
   A count;
 };
@@ -50,15 +50,15 @@ __device__ inline Moments<A> shuffle_xor(Moments<A> value, int distance) {
           __shfl_xor_sync(kFullWarp, value.count, distance)};
 }
 
-// What squares become where they overflow: infinity, or NaN if an element, and so the mean, is
-// infinite or NaN.
+// The value of squares that overflow: infinity, or NaN if an element, and so the mean, is infinite
+// or NaN.
 template <class A>
 __device__ inline A squares_of_far_elements(A mean) {
   return is_finite(mean) ? infinity<A>() : std::numeric_limits<A>::quiet_NaN();
 }
 
-// Adds `more` to `value`, and sets `low` to what rounding leaves off the sum: exactly if `value` is
-// not the smaller one, else with an error of about that of `more`.
+// Adds `more` to `value`, and sets `low` to the low-order part of the sum: exactly if `value` is
+// not smaller in magnitude, else with an error of about the rounding error of `more`.
 template <class A>
 __device__ inline void add_exactly(A more, A& value, A& low) {
   const A total = value + more;
@@ -69,7 +69,7 @@ __device__ inline void add_exactly(A more, A& value, A& low) {
 struct MergeMoments {
   template <class A>
   __device__ Moments<A> operator()(Moments<A> a, Moments<A> b) const {
-    // From many elements to few the mean moves least, and is rounded least.
+    // The mean of more elements moves less, and so has the smaller rounding error.
     if (a.count < b.count) {
       const Moments<A> fewer = a;
       a = b;
@@ -92,14 +92,14 @@ struct MergeMoments {
 
 using JAX_GPUOPS_NAMESPACE::group_reduce;
 
-// group_reduce() of collectives.h for moments, in fewer operations than a merge for each halving of
-// the group. Of distances d from the mean of the group's first lane, with weights w = count_i /
-// count, and what is left of them, e = d - sum(w d):
+// group_reduce() of collectives.h for moments, in fewer operations than a merge at each level. With
+// the distances d of the lanes' means from that of the group's first lane, weights
+// w = count_i / count, and remainders e = d - sum(w d):
 //
 //     mean    = first mean + sum(w d) + sum(w e)
 //     squares = sum(squares_i + count_i e^2) - count sum(w e)^2
 //
-// sum(w e) is no more than what rounding left off sum(w d), so the difference loses nothing.
+// sum(w e) is no larger than the rounding error of sum(w d), so the difference does not cancel.
 template <class A>
 __device__ inline Moments<A> group_reduce(Moments<A> own, MergeMoments merge, int lanes,
                                           int stride = 1) {
@@ -114,7 +114,7 @@ __device__ inline Moments<A> group_reduce(Moments<A> own, MergeMoments merge, in
   if (own.count > 0) distance -= step;
   const A low = sum(weight * distance);
   const A squares = sum(own.squares + own.count * distance * distance);
-  // The same for all lanes of a group, and no matter of the warp's other groups.
+  // The same for all lanes of a group, but not for all groups of a warp.
   const bool merges = !is_finite(squares) || (first_is_empty && count > 0);
   if (__any_sync(kFullWarp, merges)) {
     const Moments<A> merged = JAX_GPUOPS_NAMESPACE::group_reduce(own, merge, lanes, stride);
@@ -130,7 +130,7 @@ __device__ inline Moments<A> group_reduce(Moments<A> own, MergeMoments merge) {
   return group_reduce(own, merge, kLanes);
 }
 
-// What a thread makes of elements.
+// The moments of a thread's elements.
 template <class A>
 class ElementMoments {
  public:
@@ -139,7 +139,7 @@ class ElementMoments {
     add_kept(value, ~0u, 0, 0);
   }
 
-  // The same, but of elements without a bit in `kept` none takes part.
+  // The same, but ignores elements whose bit in `kept` is clear.
   template <int kCount>
   __device__ void add_kept(const A (&value)[kCount], unsigned kept, std::int64_t, std::int64_t) {
     static_assert(kCount <= 32, "each element has a bit");
@@ -151,10 +151,10 @@ class ElementMoments {
     const std::uint32_t count = count_ + taken;
     if (count_ == 0) {
       origin_ = middle(value, takes_part, taken);
-    } else if (((count_ ^ count) & kChunksToMove * kCount) != 0) {  // a bit of the number turns
+    } else if (((count_ ^ count) & kChunksToMove * kCount) != 0) {  // a bit of the count flips
       move_origin();
     }
-    constexpr int kSums = kCount < 4 ? kCount : 4;  // each addition to one waits for the last
+    constexpr int kSums = kCount < 4 ? kCount : 4;  // each addition waits for the one before it
     A sums[kSums];
     A squares[kSums];
 #pragma unroll
@@ -193,7 +193,7 @@ class ElementMoments {
   }
 
  private:
-  // The origin moves after each of so many chunks. Fewer cost time, and more digits.
+  // The origin moves every so many chunks: fewer cost time, and more cost digits.
   static constexpr unsigned kChunksToMove = 8;
 
   __device__ A mean() const { return origin_ + sum_ * fast_reciprocal(static_cast<A>(count_)); }
@@ -208,7 +208,7 @@ class ElementMoments {
     origin_ = moved;
   }
 
-  // About the mean of a chunk, to measure distances from; of equal elements exactly their value.
+  // About the mean of a chunk, as the origin; exactly their value if all elements are equal.
   template <int kCount, class TakesPart>
   __device__ static A middle(const A (&value)[kCount], const TakesPart& takes_part, int taken) {
     A first = 0;
@@ -228,7 +228,7 @@ class ElementMoments {
   std::uint32_t count_ = 0;
 };
 
-// What a thread makes of the partials of an earlier launch.
+// The moments of a thread's partials of an earlier launch.
 template <class A>
 class PartialMoments {
  public:

@@ -1,4 +1,4 @@
-// Runs plans: the steps of the ladder here, the other kernels from the files they are compiled in.
+// Runs plans: launches the steps of the ladder, and calls the launchers of the other kernels.
 
 #include <stdexcept>
 
@@ -33,8 +33,8 @@ void launch_once(Algorithm algorithm, const Queue& queue, const typename Reducer
   }
 }
 
-// Launches a step again and again, each time on what it left in the workspace before, until one
-// element of each row is left.
+// Launches a step repeatedly, each time on the partials of the previous launch in the workspace,
+// until one element of each row is left.
 template <Function kFunction, class T, class A>
 void launch_ladder(Algorithm algorithm, const Call& call, const T* x, std::int64_t columns,
                    A* workspace) {

@@ -1,15 +1,15 @@
-// Algorithm `row`: a group of threads takes a row, and a block as many rows as it has groups.
+// Algorithm `row`: each group of threads of a block reduces a row.
 //
-// The groups are a power of two of threads, so that a warp holds several short rows or a part of a
+// The size of a group is a power of two, so that a warp holds several short rows or a part of a
 // long one. A group reads neighbouring packs; lanes combine by shuffles, without a barrier, and the
-// warps of a longer row in shared memory. A block is large even where a row needs few threads, as
-// it takes the GPU long to start many small ones.
+// warps of a longer row in shared memory. A block is large even if a row needs few threads, since
+// many small blocks take long to start.
 //
 //     8 threads a row:     threads 0 ..  7 -> row r    threads  8 ..  15 -> row r + 1   ...
 //     64 threads a row:    warps 0 and 1   -> row r    warps 2 and 3     -> row r + 1   ...
 //
 // Rows that need more threads than a block of this kernel has get the kernel of `multiple`, with
-// one block a row.
+// one block per row.
 #pragma once
 
 #include "core/shared.h"
@@ -19,7 +19,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
 inline constexpr int kRowWarps = kRowThreads / kWarpSize;
-// Of a multiprocessor, at least: fewer do not keep memory busy.
+// Least number of blocks per multiprocessor: fewer do not keep memory busy.
 inline constexpr int kRowBlocks = 1024 / kRowThreads;
 
 template <class Reducer, class Masks>
@@ -35,7 +35,7 @@ __global__ void __launch_bounds__(kRowThreads, kRowBlocks)
   const typename Reducer::Combine combine;
   const typename Reducer::Reader read(y);
 
-  // A grid has room for more rows than memory, so a block takes rows once.
+  // A grid can cover more rows than fit in memory, so there is no loop over rows.
   const std::int64_t first = std::int64_t{blockIdx.x} * rows_per_block;
   const std::int64_t row = first + row_in_block;
   const bool has_row = row < rows.count;

@@ -1,5 +1,5 @@
-// A row of neighbouring elements as packs of 16 bytes that begin at multiples of 16 bytes, so that
-// rows of any length and phase are read by whole packs.
+// A contiguous row as packs of 16 bytes that are aligned to 16 bytes, so that rows of any length
+// and alignment are read by vectorized loads.
 //
 //     addresses         |0              |16             |32             |48
 //     row (4 bytes)             x0  x1  x2  x3  x4  x5  x6  x7  x8  x9
@@ -7,8 +7,8 @@
 //                         edge            whole           edge
 //
 // The packs that a row begins and ends in, if it shares them with its neighbours, are its edges:
-// they are read whole too, and the neighbours' elements do not take part. Of the array's first and
-// last pack, where these reach beyond it, each element is read by itself.
+// they are read whole too, and the neighbours' elements are ignored. If the first or last pack
+// extends beyond the array, its elements are read one by one.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +23,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// A bit for each element of a pack from `begin` on and before `end`, both of which may lie outside
-// the pack.
+// A bit for each element of a pack from `begin` on and before `end`; both may be outside the pack.
 template <int kPack>
 __device__ __forceinline__ unsigned bits_between(std::int64_t begin, std::int64_t end) {
   constexpr unsigned kAll = (1u << kPack) - 1;
@@ -33,8 +32,9 @@ __device__ __forceinline__ unsigned bits_between(std::int64_t begin, std::int64_
   return from & to;
 }
 
-// Takes from `kept`, which has a bit for each of the columns first, first + 1, ..., those that the
-// mask leaves out. Columns without a bit may lie outside the row, so the mask is not read there.
+// Returns `kept`, whose bits are for the columns first, first + 1, ..., without the bits of columns
+// that the mask excludes. The mask is read only for bits that are set: other columns may be outside
+// the row.
 template <int kPack, class RowMask>
 __device__ __forceinline__ unsigned kept_by(const RowMask& mask, std::int64_t first,
                                             unsigned kept) {
@@ -47,7 +47,7 @@ __device__ __forceinline__ unsigned kept_by(const RowMask& mask, std::int64_t fi
   return kept;
 }
 
-// `Index` counts the elements of a row.
+// `Index` is the type of positions in a row.
 template <class T, class Index>
 class RowPacks {
  public:
@@ -56,7 +56,7 @@ class RowPacks {
 
   __device__ __forceinline__ RowPacks(const T* array, ContiguousRows rows, std::int64_t row)
       : array_(array), array_end_(array + rows.count * rows.columns) {
-    // Not the row's address less the phase: each pack's address would be computed from both.
+    // Not the row's address minus the phase: the compiler would use both for each pack's address.
     constexpr std::uintptr_t kBytes = kPack * sizeof(T);
     const auto begin = reinterpret_cast<std::uintptr_t>(array + row * rows.columns);
     packs_ = reinterpret_cast<const T*>(begin & ~(kBytes - 1));
@@ -64,11 +64,11 @@ class RowPacks {
     end_ = phase_ + static_cast<Index>(rows.columns);
   }
 
-  // The whole packs are those from first_whole() on and before end_whole().
+  // The whole packs are first_whole() to end_whole() - 1.
   __device__ __forceinline__ Index first_whole() const { return phase_ == 0 ? 0 : 1; }
   __device__ __forceinline__ Index end_whole() const { return end_ / kPack; }
 
-  // The edges are the packs with the numbers edge(0) and edge(1), as far as there are such.
+  // The edges are the packs edge(0) and edge(1), if has_edge(0) and has_edge(1).
   __device__ __forceinline__ bool has_edges() const { return phase_ != 0 || end_ % kPack != 0; }
   __device__ __forceinline__ bool has_edge(int which) const {
     return which == 0 ? phase_ != 0 : end_ % kPack != 0 && end_whole() >= first_whole();
@@ -80,7 +80,7 @@ class RowPacks {
   }
   __device__ __forceinline__ T element(Index pack, int i) const { return packs_[pack * kPack + i]; }
 
-  // The column of a pack's first element, which may be a neighbour's.
+  // The column of a pack's first element, which may belong to a neighbouring row.
   __device__ __forceinline__ std::int64_t column(Index pack) const { return pack * kPack - phase_; }
 
   // Which elements of a pack belong to the row.
@@ -98,16 +98,16 @@ class RowPacks {
   const T* array_end_;
   const T* packs_;  // where pack 0 begins
   int phase_;       // elements from there to the row
-  Index end_;       // and to the row's end
+  Index end_;       // elements from there to the row's end
 };
 
-// Folds what falls to thread `thread` of `threads` of a row: whole packs thread, thread + threads
-// ..., and of the first two threads an edge each. A thread's packs are loaded kBatch at a time
-// before the first of them is folded; one that waited for each would leave memory idle. All threads
-// have as many full batches, so that those of a warp wait together, and then what is left. Edges
-// are loaded with the latter: if they were loaded first, they would take eight registers throughout
-// the loop, and fewer threads would fit a multiprocessor. They are folded by themselves; otherwise
-// columns ascend. There are at least two threads, if rows are not whole packs.
+// Folds the share of thread `thread` of `threads` in a row: whole packs thread, thread + threads,
+// ..., and for the first two threads an edge each. A thread loads kBatch packs before it folds the
+// first of them: waiting for each pack would leave memory idle. All threads have the same number of
+// full batches, so that those of a warp wait together, and then the rest. Edges are loaded with the
+// rest: if they were loaded first, they would take eight registers throughout the loop, and fewer
+// threads would be resident. They have a fold of their own, since columns ascend in a fold. There
+// must be at least two threads, if rows are not whole packs.
 template <class Reducer, int kBatch, class Index, class RowMask>
 __device__ __forceinline__ typename Reducer::Partial fold_row(
     const RowPacks<typename Reducer::Element, Index>& row, const RowMask& mask,
@@ -127,7 +127,7 @@ __device__ __forceinline__ typename Reducer::Partial fold_row(
   };
 
   typename Reducer::Fold fold;
-  Elements elements[kBatch] = {};  // g++ does not see that what is not loaded is not read
+  Elements elements[kBatch] = {};  // g++ does not see that only loaded packs are used
   const Index end = row.end_whole();
   const Index batch = static_cast<Index>(kBatch) * threads;
   Index first = row.first_whole();
@@ -139,7 +139,7 @@ __device__ __forceinline__ typename Reducer::Partial fold_row(
     for (int i = 0; i < kBatch; i += kFolded) {
       if constexpr (kFolded == 1) {
         fold_pack(fold, elements[i], row.column(at(i)), kAll);
-      } else {  // the reducer does not ask for columns
+      } else {  // the reducer does not use columns
         Accumulator<Element> chunk[kFolded * kPack];
         unsigned kept = 0;
 #pragma unroll

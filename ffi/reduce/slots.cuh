@@ -1,5 +1,5 @@
-// What the blocks of a row leave each other in the workspace: partials, in slots of words that come
-// with the launch's tag. So the workspace need not be cleared before, and no fence is needed. The
+// Partials that the blocks of a row exchange in the workspace, in slots of words, each with the
+// launch's tag. So the workspace need not be cleared before the launch, and no fence is needed. The
 // thread that takes a partial clears its tags, because replays of a CUDA graph use the same tag.
 #pragma once
 
@@ -23,7 +23,7 @@ struct Words {
   std::uint64_t word[kCount];
 };
 
-// One thread leaves a partial in slot `slot` of the workspace.
+// One thread writes a partial to slot `slot` of the workspace.
 template <class Partial>
 __device__ __forceinline__ void leave(Slots slots, std::int64_t slot, const Partial& partial) {
   using Words = reduce::Words<Partial>;

@@ -7,8 +7,8 @@
 //     stride 2:   0<------2       4<------6
 //     stride 4:   0<--------------4
 //
-// The threads that work are scattered over all warps, so every warp runs at every level, most of
-// its lanes switched off; and telling them apart takes a slow modulo.
+// The active threads are scattered over all warps, so every warp runs at every level with most of
+// its lanes inactive; and selecting the active threads takes a slow modulo.
 #pragma once
 
 #include "reduce/ladder/tree.cuh"

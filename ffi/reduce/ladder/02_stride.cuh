@@ -1,8 +1,8 @@
 // Ladder, step 2: `stride`, interleaved addressing by neighbouring threads.
 //
-// The same tree as `naive`, but the threads that work are the first ones: thread t takes index
-// 2 * stride * t. Whole warps fall idle, and no modulo is needed. In exchange, the lanes of a warp
-// access shared memory at a stride of a power of two, which falls into few banks.
+// The same tree as `naive`, but the active threads are the first ones: thread t takes index
+// 2 * stride * t. Whole warps become idle, and no modulo is needed. But the lanes of a warp access
+// shared memory with a stride that is a power of two, which causes bank conflicts.
 //
 //     stride 2:   thread 0: 0<-2    thread 1: 4<-6    thread 2: 8<-10 ...
 #pragma once

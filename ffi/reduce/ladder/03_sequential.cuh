@@ -1,7 +1,7 @@
 // Ladder, step 3: `sequential`, sequential addressing.
 //
-// Each level adds the upper half of what is left to the lower half, so the lanes of a warp access
-// neighbouring words: no bank conflicts, and still whole warps fall idle.
+// Each level adds the upper half of the remaining elements to the lower half, so the lanes of a
+// warp access neighbouring words: no bank conflicts, and whole warps still become idle.
 //
 //     half 4:   0<-4   1<-5   2<-6   3<-7
 //     half 2:   0<-2   1<-3

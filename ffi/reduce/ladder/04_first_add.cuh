@@ -1,7 +1,8 @@
 // Ladder, step 4: `first_add`, the first level of the tree while loading.
 //
-// In `sequential` half of the threads do nothing after their load. Here a tile is two elements for
-// each thread, combined on the way to shared memory: half the blocks, and every thread has worked.
+// In `sequential` half of the threads do nothing after their load. Here a tile has two elements per
+// thread, combined before they are stored in shared memory: half as many blocks, and every thread
+// combines.
 #pragma once
 
 #include "reduce/ladder/tree.cuh"
@@ -9,7 +10,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// The two elements of a tile that fall to the calling thread, combined.
+// Combines the calling thread's two elements of a tile.
 template <class Reducer>
 __device__ inline typename Reducer::Partial first_level(const RowTile<Reducer>& tile) {
   const int thread = threadIdx.x;

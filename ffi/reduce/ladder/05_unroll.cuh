@@ -1,9 +1,9 @@
 // Ladder, step 5: `unroll`, the last warp without barriers.
 //
-// Once 32 elements are left one warp holds them, and a barrier of the whole block for each of the
-// last five levels is waste. The original drops the barriers and counts on the lanes of a warp
-// running in step, which GPUs since Volta do not promise; here the warp exchanges registers by
-// shuffles, which synchronise the lanes they name. The levels above are unrolled too.
+// Once 32 elements are left, one warp holds them, and a barrier of the whole block for each of the
+// last five levels is wasted. The original drops the barriers and relies on the lanes of a warp
+// running in lockstep, which GPUs since Volta do not guarantee; here the warp exchanges registers
+// by shuffles, which synchronise the lanes of their mask. The levels above are unrolled too.
 #pragma once
 
 #include "reduce/ladder/04_first_add.cuh"

@@ -1,9 +1,9 @@
 // Ladder, step 6: `multiple`, many elements per thread.
 //
-// A row is walked by as many blocks as the GPU holds at a time, in packs of 16 bytes; each thread
-// folds its packs in registers before the block combines them once. The cost of the tree is then
-// spread over thousands of elements, and the kernel runs at the speed of memory. The first block of
-// a row waits for the partials of the others, and combines all:
+// As many blocks as are resident on the GPU read a row in packs of 16 bytes; each thread folds its
+// packs in registers before the block combines them once. The cost of the tree is then spread over
+// thousands of elements, and the kernel is bound by memory bandwidth. The first block of a row
+// waits for the partials of the others, and combines all:
 //
 //     row ->  | pack: block 0, thread 0 | block 0, thread 1 | ... | block 1, thread 0 | ...
 //             | block 0, thread 0 again | ...

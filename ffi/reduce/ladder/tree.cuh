@@ -1,5 +1,5 @@
-// What the ladder's steps before `multiple` have in common: a block takes one tile of a row, an
-// element or two for each thread, and leaves one partial. They differ in how the tile becomes one.
+// Shared by the ladder's steps before `multiple`: a block reduces a tile of a row, with one or two
+// elements per thread, to one partial. The steps differ in how they reduce the tile.
 //
 //     row ->  | tile 0: block 0 | tile 1: block 1 | ... | tile n - 1, shorter |
 #pragma once
@@ -16,8 +16,7 @@ struct TreeStorage {
   typename Reducer::Partial tree[kLadderThreads];
 };
 
-// A tile, of which tile[column] is an element's value, or one that changes no result where the row
-// has ended.
+// A tile: tile[column] is the value of an element, or the identity beyond the end of the row.
 template <class Reducer>
 struct RowTile {
   const typename Reducer::Element* elements;
@@ -43,7 +42,7 @@ __device__ inline void for_each_tile(const typename Reducer::Element* x, const T
       const auto partial =
           reduce_tile(RowTile<Reducer>{x + row * rows.columns + first, rows.columns - first, read});
       if (threadIdx.x == 0) Reducer::store(y, row * tiles + tile, partial);
-      __syncthreads();  // the next tile overwrites what this one's tree still reads
+      __syncthreads();  // before the next tile overwrites the tree
     }
   }
 }
