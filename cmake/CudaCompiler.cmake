@@ -1,6 +1,6 @@
-# Enables the language CUDA as JAX_GPUOPS_CUDA asks, and sets cuda_enabled to whether it is.
-# The compiler is, in this order: CMAKE_CUDA_COMPILER or CUDACXX where given, the one from PyPI (a
-# build requirement), nvcc on PATH. Sets pypi_cuda_root too: the folder of the packages from PyPI.
+# Enables the language CUDA if JAX_GPUOPS_CUDA asks for it, and sets cuda_enabled to ON or OFF.
+# The compiler is the first of: CMAKE_CUDA_COMPILER or CUDACXX if set, nvcc from PyPI (a build
+# requirement), nvcc on PATH. Also sets pypi_cuda_root, the folder of the packages from PyPI.
 
 include(CheckLanguage)
 find_in_python_package(pypi_cuda_root nvidia cu13)
@@ -13,7 +13,7 @@ if(NOT JAX_GPUOPS_CUDA OR JAX_GPUOPS_SANITIZE)
   return()
 endif()
 
-# AUTO goes on without CUDA only where nobody named a compiler.
+# AUTO continues without CUDA only if no compiler is specified.
 if(JAX_GPUOPS_CUDA STREQUAL "AUTO" AND NOT CMAKE_CUDA_COMPILER AND "$ENV{CUDACXX}" STREQUAL "")
   set(cuda_missing_severity WARNING)
 else()
@@ -23,7 +23,7 @@ endif()
 if(NOT CMAKE_CUDA_COMPILER)
   if("$ENV{CUDACXX}" STREQUAL "" AND EXISTS "${pypi_cuda_root}/bin/nvcc")
     set(ENV{CUDACXX} "${pypi_cuda_root}/bin/nvcc")
-    # The packages have their libraries in lib, where this nvcc looks in lib64.
+    # The packages have their libraries in lib, but this nvcc looks in lib64.
     set(ENV{NVCC_APPEND_FLAGS} "-L\"${pypi_cuda_root}/lib\"")
   endif()
   unset(CMAKE_CUDA_COMPILER CACHE)
@@ -43,7 +43,7 @@ if(NOT CMAKE_CUDA_COMPILER)
   endif()
 endif()
 
-# sm_80 code runs on 8.x, its PTX on anything newer; sm_90a has what only Hopper has.
+# sm_80 code runs on 8.x, its PTX on any newer GPU; sm_90a code uses features of Hopper only.
 set(CMAKE_CUDA_ARCHITECTURES "80;90a-real" CACHE STRING "GPU architectures of _cuda")
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 13.0)

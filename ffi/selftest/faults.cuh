@@ -19,8 +19,8 @@ struct FaultStorage {
 
 __device__ inline int global_thread() { return blockIdx.x * blockDim.x + threadIdx.x; }
 
-// Correct: y is x backwards. A shuffle turns each warp round, shared memory the warps of a tile,
-// and the addresses the tiles.
+// Correct: y is x reversed. A shuffle reverses each warp, shared memory the warps of a tile, and
+// the addresses the tiles.
 template <class T>
 __global__ void __launch_bounds__(kFaultThreads) reverse(const T* x, T* y, int size) {
   auto& storage = shared<FaultStorage<T>>();
@@ -38,8 +38,8 @@ __global__ void __launch_bounds__(kFaultThreads) reverse(const T* x, T* y, int s
   if (to >= 0) y[to] = storage.tile[thread];
 }
 
-// Each element takes its left neighbour's value, if it has one in its block. Without a barrier that
-// is right as long as threads run in ascending order.
+// Each element takes its left neighbour's value, if it has one in its block. Without a barrier the
+// result is right only if threads run in ascending order.
 template <class T>
 __global__ void __launch_bounds__(kFaultThreads) missing_barrier(const T* x, T* y, int size) {
   auto& storage = shared<FaultStorage<T>>();
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kFaultThreads) missing_barrier(const T* x, T* 
   if (i < size) y[i] = storage.tile[thread == 0 ? 0 : thread - 1];
 }
 
-// The two halves of the block wait at barriers of their own.
+// The two halves of the block wait at different barriers.
 template <class T>
 __global__ void __launch_bounds__(kFaultThreads) divergent_barrier(const T* x, T* y, int size) {
   auto& storage = shared<FaultStorage<T>>();
@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(kFaultThreads) shared_out_of_bounds(const T* x
   if (i < size) y[i] = tile[thread];
 }
 
-// Threads beyond the end are gone when the last warp shuffles with a full mask; right if the size
-// is a multiple of 32.
+// Threads beyond the end have exited when the last warp shuffles with a full mask; right if the
+// size is a multiple of 32.
 template <class T>
 __global__ void __launch_bounds__(kFaultThreads) absent_lanes(const T* x, T* y, int size) {
   const int i = global_thread();

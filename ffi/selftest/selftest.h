@@ -1,4 +1,4 @@
-// Kernels with planted faults, callable like any op, for the tests of what must catch them: the
+// Kernels with planted faults, callable like any op, to test the tools that must detect them: the
 // host executor, AddressSanitizer and compute-sanitizer.
 #pragma once
 
@@ -10,7 +10,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace selftest {
 
 // Runs the kernel of that name from faults.cuh. x and y have `size` elements. Throws
-// std::invalid_argument if there is none.
+// std::invalid_argument if there is no such kernel.
 void launch(std::string_view kernel, const float* x, float* y, int size, const Queue& queue);
 
 }  // namespace selftest
