@@ -1,5 +1,5 @@
-// Tests of the arithmetic of tensor cores, which works on eight numbers at a time, against the same
-// rules for one number at a time: for any bits, to the bit.
+// Tests of the arithmetic of tensor cores, which computes eight numbers at a time: for any input
+// bits, results are bitwise equal to those of the same rules for one number at a time.
 
 #include "simt/arithmetic.h"
 
@@ -38,7 +38,7 @@ double value(const std::uint16_t* words, int k, FactorType type) {
     case FactorType::kInt8:
       return static_cast<std::int8_t>(byte);
     default: {
-      const bool is_tf32 = type == FactorType::kTf32;  // its lower 13 bits do not count
+      const bool is_tf32 = type == FactorType::kTf32;  // its lower 13 bits are ignored
       const std::uint32_t bits =
           is_tf32 ? std::uint32_t{words[2 * k + 1]} << 16 | (words[2 * k] & 0xe000)
                   : std::uint32_t{words[k]} << 16;
@@ -120,7 +120,7 @@ std::uint32_t sum_of(const std::uint16_t* left, const std::uint16_t* right, Fact
   return std::isnan(result) ? 0x7fc00000 : bits;
 }
 
-// Random words, of which only the bits in `kept` may be set.
+// Random words in which only the bits in `kept` may be set.
 std::vector<std::uint16_t> draw(int rows, std::uint16_t kept, simt::Random& random) {
   std::vector<std::uint16_t> words(static_cast<std::size_t>(rows) * kProductWords);
   for (std::uint16_t& word : words) word = static_cast<std::uint16_t>(random.below(65536) & kept);

@@ -1,5 +1,5 @@
-// Tests of what Hopper adds to the host executor: clusters, mbarriers, copies beside the threads,
-// blocks that wait for each other; and that each kind of fault in their use is caught.
+// Tests of features of Hopper in the host executor: clusters, mbarriers, asynchronous copies,
+// blocks that wait for each other; and that each kind of fault in their use is detected.
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +23,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace {
 
-// Of each kind: seeds 0, 3 ... let copies come late, 1, 4 ... early, and others at any time.
+// With seeds 0, 3 ... copies complete late, with 1, 4 ... early, with others at any time.
 constexpr std::uint64_t kSeeds = 18;
 
 simt::Configuration clusters(unsigned blocks, unsigned threads, std::size_t shared_bytes,
@@ -35,7 +35,7 @@ simt::Configuration together(unsigned blocks, unsigned threads, std::size_t shar
   return {blocks, threads, shared_bytes, 1, true};
 }
 
-// At a multiple of 16 bytes, as bulk copies need it.
+// Aligned to 16 bytes, as bulk copies require.
 std::vector<float4> numbers(int count) {
   std::vector<float4> result(static_cast<std::size_t>(count) / 4);
   auto* const x = reinterpret_cast<float*>(result.data());
@@ -85,7 +85,7 @@ void exchange(std::vector<std::uint64_t>& sums) {
     for (int i = 0; i < 4; ++i)
       sum += storage.slots[i] + static_cast<std::uint64_t>(storage.small[i]);
     if (thread == 37) sums[2 * blockIdx.x + phase] = sum;
-    // All have read their slots before the next values come.
+    // All blocks have read their slots before the next values arrive.
     cluster_arrive();
     cluster_wait();
   }
@@ -104,8 +104,8 @@ void test_clusters() {
   }
 }
 
-// All that ran before a barrier of the cluster ran before all that comes after it; threads that
-// have exited as a whole warp do not count.
+// All threads of a cluster arrive at its barrier before any of them continues; warps of which all
+// threads have exited are not waited for.
 void test_cluster_barriers() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
@@ -130,7 +130,7 @@ struct Staged {
   Mbarrier copied[2];
 };
 
-// Adds 1 to all elements, tile by tile, of which one is read while the other is computed.
+// Adds 1 to all elements, tile by tile: one tile is loaded while the previous one is computed.
 void add_one(const float* x, float* y, int tiles) {
   auto& storage = shared<Staged>();
   const int thread = threadIdx.x;
@@ -173,7 +173,7 @@ void test_copies() {
   }
 }
 
-// What a thread reads before the copy to there has landed, and afterwards.
+// A thread reads the destination of a copy before and after the copy has completed.
 void test_reads_before_copies() {
   const std::vector<float4> x = numbers(64);
   const auto* const from = reinterpret_cast<const float*>(x.data());
@@ -238,7 +238,7 @@ void test_blocks_that_wait() {
   }
 }
 
-// A count does not tell that what was posted before it has arrived.
+// A count does not guarantee that a word posted before it is visible.
 void test_relaxed_order() {
   std::set<bool> arrived;
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
@@ -261,7 +261,7 @@ void test_relaxed_order() {
   CHECK(arrived.size() == 2);
 }
 
-// A word comes with its tag, and one with another tag, which lay there before, is not taken for it.
+// A word arrives together with its tag; an older word with another tag is not mistaken for it.
 void test_tagged_words() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
@@ -283,8 +283,8 @@ void test_tagged_words() {
   }
 }
 
-// A CUDA graph launches a kernel with the same tag again: what was left for the launch before must
-// not be taken for what is left for this one.
+// A CUDA graph launches a kernel again with the same tag: partials of the previous launch must not
+// be mistaken for those of this one.
 void test_slots_of_launches_with_one_tag() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
@@ -309,7 +309,7 @@ void test_slots_of_launches_with_one_tag() {
   }
 }
 
-// Each warp, and each block, is held back by some seed.
+// Each warp, and each block, is held back with some seed.
 void test_held_back() {
   std::set<unsigned> last_warps;
   std::set<unsigned> last_blocks;
@@ -341,7 +341,7 @@ struct OneTile {
   Mbarrier copied;
 };
 
-// Runs `body(storage, x)` in a block of 64 threads, after an mbarrier for one arrival was
+// Runs `body(storage, x)` in a block of 64 threads, after an mbarrier for one arrival has been
 // initialised.
 template <class Body>
 std::string copy_error(Body&& body) {
@@ -371,7 +371,7 @@ void test_wrong_phase() {
          "1 of 1 arrivals"});
   }
 #ifndef JAX_GPUOPS_ASAN
-  // To wait for the phase before does not wait, and shows where copies come late.
+  // A wait for the previous phase returns at once, which shows if copies complete late.
   float early = 0;
   CHECK(copy_error([&](OneTile& storage, const float* x) {
           if (threadIdx.x == 0) {
@@ -452,7 +452,7 @@ void test_misaligned_copies() {
   check_contains(error(96, 0, 64), {"64 bytes at", "are not in the block's shared memory"});
 }
 
-// What a copy reads or writes is used while it is under way.
+// The source or destination of a copy is used while the copy is in flight.
 void test_buffers_used_too_early() {
   std::vector<float4> y = numbers(64);
   const auto written_too_early = [&](bool waits) {
@@ -505,13 +505,13 @@ void test_cluster_faults() {
   };
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
-    // The block that is sent to leaves without waiting: it has exited, or does before the copy.
+    // The destination block exits without waiting: before the send, or before it completes.
     check_contains(run([](Exchanged& storage) {
                      cluster_arrive();
                      cluster_wait();
                      if (blockIdx.x == 0 && threadIdx.x == 0) {
                        if (simt::schedule_seed() % 3 == 1) {
-                         // The copy would come at once, before the other block has a chance to go.
+                         // Else the copy would complete before the other block can exit.
                          for (int i = 0; i < 9; ++i) __syncwarp(1);
                        }
                        send(std::uint64_t{1}, storage.slots, &storage.arrived, 1);
@@ -523,7 +523,7 @@ void test_cluster_faults() {
                                                   "a remote access to block (1, 0, 0), "
                                                   "which has exited"}
                        : std::vector<std::string>{});
-    // A thread misses a barrier of the cluster: it leaves, or waits for something else.
+    // A thread misses a barrier of the cluster: it exits, or waits for something else.
     check_contains(run([](Exchanged&) {
                      if (threadIdx.x == 5 && blockIdx.x == 1) return;
                      cluster_arrive();
@@ -575,12 +575,12 @@ void test_blocks_that_wait_in_vain() {
   }
 }
 
-// ---- Copies of a thread's own ----
+// ---- Asynchronous copies by single threads ----
 
 enum class CopyFault { kNone, kNoWait, kNoBarrier, kWritten, kSourceWritten, kNoWaitAtEnd };
 
-// Reverses `tiles` tiles of 64 floats, each copied by 16 threads in pieces of kBytes while the one
-// before is written; what lies beyond `count` is 0.
+// Reverses `tiles` tiles of 64 floats, each copied by 16 threads in pieces of kBytes while the
+// previous one is written; elements beyond `count` are 0.
 template <int kBytes>
 void reverse_tiles(float* x, float* y, int count, int tiles, CopyFault fault = CopyFault::kNone) {
   constexpr int kFloats = kBytes / 4;
@@ -681,7 +681,7 @@ void test_copies_of_threads() {
   check_contains(copy(sixteen, 4, 2), {"copy_async()", "the source is not at a multiple of 16"});
   check_contains(copy(eight, 1, 2), {"the destination is not at a multiple of 8"});
   check_contains(copy(eight, 64, 0), {"copy_async()", "are not in the block's shared memory"});
-  // A group that has not ended is not waited for.
+  // A copy group that has not been committed is not waited for.
   check_contains(copy(eight, 0, 0), {"the thread exited without a wait for the copy"});
 }
 

@@ -1,5 +1,5 @@
-// Tests of the host executor: that each collective does what it does on a GPU, and that each kind
-// of faulty kernel is caught.
+// Tests of the host executor: that each collective works as on a GPU, and that each kind of faulty
+// kernel is detected.
 
 #include "simt/simt.h"
 
@@ -75,7 +75,7 @@ void test_indices() {
       CHECK(gridDim.x == 3 && gridDim.y == 2 && gridDim.z == 2);
       CHECK(blockDim.x == 5 && blockDim.y == 3 && blockDim.z == 2);
       seen.insert({blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z});
-      __syncthreads();  // the indices survive a switch
+      __syncthreads();  // the indices are the same after a switch
       CHECK(seen.count(
                 {blockIdx.x, blockIdx.y, blockIdx.z, threadIdx.x, threadIdx.y, threadIdx.z}) == 1);
     });
@@ -97,8 +97,8 @@ std::vector<int> order_of(std::uint64_t seed) {
 }
 
 void test_order() {
-  // Ascending: blocks, within them rounds, within them threads. Thread 39 arrives last at the
-  // barrier, so it goes on at once.
+  // Ascending blocks, in them ascending rounds, in these ascending threads. Thread 39 arrives last
+  // at the barrier, so it continues at once.
   std::vector<int> ascending;
   for (int block = 0; block < 7; ++block) {
     for (int thread = 0; thread < 40; ++thread) ascending.push_back(block * 40 + thread);
@@ -164,26 +164,27 @@ void test_barriers() {
 void test_votes() {
   for (const std::uint64_t seed : {0, 5, 6}) {
     const Seed seeded(seed);
-    simt::launch(1, dim3(8, 10), 0, [&] {  // lanes count through x first; the last warp is half
-      const int thread = threadIdx.y * 8 + threadIdx.x;
-      const int lane = thread % 32;
-      const unsigned whole = thread < 64 ? kFull : 0xffff;
-      CHECK(__activemask() == whole);
-      CHECK(__ballot_sync(whole, lane % 2) == (0xaaaaaaaa & whole));
-      CHECK(__any_sync(whole, lane == 3) == 1);
-      CHECK(__any_sync(whole, 0) == 0);
-      CHECK(__all_sync(whole, lane + 1) == 1);
-      CHECK(__all_sync(whole, lane) == 0);
-      if (lane < 8) {  // some lanes go a way of their own, and all meet again
-        CHECK(__ballot_sync(0xff, lane == 2) == 4);
-      } else {
-        const unsigned rest = whole & ~0xffu;
-        CHECK(__ballot_sync(rest, 1) == rest);
-      }
-      __syncwarp();
-      __syncwarp(whole);
-      CHECK(__ballot_sync(whole, 1) == whole);
-    });
+    simt::launch(1, dim3(8, 10), 0,
+                 [&] {  // lanes count along x first; the last warp is half
+                   const int thread = threadIdx.y * 8 + threadIdx.x;
+                   const int lane = thread % 32;
+                   const unsigned whole = thread < 64 ? kFull : 0xffff;
+                   CHECK(__activemask() == whole);
+                   CHECK(__ballot_sync(whole, lane % 2) == (0xaaaaaaaa & whole));
+                   CHECK(__any_sync(whole, lane == 3) == 1);
+                   CHECK(__any_sync(whole, 0) == 0);
+                   CHECK(__all_sync(whole, lane + 1) == 1);
+                   CHECK(__all_sync(whole, lane) == 0);
+                   if (lane < 8) {  // some lanes diverge, and all reconverge
+                     CHECK(__ballot_sync(0xff, lane == 2) == 4);
+                   } else {
+                     const unsigned rest = whole & ~0xffu;
+                     CHECK(__ballot_sync(rest, 1) == rest);
+                   }
+                   __syncwarp();
+                   __syncwarp(whole);
+                   CHECK(__ballot_sync(whole, 1) == whole);
+                 });
   }
 }
 
@@ -264,7 +265,7 @@ void test_overlapping_masks() {
   }
 }
 
-// __syncwarp() waits for those lanes of its mask that there are.
+// __syncwarp() does not wait for lanes of its mask that have exited.
 void test_syncwarp_of_exited_lanes() {
   for (const std::uint64_t seed : {0, 9, 10}) {
     const Seed seeded(seed);
@@ -373,13 +374,13 @@ void test_divergent_barrier() {
                            "thread (32, 0, 0) and 31 more", "__syncthreads() at", "faults.cuh:"});
   }
 
-  // Another function at the same place in the source is another barrier.
+  // Different functions on the same source line are different barriers.
   CHECK(contains(
       error_of(2,
                [] { threadIdx.x == 0 ? (void)__syncthreads_or(1) : (void)__syncthreads_and(1); }),
       "divergent barrier"));
 
-  // A thread that has left keeps the others waiting, whether it goes before they come or after.
+  // A thread that exits keeps the others waiting, whether it exits before they arrive or after.
   for (const unsigned leaver : {0, 63}) {
     const int line = __LINE__ + 3;
     const std::string left = error_of(dim3(1, 2), dim3(8, 8), 0, [&] {
@@ -423,7 +424,7 @@ void test_divergent_warp() {
   check_divergent([] {  // another kind
     threadIdx.x == 0 ? __any_sync(kFull, 1) : __all_sync(kFull, 1);
   });
-  check_divergent([] {  // a lane leaves while others wait for it
+  check_divergent([] {  // a lane exits while others wait for it
     if (threadIdx.x < 31) __shfl_xor_sync(kFull, 1, 1);
   });
 }
@@ -433,7 +434,7 @@ void test_absent_lanes() {
   for (const std::uint64_t seed : {0, 13}) {
     const Seed seeded(seed);
     const std::string error = fault_error(selftest::absent_lanes<float>, 80);
-    // Lanes that leave early are absent; those that leave late leave the others waiting.
+    // Lanes that exit early are absent; those that exit late keep the others waiting.
     CHECK(contains(error, "names absent lanes") || contains(error, "divergent warp collective"));
     check_contains(error, {"block (1, 0, 0)", "thread (", "__shfl_xor_sync() at", "faults.cuh:"});
   }
@@ -489,7 +490,7 @@ struct Tracked {
 void test_exceptions() {
   for (const std::uint64_t seed : {0, 14}) {
     const Seed seeded(seed);
-    // What a kernel throws arrives as it is, and the other threads' stacks are unwound.
+    // An exception of a kernel is rethrown unchanged, and the other threads' stacks are unwound.
     int alive = 0;
     int at_most = 0;
     try {
@@ -562,8 +563,8 @@ void test_exceptions() {
   }
 }
 
-// Whatever a failed launch leaves on its stacks must not trouble the next: deep frames, of which
-// AddressSanitizer would report any that meet stale redzones.
+// What a failed launch leaves on its stacks must not affect the next launch: AddressSanitizer would
+// report deep frames that overlap stale redzones.
 void test_launch_after_error() {
   for (int round = 0; round < 20; ++round) {
     CHECK(!fault_error(selftest::divergent_barrier<float>, 64).empty());
@@ -623,7 +624,7 @@ void test_host_threads() {
   b.join();
 }
 
-// More stacks than the operating system maps for a process, if all had theirs at a time.
+// More stacks than the operating system maps for a process, if all existed at the same time.
 void test_large_launches_of_many_host_threads() {
   std::vector<std::thread> threads;
   std::atomic<int> visits{0};

@@ -1,6 +1,6 @@
-// Tests of tensor copies and of products of matrices (wgmma) on the host executor: that they do
-// what they do on a GPU, that each kind of fault in their use is caught, and that the matmul which
-// is made of them is right.
+// Tests of tensor copies and of products of matrices (wgmma) on the host executor: that they work
+// as on a GPU, that each kind of fault in their use is detected, and that the matmul that uses them
+// is right.
 
 #include <algorithm>
 #include <cmath>
@@ -30,13 +30,13 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace {
 
-// Of each kind: seeds 0, 3 ... let copies and products come late, 1, 4 ... early, others at any
+// With seeds 0, 3 ... copies and products complete late, with 1, 4 ... early, with others at any
 // time.
 constexpr std::uint64_t kSeeds = 9;
 
 bool comes_late() { return simt::schedule_seed() % 3 == 0; }
 
-// At a multiple of 16 bytes, of the size that is asked for.
+// Aligned to 16 bytes.
 template <class T>
 class Array {
  public:
@@ -65,10 +65,10 @@ float to_float(float x) { return x; }
 float to_float(__half x) { return __half2float(x); }
 float to_float(__nv_bfloat16 x) { return __bfloat162float(x); }
 template <class T>
-float to_float(T x) {  // of 8 bits, or an integer
+float to_float(T x) {  // a float of 8 bits, or an integer
   return static_cast<float>(x);
 }
-// Of numbers up to 1: a number that TF32 has.
+// Rounds numbers up to 1 to numbers that TF32 represents.
 void from_float(float x, float& to) { to = std::nearbyint(x * 0x1p10f) * 0x1p-10f; }
 void from_float(float x, __half& to) { to = __float2half_rn(x); }
 void from_float(float x, __nv_bfloat16& to) { to = __float2bfloat16_rn(x); }
@@ -87,7 +87,7 @@ float noise(std::uint64_t i) {
   return static_cast<float>(i >> 40) * 0x1p-23f - 1;
 }
 
-// The first byte of shared memory at a multiple of an atom, as the swizzle needs it.
+// Shared memory aligned to an atom, as the swizzle requires.
 template <class Storage>
 Storage& aligned() {
   auto* const memory = shared_array<unsigned char>();
@@ -134,8 +134,8 @@ struct BoxStorage {
   Mbarrier copied;
 };
 
-// A tensor of (3, 10, 70) floats with lines of 72: boxes of (2, 12, 32) at any place, with zeros
-// beyond it; and back to the same place of another tensor.
+// A tensor of (3, 10, 70) floats with lines of 76: boxes of (2, 12, 32) are loaded at any place,
+// with zeros beyond the tensor, and stored at the same place of another tensor.
 void test_boxes() {
   constexpr int kExtent[3] = {70, 10, 3};
   constexpr int kLine = 76;
@@ -192,7 +192,7 @@ void test_boxes() {
         const int b = i / kLine % 10 - at[1];
         const int c = i / kLine / 10 - at[2];
         const bool in_box = a >= 0 && a < 32 && b >= 0 && b < 12 && c >= 0 && c < 2;
-        // Of a multiple of 16 bytes that has an element, what follows is written too.
+        // The 16 bytes that contain the line's last element are written whole.
         if (in_box && i % kLine >= 70 && i % kLine < 72) continue;
         wrong += in_box && i % kLine < 70 ? y[i] != x[i] : !std::isnan(y[i]);
       }
@@ -201,7 +201,7 @@ void test_boxes() {
   }
 }
 
-// Block i of four sends its box to those whose numbers have the same lowest bit.
+// Each of four blocks multicasts its box to the blocks whose rank has the same lowest bit.
 void test_multicast() {
   struct Storage {
     alignas(kAtomBytes) unsigned char box[4][8 * kLineBytes];
@@ -252,7 +252,7 @@ void test_copy_faults() {
       for (int turn = 0; turn < 2; ++turn) {
         unsigned char* const box = storage.box + turn * 24 * kLineBytes;
         for (int i = threadIdx.x; i < 24 * 128; i += 128) box[i] = static_cast<unsigned char>(turn);
-        // All must call it: one that does not is enough.
+        // All threads must call it: a single one that does not is a fault.
         if (fault != CopyFault::kNoFence || threadIdx.x != 77) finish_writes_before_copies();
         meet(3, 128);
         if (leads && fault != CopyFault::kNoWait) {
@@ -261,7 +261,7 @@ void test_copy_faults() {
         }
       }
       if (leads && fault == CopyFault::kEarlyReuse) {
-        wait_until_read<1>();  // for the first, which was in the other half
+        wait_until_read<1>();  // for the first copy only, from the other half
         storage.box[24 * kLineBytes] = 9;
       }
       if (leads && fault == CopyFault::kMisaligned) {
@@ -280,7 +280,7 @@ void test_copy_faults() {
     CHECK(error(CopyFault::kNone).empty());
     check_contains(error(CopyFault::kNoFence),
                    {"write_tensor()", "not all threads", "finish_writes_before_copies()"});
-    if (seed == 0) {  // others may let the second copy go first
+    if (seed == 0) {  // with others the second copy may be first
       check_contains(error(CopyFault::kEarlyReuse),
                      {"write_tensor()", "the source was written to while the copy was under way"});
     }
@@ -295,8 +295,8 @@ void test_copy_faults() {
 
 // ---- Warpgroups ----
 
-// Barriers of some warps, where others do not wait: in each round the first warpgroup goes before
-// the second, which goes before the first's next round.
+// Barriers at which some warps wait and others only arrive: in each round the first warpgroup runs
+// before the second, which runs before the first one's next round.
 void test_named_barriers() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
@@ -328,7 +328,7 @@ void test_named_barriers() {
 void test_registers() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
-    // 384 threads have 168 each: 40 + 2 x 232 are as many.
+    // 384 threads have 168 registers each: 40 + 2 x 232 = 3 x 168.
     CHECK(error_of(384, [] {
             if (threadIdx.x < 128) {
               give_up_registers<40>();
@@ -424,7 +424,7 @@ void multiply_tiles(const TensorMap& left, const TensorMap& right, float* result
   }
   if (fault == Fault::kCopiedOver) wait(&storage.copied[1], 0);
   if (fault == Fault::kWrittenOver && thread == 0) storage.left[5] ^= 1;
-  if (fault == Fault::kSumsRead) __syncthreads();  // all have called the products
+  if (fault == Fault::kSumsRead) __syncthreads();  // all threads have issued the products
   if (fault == Fault::kSumsRead && thread == 0) *early = sums[7];
   if (fault == Fault::kSumsWritten && thread == 0) sums[7] = 1234;
   wait_for_products<0>();
@@ -497,8 +497,8 @@ void test_products() {
   }
 }
 
-// A product whose left operand lies in registers, of small integers; `write` changes one of them
-// while the product is under way.
+// A product of small integers whose left operand is in registers; `write` changes one of these
+// while the product is in flight.
 std::string product_of_registers(bool write, bool& is_right) {
   constexpr int kCols = 256;
   constexpr int kDepth = kProductBytes / 4;
@@ -557,7 +557,7 @@ void test_products_of_registers() {
     bool is_right = false;
     CHECK(product_of_registers(false, is_right).empty());
     CHECK(is_right);
-    // Products that come early have read their operands.
+    // Products that complete early have read their operands.
     if (comes_late()) {
       check_contains(product_of_registers(true, is_right),
                      {"multiply_add()", "an operand was written to"});
@@ -583,7 +583,7 @@ void test_product_faults() {
     check(Fault::kMissingThread, {"deadlock", "wait_for_products()", "for multiply_add()",
                                   "which 127 of the warpgroup's 128 threads have called"});
     check(Fault::kDifferent, {"call different products"});
-    // Products that come early have read their operands.
+    // Products that complete early have read their operands.
     if (comes_late()) {
       check(Fault::kWrongPhase, {"multiply_add()", "has not landed yet", "copy_tensor()"});
       check(Fault::kCopiedOver,
@@ -607,8 +607,8 @@ void test_product_faults() {
   }
 }
 
-// One product of a row and a column, added to `before`: terms below 2^-25 of the largest one
-// vanish, each for itself, and the sum is rounded toward zero.
+// The product of a row and a column, added to `before`: the bits of each term below 2^-25 of the
+// largest one are dropped, and the sum is rounded toward zero.
 template <class T = __half>
 ProductSum<T> dot(const std::vector<float>& a, const std::vector<float>& b,
                   ProductSum<T> before = 0) {
@@ -715,7 +715,7 @@ void check_faults_of_8_bits() {
   }
 }
 
-// Of 8-bit floats, terms keep 13 bits of fraction below the largest one, and so does the sum.
+// With 8-bit floats, terms keep 13 fraction bits relative to the largest one, and so does the sum.
 void test_product_arithmetic_of_8_bits() {
   using E4M3 = __nv_fp8_e4m3;
   using E5M2 = __nv_fp8_e5m2;
@@ -727,7 +727,7 @@ void test_product_arithmetic_of_8_bits() {
   CHECK(dot<E4M3>({-1, -small}, {1, small * 0.25f}) == -1);
   CHECK(dot<E4M3>({small}, {small}, 1) == 1 + 0x1p-12f);
   CHECK(dot<E4M3>({small * 0.25f}, {small}, 1) == 1);
-  // The sum is larger than each of its terms, and has its 13 bits below its own exponent.
+  // The sum is larger than each term, and keeps 13 fraction bits relative to its own exponent.
   CHECK(dot<E4M3>({1, 1, 1, 1, small}, {1, 1, 1, 1, small * 0.5f}) == 4);
   CHECK(dot<E4M3>({1, 1, 1, 1, 1, 0.25f}, {1, 1, 1, 1, 1, 0x1p-9f}) == 5 + 0x1p-11f);
   CHECK(dot<E4M3>({0x1p-9f}, {0x1p-9f}) == 0x1p-18f);  // subnormal numbers count
@@ -748,7 +748,7 @@ void test_product_arithmetic_of_8_bits() {
 
 // ---- Products of one warp ----
 
-// sums += left right^T, of rows and columns of 16, with or without a lane.
+// sums += left right^T with a depth of 16, by all lanes of a warp or by all but one.
 template <class T>
 std::string multiply_by_warp(const Array<T>& left, const Array<T>& right, Array<float>& sums,
                              unsigned missing_lane = 32) {
@@ -799,7 +799,7 @@ void test_products_of_warp() {
   check_product_of_warp<__half>();
   check_product_of_warp<__nv_bfloat16>();
 
-  // As wgmma rounds: what is below 2^-25 of the largest term is lost. Rows stay apart.
+  // Rounded as by wgmma: bits below 2^-25 of the largest term are lost. Each row has its own terms.
   const float infinity = std::numeric_limits<float>::infinity();
   Array<__half> left(16 * 16);
   Array<__half> right(8 * 16);
@@ -818,7 +818,7 @@ void test_products_of_warp() {
   }
 }
 
-// The same of TF32 and of doubles, whose products are 8 deep.
+// The same for TF32 and for doubles, with a depth of 8.
 template <class T>
 std::string multiply_wide_by_warp(const Array<T>& left, const Array<T>& right,
                                   Array<MmaSum<T>>& sums) {
@@ -838,7 +838,7 @@ std::string multiply_wide_by_warp(const Array<T>& left, const Array<T>& right,
   });
 }
 
-// Doubles are added as by a chain of FMAs, to the bit; of floats 13 bits do not count.
+// Sums of doubles are bitwise equal to a chain of FMAs; the lower 13 bits of floats are ignored.
 void test_wide_products_of_warp() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
@@ -891,7 +891,7 @@ void test_rounding_to_tf32() {
   CHECK(std::isnan(rounded(NAN)));
 }
 
-// Each lane of a warp gets its elements of four matrices whose rows lie anywhere.
+// Each lane of a warp gets its elements of four matrices, whose rows may be at any place.
 template <bool kTransposed>
 void check_loading_matrices() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
@@ -951,12 +951,12 @@ struct Shape {
   int cols;
   int depth;
   int batch = 1;
-  bool shares_b = false;  // all of the batch
+  bool shares_b = false;  // one b for the whole batch
 };
 
 int round_up(int x, int to) { return (x + to - 1) / to * to; }
 
-// Lines of `inner` numbers, `stride` apart, with NaN between them.
+// Lines of `inner` numbers with the stride `stride`, and NaN between them.
 template <class T>
 Array<T> random_lines(std::int64_t lines, int inner, int stride, std::uint64_t seed) {
   Array<T> result(lines * stride);
@@ -969,7 +969,7 @@ Array<T> random_lines(std::int64_t lines, int inner, int stride, std::uint64_t s
   return result;
 }
 
-// The same numbers, each converted once.
+// The same numbers as doubles.
 template <class T>
 std::vector<double> widened(const Array<T>& x, std::int64_t size) {
   std::vector<double> result(size);
@@ -977,7 +977,7 @@ std::vector<double> widened(const Array<T>& x, std::int64_t size) {
   return result;
 }
 
-// Runs the kernel in the orders of the seeds.
+// Runs the kernel once with each seed.
 template <class Config>
 void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64_t> seeds) {
   using Factor = typename Config::Factor;
@@ -1014,8 +1014,8 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
   order.a_batch_stride = 1;
   order.b_batch_stride = shares_b ? 0 : 1;
 
-  // A step of 16, or of 8 floats, truncates as many terms and the sum at 2^-25, and rounds toward
-  // zero at 2^-23; one of 8-bit floats, at 2^-13. Promoted sums do that for a stage alone.
+  // A step of 16 terms, or of 8 for floats, truncates each term and the sum at 2^-25, and rounds
+  // toward zero at 2^-23; one of 8-bit floats, at 2^-13. Promoted sums do that only within a stage.
   constexpr bool kExact = std::is_same_v<typename Config::Sum, int>;
   constexpr int kStep = kProductBytes / sizeof(Factor);
   const double per_step = kExact                ? 0
@@ -1072,7 +1072,7 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
         wrong +=
             !(std::abs(to_float(line[col]) - sum) <= per_term * size + rounding * std::abs(sum));
       }
-      // What follows the last multiple of 16 bytes is not the result's.
+      // Elements after the last multiple of 16 bytes are not part of the result.
       const Array<Result> untouched(1);
       for (int col = round_up(cols, kPerSector); col < stride; ++col) {
         wrong += std::memcmp(&line[col], untouched.data(), sizeof(Result)) != 0;
@@ -1112,7 +1112,7 @@ void test_matmul() {
   check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 1, true>>();
   check_matmul<matmul::Persistent<E5M2, H, true, true, 64, 128, 1, 2, 1, 1, false>>();
   check_matmul<matmul::Persistent<I, int, true, true, 128, 256, 2, 2, 2, 1, false>>();
-  // Sums that are promoted.
+  // Promoted sums.
   check_matmul<matmul::Persistent<E4M3, B, true, true, 128, 256, 2, 2, 2, 0, false, true>>();
   check_matmul<matmul::Persistent<E4M3, float, true, true, 256, 64, 2, 2, 1, 0, false, true>>();
   check_matmul<matmul::Persistent<E5M2, B, true, true, 64, 128, 1, 2, 1, 0, false, true>>();

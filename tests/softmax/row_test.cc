@@ -1,6 +1,6 @@
-// Masked rows as production kernels read them, element by element, where the mask begins at any
-// address: arrays of JAX's begin at multiples of 16 bytes. AddressSanitizer checks that nothing
-// beyond the arrays is read. And that a slice writes its elements, and no others.
+// Tests that rows with a mask are read right, element by element, by the code of production
+// kernels, with masks at any address: arrays of JAX are aligned to 16 bytes. AddressSanitizer
+// checks that nothing beyond the arrays is read. Also: a slice writes only its own elements.
 
 #include "softmax/row.cuh"
 
@@ -23,7 +23,7 @@ constexpr std::int64_t kRows = 3;
 std::int64_t checks = 0;
 std::int64_t failures = 0;
 
-// The dims that a mask has, beside the columns: all, or one of them, or none. Or there is no mask.
+// The dims that a mask has besides the columns: all, one, or none; kNone: there is no mask.
 enum class Layout { kNone, kFull, kRows, kLeading, kColumns };
 
 Mask mask_of(Layout layout, std::int64_t columns) {
@@ -39,7 +39,7 @@ Mask mask_of(Layout layout, std::int64_t columns) {
   return mask;
 }
 
-// What is written is read again from y, which is zeroed for the next slice.
+// Checks the written elements of y, and zeroes y for the next slice.
 template <class T, RowLayout kLayout, int kPacks>
 void check_writes(const KernelArgs<T>& args, const Row<T, kLayout>& row,
                   const ThreadSlice<T, kLayout>& slice, std::int64_t first, int lanes) {
@@ -107,7 +107,7 @@ void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t fi
   check_writes<T, kLayout, kPacks>(args, row, slice, first, lanes);
 }
 
-// phase: of the mask's address.
+// phase: the offset of the mask's address.
 template <class T, RowLayout kLayout, int kPacks>
 void check_rows(std::int64_t columns, Layout layout, std::size_t phase, bool causal, int lanes) {
   KernelArgs<T> args{};
