@@ -104,8 +104,8 @@ void test_clusters() {
   }
 }
 
-// All threads of a cluster arrive at its barrier before any of them continues; warps of which all
-// threads have exited are not waited for.
+// All threads of a cluster arrive at its barrier before any of them continues; it does not wait for
+// warps that have exited as a whole.
 void test_cluster_barriers() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);

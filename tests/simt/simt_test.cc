@@ -164,27 +164,26 @@ void test_barriers() {
 void test_votes() {
   for (const std::uint64_t seed : {0, 5, 6}) {
     const Seed seeded(seed);
-    simt::launch(1, dim3(8, 10), 0,
-                 [&] {  // lanes count along x first; the last warp is half
-                   const int thread = threadIdx.y * 8 + threadIdx.x;
-                   const int lane = thread % 32;
-                   const unsigned whole = thread < 64 ? kFull : 0xffff;
-                   CHECK(__activemask() == whole);
-                   CHECK(__ballot_sync(whole, lane % 2) == (0xaaaaaaaa & whole));
-                   CHECK(__any_sync(whole, lane == 3) == 1);
-                   CHECK(__any_sync(whole, 0) == 0);
-                   CHECK(__all_sync(whole, lane + 1) == 1);
-                   CHECK(__all_sync(whole, lane) == 0);
-                   if (lane < 8) {  // some lanes diverge, and all reconverge
-                     CHECK(__ballot_sync(0xff, lane == 2) == 4);
-                   } else {
-                     const unsigned rest = whole & ~0xffu;
-                     CHECK(__ballot_sync(rest, 1) == rest);
-                   }
-                   __syncwarp();
-                   __syncwarp(whole);
-                   CHECK(__ballot_sync(whole, 1) == whole);
-                 });
+    simt::launch(1, dim3(8, 10), 0, [&] {  // lanes count along x first; the last warp is half
+      const int thread = threadIdx.y * 8 + threadIdx.x;
+      const int lane = thread % 32;
+      const unsigned whole = thread < 64 ? kFull : 0xffff;
+      CHECK(__activemask() == whole);
+      CHECK(__ballot_sync(whole, lane % 2) == (0xaaaaaaaa & whole));
+      CHECK(__any_sync(whole, lane == 3) == 1);
+      CHECK(__any_sync(whole, 0) == 0);
+      CHECK(__all_sync(whole, lane + 1) == 1);
+      CHECK(__all_sync(whole, lane) == 0);
+      if (lane < 8) {  // some lanes diverge, and all reconverge
+        CHECK(__ballot_sync(0xff, lane == 2) == 4);
+      } else {
+        const unsigned rest = whole & ~0xffu;
+        CHECK(__ballot_sync(rest, 1) == rest);
+      }
+      __syncwarp();
+      __syncwarp(whole);
+      CHECK(__ballot_sync(whole, 1) == whole);
+    });
   }
 }
 
