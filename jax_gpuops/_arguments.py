@@ -1,4 +1,4 @@
-"""What public functions do with their arguments first."""
+"""Checks and conversions of the arguments of public functions."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy as np
 
 
 def as_array(name: str, x: Any) -> Any:
-    """Returns `x`, or the array that it holds, such as a Flax parameter's.
+    """Returns `x`, or the array that an object such as a Flax parameter holds.
 
     Args:
-      name: of the argument.
+      name: the name of the argument.
       x: an array, a number, or an object with a `__jax_array__` method.
 
     Raises:
-      TypeError: if it is anything else, as jnp functions do.
+      TypeError: if `x` is anything else, as in jnp functions.
     """
     if not isinstance(x, jax.Array) and hasattr(x, "__jax_array__"):
         x = x.__jax_array__()
@@ -52,12 +52,12 @@ def factor(name: str, value: Any, instead: str) -> float:
     """Returns a static number as a float.
 
     Args:
-      name: of the argument.
+      name: the name of the argument.
       value: a Python or numpy number.
-      instead: what to do with an array.
+      instead: what to do with an array, for the error message.
 
     Raises:
-      TypeError: if it is anything else, such as an array or a traced number.
+      TypeError: if `value` is anything else, such as an array or a traced number.
     """
     if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
         return float(value)
@@ -68,9 +68,9 @@ def factor(name: str, value: Any, instead: str) -> float:
 
 
 def dtype_of_arrays(dtype: Any) -> np.dtype:
-    """Returns the dtype of arrays for which a dtype is asked.
+    """Returns the dtype that JAX gives arrays for a requested dtype.
 
-    Without 64-bit dtypes that is float32 for float64, with JAX's warning.
+    If 64-bit dtypes are disabled, it is float32 for float64, with JAX's warning.
     """
     return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype
 
@@ -86,10 +86,10 @@ def static_axis(axis: Any) -> Any:
 
 
 def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
-    """Returns `axis` as a sorted tuple of non-negative axes; None is all of them.
+    """Returns `axis` as a sorted tuple of non-negative axes; None means all axes.
 
     Raises:
-      TypeError: if it is not made of integers.
+      TypeError: if an axis is not an integer.
       ValueError: if an axis is out of range or appears twice.
     """
     if axis is None:
@@ -99,7 +99,7 @@ def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     for each in axes:
         try:
             value = operator.index(each)
-        except TypeError:  # of traced arrays, and of arrays of several axes, too
+        except TypeError:  # also for traced arrays and arrays of several elements
             raise TypeError(f"axis must be an int, a tuple of ints or None, got {axis!r}") from None
         if not -ndim <= value < ndim:
             raise ValueError(f"axis {value} is out of bounds for an array of dimension {ndim}")
@@ -110,7 +110,7 @@ def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
 
 
 def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
-    """True if an array of one shape broadcasts to the other."""
+    """True if an array of shape `shape` broadcasts to the shape `to`."""
     try:
         return jnp.broadcast_shapes(tuple(shape), tuple(to)) == tuple(to)
     except ValueError:  # the shapes do not match
@@ -118,5 +118,5 @@ def broadcasts(shape: Sequence[int], to: Sequence[int]) -> bool:
 
 
 def with_rank(mask: jax.Array, ndim: int) -> jax.Array:
-    """Gives a mask of lower rank than `ndim` leading dims of size 1, as broadcasting does."""
+    """Adds leading dims of size 1 to a mask up to rank `ndim`, as broadcasting does."""
     return jax.lax.expand_dims(mask, range(ndim - mask.ndim))

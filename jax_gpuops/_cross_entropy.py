@@ -34,22 +34,23 @@ def softmax_cross_entropy_with_integer_labels(
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
-    """Cross entropy of softmax(logits) for the labelled classes; optax's function of this name.
+    """Cross entropy of softmax(logits) with integer labels, as the optax function of this name.
 
     Computes `logsumexp(logits) - logits[label]` for each row of logits. As in optax, a label from
     -classes to -1 counts from the end, and any other label outside the classes gives NaN. The logit
     of the label is used even if `where` excludes it. A fully masked row gives 0.
 
     The forward pass reads the logits once and keeps two floats per row, in float32 for 16-bit
-    logits. The backward pass reads them once more and may write their gradient to the same memory.
-    XLA does so if the logits are an intermediate result that no later operation reads, or a donated
-    argument. Otherwise it copies them first, as for an argument that is not donated.
+    logits. The backward pass reads the logits once more and may write their gradient to the same
+    memory. XLA allows that if the logits are an intermediate result that no later operation reads,
+    or a donated argument. Otherwise, as for an argument that is not donated, XLA copies them first.
 
     Args:
       logits: an array of any shape, dtypes as for `softmax`.
-      labels: integers, of the shape of the logits without `axis`, or one that broadcasts with it.
+      labels: integers of the shape of the logits without `axis`, or of a shape that broadcasts
+        with it.
       axis: the axis of the classes. With a tuple of axes, a label is an index into these axes,
-        flattened in the given order; the logits are then transposed unless the axes are the last.
+        flattened in the given order; the logits are then transposed unless these are the last axes.
       where: a boolean array that has the rank of `logits` (elements to include), or that rank
         without `axis` (rows to include).
       batch_invariant: as for `softmax`.
@@ -57,7 +58,7 @@ def softmax_cross_entropy_with_integer_labels(
       algorithm: as for `softmax`.
 
     Returns:
-      An array of the dtype of `logits`, of their shape without `axis`.
+      An array of the dtype and shape of `logits`, without `axis`.
 
     Raises:
       TypeError: as `softmax` does; also if `logits` are not floats or `labels` are not integers.
@@ -130,7 +131,7 @@ _jitted = _primitive.jit(_NAME, _apply, "axes", "implementation", "algorithm")
 
 
 def _as_rows(logits, labels, where, axes):
-    """Returns logits, labels and masks that fit each other, and the one axis of the classes."""
+    """Returns logits, labels and masks of matching shapes, and the single axis of the classes."""
     if where is not None and where.ndim + len(axes) == logits.ndim:
         where = jnp.expand_dims(where, axes)
     if where is not None and where.ndim != logits.ndim:
@@ -175,7 +176,7 @@ def _as_rows(logits, labels, where, axes):
 
 
 def _indices(labels):
-    """Labels as kernels read them, int32 or int64; what does not fit is the largest, no class."""
+    """Casts labels to int32 or int64, as kernels read them, and saturates those that are larger."""
     if labels.dtype in (np.int32, np.int64):
         return labels
     dtype = np.dtype("int64" if labels.dtype == np.uint64 else "int32")
@@ -185,7 +186,7 @@ def _indices(labels):
 
 
 def _classes(labels, count):
-    """Labels that count from 0 on, of rows that have more elements than `count` classes."""
+    """Labels for rows padded beyond `count` classes: negative ones wrap, invalid ones saturate."""
     labels = _indices(labels)
     labels = jnp.where(labels < 0, labels + count, labels)
     is_class = (labels >= 0) & (labels < count)
@@ -197,7 +198,7 @@ def _classes(labels, count):
 
 
 def _one_hot(x, labels, axis):
-    """True at the label's class: nowhere in a row whose label is none."""
+    """True at the label's class; False everywhere in a row whose label is not a class."""
     indices = jnp.where(labels < 0, labels + x.shape[axis], labels)
     return jax.lax.broadcasted_iota(labels.dtype, x.shape, axis) == jnp.expand_dims(indices, axis)
 
@@ -206,7 +207,7 @@ def _cross_entropy(x, labels, *where, axes):
     (axis,) = axes
     mask = _softmax.kept(x, *where, causal=False)
     maximum, log_sum = _softmax.logsumexp_parts(x, mask, axes=axis)
-    if _primitive.is_sharded_along(x, axes):  # a gather cannot take such an axis apart
+    if _primitive.is_sharded_along(x, axes):  # a gather cannot index a sharded axis
         is_label = _one_hot(x, labels, axis)
         label_logit = jnp.sum(jnp.where(is_label, x, 0), axis)
         label_logit = jnp.where(jnp.any(is_label, axis), label_logit, jnp.nan)

@@ -1,4 +1,4 @@
-"""Dense layers of Flax on `linear`. Unlike `jax_gpuops.flax`, this module needs Flax."""
+"""Dense layers of Flax that call `linear`. Unlike `jax_gpuops.flax`, this module needs Flax."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Linear(nnx.Linear):
 
     >>> layer = jax_gpuops.flax.Linear(512, 2048, activation="gelu", rngs=nnx.Rngs(0))
 
-    Its parameters are those of `flax.nnx.Linear`. With an `out_sharding` XLA computes it.
+    Its parameters are those of `flax.nnx.Linear`. XLA computes calls with an `out_sharding`.
 
     Args:
       in_features: as in Flax.
       out_features: as in Flax.
       activation: as for `jax_gpuops.linear`.
-      **kwargs: the other arguments of `flax.nnx.Linear`, but `dot_general`.
+      **kwargs: the other arguments of `flax.nnx.Linear`, except `dot_general`.
 
     Raises:
-      TypeError: if `dot_general` is given, which would take the place of the kernel.
+      TypeError: if `dot_general` is given, which would replace the kernel.
       ValueError: if the activation is unknown.
     """
 
@@ -64,8 +64,8 @@ class Dense(linen.Dense):
     Its parameters, and the name that it gets in a compact module, are those of `flax.linen.Dense`.
 
     Attributes:
-      activation: as for `jax_gpuops.linear`. The others are those of `flax.linen.Dense`, of which
-        `dot_general` and `dot_general_cls` must be None: the product is a part of the kernel.
+      activation: as for `jax_gpuops.linear`. The other attributes are those of `flax.linen.Dense`;
+        `dot_general` and `dot_general_cls` must be None, since the kernel computes the product.
     """
 
     activation: str | None = None

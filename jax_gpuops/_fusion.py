@@ -1,13 +1,13 @@
-"""Whether an operand is made by an operation that XLA may compute in one kernel with its consumer.
+"""Whether XLA may fuse the operation that produces an operand with the consumer of the operand.
 
-A kernel of ours is a custom call, across which XLA does not fuse. Where an elementwise operation
-makes the operand, it is stored and read again for the kernel, and not for XLA's own lowering. What
-makes an operand is known where a program is lowered, and in its jaxpr. What consumes the result is
-lowered later, and not known.
+Our kernels are custom calls, and XLA does not fuse across a custom call. If an elementwise
+operation produces the operand, its result is written to memory and read again by the kernel, which
+XLA's own lowering avoids. The producer of an operand is known when a program is lowered, and in its
+jaxpr. The consumers of the result are lowered later and are not known.
 
-What XLA fuses with nothing is listed. All else counts as fusible, but arguments of functions do
-not: what makes those is the caller's. Operands that are small beside others, such as a mask that is
-the same for many rows, do not count either: to store them takes no time.
+The operations that XLA does not fuse with a consumer are listed; all others count as fusible.
+Function arguments do not, since the caller produces them. Operands that are small compared with the
+others, such as a mask that many rows share, do not count either: storing them takes no time.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from jax.extend.core import Literal, Var
 from jax.interpreters.mlir import ir
 
 _SMALL = 1 / 8
-"""An operand that has less than this part of the largest operand's bytes is small."""
+"""An operand is small if it has less than this fraction of the largest operand's bytes."""
 
 
 def large(avals: Sequence[Any]) -> list[bool]:
-    """For each operand, given their types, whether it is large beside the others."""
+    """Returns for each operand type whether that operand is large compared with the others."""
     if not all(isinstance(size, int) for aval in avals for size in aval.shape):
         return [True] * len(avals)  # sizes of exported programs may be symbolic
     sizes = [math.prod(aval.shape) * aval.dtype.itemsize for aval in avals]
@@ -41,14 +41,14 @@ _BARRIERS = frozenset(
         *("rng_bit_generator", "scatter", "sort", "top_k", "triangular_solve", "while"),
     }
 )
-"""The operations of StableHLO and CHLO, without their prefixes, that XLA fuses with no consumer."""
+"""The StableHLO and CHLO operations, without their prefixes, that XLA fuses with no consumer."""
 
 _MOVES = frozenset({"reshape", "sharding_constraint"})
-"""Operations that compute nothing, so that what makes their operand counts."""
+"""Operations that compute nothing: the producer of their operand counts instead."""
 
 
 def is_fusible(value: ir.Value, symbols: ir.SymbolTable) -> bool:
-    """True if XLA may fuse what makes a value with what consumes it.
+    """True if XLA may fuse the producer of a value with its consumer.
 
     Args:
       value: an operand in a module that is being lowered.
@@ -63,7 +63,7 @@ def _name(operation: ir.Operation) -> str:
 
 
 def _source(value: ir.Value, symbols: ir.SymbolTable) -> ir.Operation | ir.BlockArgument:
-    """Returns the operation that makes a value, or the argument of its function that it is."""
+    """Returns the operation that produces a value, or the function argument that it comes from."""
     while not isinstance(value.owner, ir.Block):
         operation = value.owner.operation
         if operation.name == "func.call":
@@ -79,7 +79,7 @@ def _source(value: ir.Value, symbols: ir.SymbolTable) -> ir.Operation | ir.Block
 
 
 def returned(value: ir.Value, symbols: ir.SymbolTable) -> ir.Value:
-    """Returns what a function returns as a value that a call of it makes."""
+    """Returns the value inside a called function that a result of the call stands for."""
     result: ir.OpResult = ir.OpResult(value)
     callee = ir.FlatSymbolRefAttr(result.owner.operation.attributes["callee"]).value
     body = symbols[callee].regions[0].blocks[0]
@@ -104,17 +104,17 @@ _MOVE_PRIMITIVES = frozenset({"reshape", "squeeze", "sharding_constraint", "gpuo
 
 
 def makers(jaxpr: Any) -> Makers:
-    """Returns what defines the variables of a jaxpr."""
+    """Returns the equation that defines each variable of a jaxpr."""
     return {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
 
 
 def is_fusible_in(var: Any, defined: Makers, is_kernel: Callable[[Any], bool]) -> bool:
-    """As `is_fusible`, of a variable of a jaxpr.
+    """As `is_fusible`, for a variable of a jaxpr.
 
     Args:
       var: the variable, or a literal.
-      defined: of its jaxpr.
-      is_kernel: whether a kernel of ours runs an equation.
+      defined: the makers of its jaxpr.
+      is_kernel: tells whether one of our kernels runs an equation.
     """
     source = _source_in(var, defined)
     if isinstance(source, Literal | Var):
@@ -123,7 +123,7 @@ def is_fusible_in(var: Any, defined: Makers, is_kernel: Callable[[Any], bool]) -
 
 
 def _source_in(var: Any, defined: Makers) -> Any:
-    """Returns the equation that makes a variable, or what it is: an argument or a literal."""
+    """Returns the equation that produces a variable, or the argument or literal it comes from."""
     while (eqn := maker(var, defined)) is not None:
         at = eqn.outvars.index(var)
         if eqn.primitive.name in _BARRIER_PRIMITIVES:
@@ -146,11 +146,11 @@ def maker(var: Any, defined: Makers) -> Any:
 
 
 def body(eqn: Any) -> Any:
-    """The jaxpr of the function that an equation calls, if it does and returns what that does."""
+    """The jaxpr that an equation calls; None if there is none or it has more or fewer results."""
     called = next((x for x in map(_jaxpr, eqn.params.values()) if x is not None), None)
     return None if called is None or len(called.outvars) != len(eqn.outvars) else called
 
 
 def _jaxpr(value: Any) -> Any:
-    """The jaxpr of a function that an equation calls, if a parameter is one."""
+    """Returns the jaxpr in a parameter of an equation, or None if the parameter holds none."""
     return getattr(value, "jaxpr", value) if hasattr(value, "eqns") else None

@@ -1,4 +1,4 @@
-"""glu: the product of two dense layers, of which one has an activation."""
+"""glu: a gated linear unit, the elementwise product of two dense layers, one with activation."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ def glu(
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
-    """A gated linear unit: `activation(x @ w_gate) * (x @ w_up)`, by one kernel.
+    """A gated linear unit: `activation(x @ w_gate) * (x @ w_up)`, in one kernel.
 
-    With "silu" it is SwiGLU, with "gelu" GEGLU (Shazeer, 2020). The kernel multiplies x by both
-    factors at once, applies activation and gate to the sums in float32, and rounds once. It runs on
-    Hopper's tensor cores alone, for float16 and bfloat16. For what else kernels are asked for, two
-    of them compute the products, and XLA the rest. XLA alone runs the formula in the dtype of the
-    result.
+    With "silu" it is SwiGLU, with "gelu" GEGLU (Shazeer, 2020). The fused kernel computes both
+    products, applies the activation and the gate to the float32 sums, and rounds once. It runs only
+    on Hopper's tensor cores, for float16 and bfloat16. If a kernel is requested for other problems,
+    two matmul kernels compute the products, and XLA the gate. XLA alone computes the formula in the
+    dtype of the result.
 
-    For derivatives the two products are computed by themselves, and kept.
+    Under differentiation the two products are computed separately and stored.
 
     Args:
       x: an array of shape (..., k); dtypes as for `matmul`.
-      w_gate: an array of shape (k, n). The one kernel takes k and n that are multiples of 8.
+      w_gate: an array of shape (k, n). The fused kernel needs k and n to be multiples of 8.
       w_up: an array of the same shape.
       activation: as for `linear`.
       precision: as for `matmul`.
-      preferred_element_type: the dtype of the result; None for that to which x, w_gate and w_up
-        promote, which is what the one kernel supports.
+      preferred_element_type: the dtype of the result; None for the dtype to which x, w_gate and
+        w_up promote, the only one that the fused kernel supports.
       implementation: as for `matmul`.
       algorithm: None, or "tensor_core".
 
@@ -129,8 +129,8 @@ _jitted_glu = _primitive.jit(
 )
 
 
-# The primitive: activation(x @ gate) * (x @ up). x is (m, k), or a batch of these; gate and up are
-# (k, n), or both are batches of these.
+# The primitive: activation(x @ gate) * (x @ up). x is (m, k) or (batch, m, k); gate and up are both
+# (k, n) or both (batch, k, n).
 
 
 def _gated(gate: jax.Array, up: jax.Array, *, activation: str | None, dtype: Any) -> jax.Array:
@@ -151,7 +151,7 @@ def _reference(x, gate, up, *, activation, precision, preferred_element_type) ->
 
 
 def _plain(x, gate, up, *, activation, **params) -> jax.Array:
-    """The formula as it stands, in the dtype of the result."""
+    """The formula as users write it, in the dtype of the result."""
     y, factor = (_linear.plain_product(x, w, **params) for w in (gate, up))
     return (y if activation is None else ACTIVATIONS[activation](y)) * factor
 
@@ -210,7 +210,7 @@ def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
 
 
 def _batch(operands, axes, *, activation, preferred_element_type, **params):
-    """As that of linear. Where one of gate and up is mapped, the other is repeated."""
+    """As the rule of linear. If only one of gate and up is mapped, the other is broadcast."""
     how = {"preferred_element_type": preferred_element_type, **params}
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
     x, *factors = (

@@ -15,15 +15,15 @@ from jax_gpuops import _library, _report
 IMPLEMENTATIONS = ("cuda", "interpret", "xla")
 
 BATCH_INVARIANT = "batch_invariant"
-"""In place of an algorithm's name: the plan chooses by the length and the dtype of rows alone."""
+"""Given as the algorithm, it lets the plan choose by the row length and the dtype alone."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Preferred:
-    """A kernel wherever one takes the call, else XLA: what `use(name, strict=False)` asks for.
+    """A kernel where one supports the call, else XLA: the meaning of `use(name, strict=False)`.
 
-    Primitives have it as their parameter. What it means is decided when they are lowered, since
-    only then the platform and the number of devices are known.
+    It is a parameter of primitives and is resolved when they are lowered, since the platform and
+    the number of devices are known only then.
 
     Attributes:
       name: "cuda" or "interpret".
@@ -51,20 +51,21 @@ def _check(implementation: object) -> None:
 def use(implementation: str | None, *, strict: bool = True) -> Iterator[None]:
     """Sets the default of `implementation=` for the ops called inside the `with` block.
 
-    For code that cannot pass the argument, such as a Flax model. The default is part of JAX's
+    It serves code that cannot pass the argument, such as a Flax model. The default is part of JAX's
     compilation cache keys, so a jitted function is traced again under another default. New threads
     do not inherit it.
 
-    `use("cuda", strict=False)` switches a whole model on: each call, those of derivatives included,
-    runs a kernel if one takes it, measured or not, and XLA otherwise, without an error. XLA runs
-    calls with arguments or dtypes that no kernel supports, calls in programs for another platform,
-    and in a program over several devices those whose kernel runs within one. A call that names an
-    `algorithm` never runs XLA instead. `explain` shows what each call runs.
+    `use("cuda", strict=False)` enables the kernels for a whole model: each call, including those of
+    derivatives, runs a kernel if one supports it, measured or not, and XLA otherwise, without an
+    error. XLA runs calls with arguments or dtypes that no kernel supports, calls in programs for
+    another platform, and, in programs that span several devices, calls of kernels that run within
+    one device only. A call that names an `algorithm` never falls back to XLA. `explain` shows what
+    each call runs.
 
     Args:
       implementation: None, "cuda", "interpret" or "xla", as the ops take it.
-      strict: False to run XLA where the named kernels do not take a call; True for an error. None
-        and "xla" take every call, so it makes no difference to them.
+      strict: False to run XLA if the named kernels do not support a call; True to raise an error.
+        It has no effect with None and "xla", which support every call.
 
     Raises:
       TypeError: if `strict` is not a bool.
@@ -84,8 +85,8 @@ def resolve(family: str, implementation: str | None, algorithm: str | None) -> I
     """Returns the implementation that a call to an op of `family` asks for, given its arguments.
 
     Raises:
-      ValueError: if it is unknown or not installed, or is "xla" while an algorithm of ours is
-        named, or if there is no such algorithm.
+      ValueError: if the implementation is unknown or not installed, if it is "xla" although an
+        algorithm is named, or if the algorithm is unknown.
       TypeError: if `algorithm` is not a string.
     """
     _check(implementation)
@@ -113,8 +114,8 @@ def resolve_invariant(
 
     Raises:
       TypeError: as `resolve` does; also if `batch_invariant` is not a bool.
-      ValueError: as `resolve` does; also if `batch_invariant` is True, and XLA or an algorithm is
-        asked for.
+      ValueError: as `resolve` does; also if `batch_invariant` is True and XLA or an algorithm is
+        named.
     """
     if not isinstance(batch_invariant, bool | np.bool_):
         raise TypeError(f"batch_invariant must be True or False, got {batch_invariant!r:.60}")
@@ -134,7 +135,7 @@ def resolve_invariant(
 
 
 def asked_for(algorithm: str) -> str:
-    """The argument by which a caller asks for a kernel."""
+    """The argument by which a caller requested a kernel, as error messages show it."""
     if algorithm == BATCH_INVARIANT:
         return "batch_invariant=True"
     return f"algorithm={algorithm!r}"
@@ -143,7 +144,7 @@ def asked_for(algorithm: str) -> str:
 def named(implementation: Implementation, algorithm: str | None) -> str | None:
     """Returns the implementation that a call must run, or None if there is a choice.
 
-    A named algorithm makes a preference a must.
+    If an algorithm is named, a preferred implementation is mandatory.
     """
     if isinstance(implementation, Preferred):
         return None if algorithm is None else implementation.name
@@ -151,11 +152,11 @@ def named(implementation: Implementation, algorithm: str | None) -> str | None:
 
 
 class NoKernelError(Exception):
-    """No kernel takes a call. Raised between a public function and the bind of its primitive.
+    """No kernel supports a call. Raised between a public function and the bind of its primitive.
 
     Attributes:
-      error: what it becomes for a user who asked for a kernel, TypeError or ValueError.
-      second_best: as in `Plan`, for a call that a kernel could take.
+      error: the error that a user who requested a kernel gets, TypeError or ValueError.
+      second_best: as in `Plan`, for a call that a kernel could run.
     """
 
     def __init__(self, why: str, error: type[Exception] = ValueError, second_best: str = "none"):
@@ -172,18 +173,18 @@ def dispatch(
     kernel: Callable[[], _T],
     xla: Callable[[], _T],
 ) -> _T:
-    """Returns what `kernel` computes, or what `xla` does where that is asked for or no kernel fits.
+    """Returns the result of `kernel`, or that of `xla` if XLA is named or no kernel supports it.
 
     Args:
       op: the name of the public function.
-      operands: of the call.
+      operands: the operands of the call.
       implementation: as `resolve` returns it.
       algorithm: as the caller gave it.
       kernel: binds the primitive of a kernel, or raises `NoKernelError`.
       xla: calls the upstream function.
 
     Raises:
-      TypeError: if no kernel takes the call, but one was asked for.
+      TypeError: if a kernel was requested, but none supports the call.
       ValueError: likewise.
     """
     name = named(implementation, algorithm)

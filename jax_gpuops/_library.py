@@ -1,7 +1,7 @@
 """The compiled modules: loads them, checks their version, registers their FFI targets.
 
-Importing this does not access a GPU and never fails. If a module could not be loaded, an operation
-that needs it raises an error that says why.
+Importing this module does not access a GPU and never fails. If a compiled module could not be
+loaded, an operation that needs it raises an error that says why.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def module(implementation: str) -> types.ModuleType:
     """Returns the compiled module of `implementation` ("cuda" or "interpret").
 
     Raises:
-      ValueError: if it is missing or of another version, with what to do about it.
+      ValueError: if it is missing or of another version; the message says what to do.
     """
     loaded = _MODULES[implementation]
     if isinstance(loaded, str):

@@ -23,7 +23,7 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu_exact": functools.partial(jax.nn.gelu, approximate=False),
     "silu": jax.nn.silu,
 }
-"""The activations, by the names that the kernels know them by."""
+"""The activations, by the names that the kernels use."""
 
 
 def linear(
@@ -39,29 +39,29 @@ def linear(
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
-    """A dense layer: `activation(x @ w + b) + residual`, by one kernel on Hopper's tensor cores.
+    """A dense layer: `activation(x @ w + b) + residual`, in one kernel on Hopper's tensor cores.
 
-    The kernels add the bias to sums of float32, apply the activation to these, add the residual,
-    and round once. XLA runs the formula in the dtype of the result, as it stands there.
+    The kernels add the bias to the float32 sums, apply the activation, add the residual, and round
+    once. XLA computes the formula as written, in the dtype of the result.
 
-    For derivatives of "gelu", "gelu_exact" and "silu" the kernel keeps `x @ w + b` in the dtype of
-    the result, and XLA applies the activation to that. "relu" needs no more than its result.
-    Where there is an activation and a residual, XLA adds the residual then. Its cotangent is that
-    of the result.
+    Under differentiation with "gelu", "gelu_exact" or "silu" the kernel stores `x @ w + b` in the
+    dtype of the result, and XLA applies the activation to it. "relu" needs only its result. With an
+    activation and a residual, XLA then adds the residual. The cotangent of the residual is that of
+    the result.
 
     Args:
       x: an array of shape (..., k); dtypes as for `matmul`.
       w: an array of shape (k, n).
       b: None, or an array of shape (n,). It is cast to the dtype of the result.
-      activation: None, "relu", "gelu", "gelu_exact" or "silu": the functions of `jax.nn`, where
-        "gelu" is `jax.nn.gelu`, which is its approximation by tanh, and "gelu_exact"
+      activation: None, "relu", "gelu", "gelu_exact" or "silu", as in `jax.nn`: "gelu" is
+        `jax.nn.gelu` with its tanh approximation, and "gelu_exact" is
         `jax.nn.gelu(approximate=False)`.
       residual: None, or an array of the result's shape, which is added last. It is cast to the
-        dtype of the result. On Hopper's tensor cores a kernel adds it for 16-bit floats, to a
-        result of the dtype of x and w.
+        dtype of the result. On Hopper's tensor cores the kernel supports it for 16-bit floats, with
+        a result of the dtype of x and w.
       precision: as for `matmul`.
-      preferred_element_type: the dtype of the result; None for that to which x, w, b and residual
-        promote. The kernels support that of x and w, and float32 for 16-bit floats.
+      preferred_element_type: the dtype of the result; None for the dtype to which x, w, b and
+        residual promote. The kernels support the dtype of x and w, and float32 for 16-bit floats.
       batch_invariant: as for `matmul`.
       implementation: as for `matmul`.
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
@@ -102,7 +102,7 @@ def linear(
 
 
 def check_activation(activation: str | None) -> None:
-    """Raises ValueError if it is not the name of an activation, or None."""
+    """Raises ValueError unless `activation` is None or the name of an activation."""
     is_name = isinstance(activation, str) and activation in ACTIVATIONS
     if activation is not None and not is_name:
         raise ValueError(
@@ -128,10 +128,10 @@ def check_operands(op: str, arrays: dict[str, Any]) -> None:
 
 
 def dtype_of_result(preferred_element_type: Any, *operands) -> np.dtype:
-    """Returns the dtype of a layer's result: the preferred one, as far as JAX has it.
+    """Returns the dtype of a layer's result: the preferred one, as JAX canonicalizes it.
 
     Raises:
-      TypeError: if that is not floating-point or complex.
+      TypeError: if it is not floating-point or complex.
     """
     if preferred_element_type is None:
         return jnp.result_type(*operands)
@@ -207,8 +207,8 @@ _jitted_linear = _primitive.jit(
 )
 
 
-# The primitive: activation(x @ w + b). x is (m, k), w is (k, n) and b is (n,); each of them may be
-# a batch of these, with one more leading dim, if x or w is.
+# The primitive: activation(x @ w + b). x is (m, k), w is (k, n) and b is (n,). Each of them may
+# have a leading batch dim if x or w has one.
 
 
 def dimension_numbers(x, w) -> DimensionNumbers:
@@ -217,12 +217,12 @@ def dimension_numbers(x, w) -> DimensionNumbers:
 
 
 def gemm_params(x, w) -> dict[str, Any]:
-    """Those of the product by itself, as a call of the primitive of gemm."""
+    """The parameters of `gemm_p` for the product alone."""
     return {"dimension_numbers": dimension_numbers(x, w), "alpha": 1.0, "beta": 0.0}
 
 
 def in_place(y: jax.Array, x, w) -> jax.Array:
-    """Of a product by `dimension_numbers`, the batch that w alone has as the leading dim."""
+    """Makes the batch dim of a product by `dimension_numbers` the leading one if only w has it."""
     return jnp.swapaxes(y, 0, 1) if (x.ndim, w.ndim) == (2, 3) else y
 
 
@@ -248,7 +248,7 @@ def _reference(x, w, *b, activation, precision, preferred_element_type) -> jax.A
 
 
 def _plain(x, w, *b, activation, precision, preferred_element_type) -> jax.Array:
-    """The formula as it stands, in the dtype of the result, whose additions cuBLAS takes over."""
+    """The formula in the dtype of the result, whose additions XLA can pass to cuBLAS."""
     y = plain_product(x, w, precision=precision, preferred_element_type=preferred_element_type)
     y = _with_bias(y, *b)
     return y if activation is None else ACTIVATIONS[activation](y)
@@ -292,7 +292,7 @@ def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str
 
 
 def attributes(activation: str | None, precision: Any) -> dict[str, Any]:
-    """Those of the FFI targets of layers."""
+    """The attributes of the FFI targets of layers."""
     return {
         "precision": _matmul.precision_name(precision),
         "epilogue": activation or "none",
@@ -304,7 +304,7 @@ def attributes(activation: str | None, precision: Any) -> dict[str, Any]:
 
 
 def _calls(target: str, problem: Callable[..., dict[str, Any]], beta: float) -> Callable[..., Any]:
-    """Returns how a kernel calls an FFI target, with the operands as they are."""
+    """Returns the `call` of a `Kernel` that passes its operands to an FFI target unchanged."""
 
     def call(
         launch: _primitive.Launch, *operands, activation, precision, preferred_element_type
@@ -341,7 +341,7 @@ _linear_p = _primitive.primitive(
 )
 
 
-# The primitive with a residual, which has the shape of the sums: activation(x @ w + b) + residual.
+# The primitive with a residual of the shape of the result: activation(x @ w + b) + residual.
 
 
 def _add_reference(x, w, residual, *b, activation, precision, preferred_element_type) -> jax.Array:
@@ -375,7 +375,7 @@ _linear_add_p = _primitive.primitive(
 )
 
 
-# Derivatives: of the product, those of matmul; of the activation, those of jax.nn.
+# Derivatives: the product has those of matmul, the activation those of jax.nn.
 
 
 def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
@@ -391,9 +391,9 @@ def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
 
 
 def _add_jvp(primals, tangents, *, activation, **params):
-    """The residual is added last, so that its tangent is, too.
+    """Adds the tangent of the residual last, as the residual is.
 
-    The derivative of an activation needs what the residual would have been added to.
+    The derivative of an activation needs the value before the residual is added.
     """
     (x, w, residual, *b), (x_dot, w_dot, residual_dot, *b_dot) = primals, tangents
     if all(type(t) is ad.Zero for t in (x_dot, w_dot, *b_dot)):
@@ -407,17 +407,17 @@ def _add_jvp(primals, tangents, *, activation, **params):
     return y, t if type(residual_dot) is ad.Zero else t + residual_dot
 
 
-# Reverse mode keeps the sums or the result, in 16 bits where the result has these, rather than what
-# the derivative makes of them.
+# Reverse mode stores the sums or the result, in the dtype of the result, instead of intermediate
+# values of the derivative.
 @_primitive.keeping_arguments
 def _relu_tangent(y: jax.Array, t: jax.Array) -> jax.Array:
     return jnp.where(y > 0, t, 0)
 
 
 def tangent_of_sums(x, w, x_dot, w_dot, *b_dot, preferred_element_type, **params) -> jax.Array:
-    """The tangent of x @ w + b. It is added up in the accumulator's dtype, as are cotangents of b.
+    """The tangent of x @ w + b, summed in the accumulator's dtype, as cotangents of b are.
 
-    The products have the dtype of the result, and so do cotangents that are multiplied.
+    The products, and the cotangents that are factors of products, have the dtype of the result.
     """
     how = {"preferred_element_type": preferred_element_type, **params}
     wide = _primitive.accumulator(preferred_element_type)
@@ -456,7 +456,7 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
 
 
 def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
-    """As that of linear. A residual is never shared by a batch."""
+    """As the rule of linear. A residual has the batch dim of the result."""
     x, w, residual, *b = (
         each if axis is None else jnp.moveaxis(each, axis, 0)
         for each, axis in zip(operands, axes, strict=True)
@@ -473,7 +473,7 @@ def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
         )
         ranks = [2, 2, 2, 1][: len(operands)]
         return batched(bind, [x, w, residual, *b], mapped, ranks, with_rows=(0, 2))
-    # Only what is added is mapped: multiply once.
+    # Only the residual and b are mapped: multiply once.
     how["preferred_element_type"] = wide = _primitive.accumulator(preferred_element_type)
     if mapped[3:] == [True]:
         y, _ = _batch([x, w, *b], [None, None, 0], **how)
@@ -491,15 +491,15 @@ def batched(
 ) -> tuple[jax.Array, int]:
     """Binds the primitive of a layer to operands with a mapped axis, as batching rules do.
 
-    If only x and what else has its rows are mapped, the mapped rows are more rows. Otherwise the
-    mapped axis is a batch, merged with that which the operands may have already.
+    If exactly the operands with the rows of x are mapped and there is no batch dim, the mapped axis
+    is merged into the rows. Otherwise it becomes a batch dim, merged with an existing one.
 
     Args:
       bind: binds the primitive.
       operands: x and the others. A mapped axis is the first one.
-      mapped: which of them have one.
-      ranks: how many dims each has besides a mapped axis and a batch.
-      with_rows: which of them have the rows of x.
+      mapped: whether each operand has a mapped axis.
+      ranks: the rank of each operand without a mapped axis and a batch dim.
+      with_rows: the indices of the operands that have the rows of x.
     """
     size = operands[mapped.index(True)].shape[0]
     owns = [each.shape[each.ndim - rank :] for each, rank in zip(operands, ranks, strict=True)]

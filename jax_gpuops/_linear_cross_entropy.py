@@ -1,4 +1,4 @@
-"""linear_cross_entropy: the loss of a language-model head, whose logits are never all in memory."""
+"""linear_cross_entropy: the loss of a language-model head, with little memory for the logits."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def linear_cross_entropy(
     rows_per_chunk: int | None = None,
     implementation: str | None = None,
 ) -> jax.Array:
-    """Cross entropy of `softmax(x @ w)` for the labelled classes, in little memory.
+    """Cross entropy of `softmax(x @ w)` with integer labels, in little memory.
 
-    The mean or sum of `softmax_cross_entropy_with_integer_labels(x @ w, labels)`. Only a part of
-    the logits is in memory at a time, or, where the gradient of w is asked for, all of them in the
-    memory of that gradient. Derivatives need no second pass: gradients are computed with the loss,
-    by three products as of the formula, and multiplied by the cotangent. So nothing but gradients
-    is kept for a backward pass. docs/semantics.md says how much memory it takes.
+    It is the mean or sum of `softmax_cross_entropy_with_integer_labels(x @ w, labels)`. Only a part
+    of the logits is in memory at a time, or all of them in the memory of the gradient of w if that
+    is requested. The gradients are computed together with the loss, by three products as in the
+    formula, and are multiplied by the cotangent later. So derivatives need no second pass, and only
+    the gradients are stored for a backward pass. docs/semantics.md says how much memory it takes.
 
     The products and losses are computed as `matmul` and `softmax_cross_entropy_with_integer_labels`
     would, each by a kernel or by XLA.
@@ -49,17 +49,19 @@ def linear_cross_entropy(
     Args:
       x: an array of shape (..., d), of floats.
       w: an array of shape (d, classes), of floats.
-      labels: integers of shape (...), or one that broadcasts to it; with the meaning that they have
+      labels: integers of shape (...), or of a shape that broadcasts to it, with the same meaning as
         for `softmax_cross_entropy_with_integer_labels`.
-      where: None, or a boolean array of shape (...), or one that broadcasts to it: which rows
-        count. The others reach neither the result nor a gradient, whatever x and labels are there.
-      reduction: "mean" over the rows that count, or "sum".
-      transpose_w: True for w of shape (classes, d), as embeddings have that are the head, too.
-      precision: as for `matmul`; of all products.
-      preferred_element_type: the dtype of the logits, of 16 bits or more; None for that to which x
-        and w promote. Their gradients are rounded to the latter, as they are multiplied by x and w.
-      rows_per_chunk: how many rows have their logits computed at once; None for an eighth to a
-        quarter of the rows, but at least 1024, or all where their logits lie in that gradient.
+      where: None, or a boolean array of shape (...), or of a shape that broadcasts to it: the rows
+        to include. The others affect neither the result nor a gradient, whatever x and labels are.
+      reduction: "mean" over the included rows, or "sum".
+      transpose_w: True for w of shape (classes, d), such as an embedding that is also the head.
+      precision: as for `matmul`, for all products.
+      preferred_element_type: the dtype of the logits, of 16 bits or more; None for the dtype to
+        which x and w promote. The gradients of the logits are rounded to the promoted dtype, in
+        which they are multiplied by x and w.
+      rows_per_chunk: the number of rows whose logits are computed at once. None for an eighth to a
+        quarter of the rows, but at least 1024, or for all rows if their logits are in the memory of
+        the gradient of w.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
 
@@ -112,7 +114,7 @@ def _checked(rows_per_chunk: Any) -> int | None:
         return None
     try:
         rows = operator.index(rows_per_chunk)
-    except TypeError:  # of traced arrays, too
+    except TypeError:  # also for traced arrays
         raise TypeError(
             "rows_per_chunk must be None or an int, known when the program is traced, got "
             f"{rows_per_chunk!r:.60}"
@@ -156,9 +158,9 @@ class _How:
     Attributes:
       transpose_w: as the caller gave it.
       precision: likewise.
-      logits_dtype: that of the logits.
+      logits_dtype: the dtype of the logits.
       rows_per_chunk: as the caller gave it.
-      implementation: as resolved.
+      implementation: as `resolve` returned it.
     """
 
     transpose_w: bool
@@ -169,7 +171,7 @@ class _How:
 
     @property
     def width_axis(self) -> int:
-        """The contracted axis of w."""
+        """The contracting dimension of w."""
         return 1 if self.transpose_w else 0
 
 
@@ -183,8 +185,8 @@ def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
         where = jnp.broadcast_to(where, batch)
         weights = where.astype(weights.dtype)
         count = jnp.sum(where).astype(weights.dtype)
-        x = _where_counted(x, where)  # 0 * NaN would be NaN, in gradients of w
-    # The logits' gradients by a mean over many rows would be 0 in float16: the sum is divided.
+        x = _where_counted(x, where)  # 0 * NaN would be NaN in the gradient of w
+    # Divided by many rows, the gradients of float16 logits would underflow: the sum is divided.
     is_divided = reduction == "mean" and dtype == np.float16
     if reduction == "mean" and not is_divided:
         weights = jnp.where(weights == 0, 0, weights / count)
@@ -197,7 +199,7 @@ def _apply(x, w, labels, where, *, reduction, how: _How) -> jax.Array:
         loss, _ = _computed(how, (False, False), rows, w, labels.ravel(), weights.ravel())
     if is_divided:
         loss = loss / count
-    if reduction == "mean":  # of no rows; added, so that the cotangent stays a constant
+    if reduction == "mean":  # NaN for no rows; added, so that the cotangent stays a constant
         loss = loss + jnp.where(count == 0, jnp.nan, 0)
     return loss
 
@@ -207,18 +209,18 @@ _jitted = _primitive.jit(_NAME, _apply, "reduction", "how")
 
 @_primitive.keeping_arguments
 def _where_counted(x: jax.Array, where: jax.Array) -> jax.Array:
-    """Returns x with zeros in the rows that do not count."""
+    """Returns x with zeros in the excluded rows."""
     return jnp.where(jnp.expand_dims(where, -1), x, 0)
 
 
 def _is_left_whole(*operands) -> bool:
-    """True if rows cannot be told apart: none is there, or sizes or shardings are in the way."""
+    """True if the rows cannot be divided: no elements, symbolic sizes or explicit shardings."""
     sizes = [size for each in operands for size in each.shape]
     has_rows = all(isinstance(size, int) and size > 0 for size in sizes)
     return not has_rows or any(map(_primitive.has_explicit_sharding, operands))
 
 
-# The parts. dz is the gradient of the logits, `axis` the axis of the classes in these.
+# The parts. dz is the gradient of the logits, `axis` the axis of the classes in both.
 
 
 def _product(how: _How, a, b, numbers: DimensionNumbers, dtype) -> jax.Array:
@@ -258,18 +260,18 @@ def _losses(how: _How, logits, labels, axis: int) -> jax.Array:
 
 
 def _weighted(losses, weights) -> jax.Array:
-    """The sum of the losses of the rows that count: those of others may be NaN."""
+    """The weighted sum of the losses of the included rows; those of the others may be NaN."""
     return jnp.sum(jnp.where(weights == 0, 0, weights * losses))
 
 
 def _formula(how: _How, x, w, labels, weights) -> jax.Array:
-    """The loss as it stands, with all logits in memory."""
+    """The loss by the formula, with all logits in memory."""
     axis = x.ndim - 1
     return _weighted(_losses(how, _logits(how, x, w, axis), labels, axis), weights)
 
 
 def _chunk(how: _How, wants, x, w, labels, weights, axis: int):
-    """The losses of some rows, and, if any gradient is wanted, dz and the gradient of x."""
+    """The losses of some rows, dz if any gradient is wanted, and the gradient of x if wanted."""
     logits = _logits(how, x, w, axis)
     if not any(wants):
         return _losses(how, logits, labels, axis), None, None
@@ -283,31 +285,31 @@ def _chunk(how: _How, wants, x, w, labels, weights, axis: int):
 
 
 def _factors(how: _How, x, dz, axis: int) -> tuple[jax.Array, jax.Array, DimensionNumbers]:
-    """The product that is the gradient of w of some rows, and has the shape of w."""
+    """The factors and dimension numbers of the product that is the gradient of w for some rows."""
     if how.transpose_w:
         return dz, x, (((1 - axis,), (0,)), ((), ()))
     return x, dz, (((0,), (1 - axis,)), ((), ()))
 
 
-# Loss and gradients. There are two ways to need less memory than all logits take.
+# Loss and gradients. Two methods need less memory than all logits take.
 #
-# By chunks of rows: the gradient of w is a sum over chunks, of float32 where w has 16 bits. That
-# array, of the size of w, may be larger than the logits.
+# By chunks of rows: the gradient of w is a sum over chunks, in float32 if w has 16 bits. This array
+# has the size of w and may be larger than the logits.
 #
-# In place: for each row the logits take as much memory as one row of the gradient of w, so that as
-# many rows as w is wide fit there. The gradient of some classes needs dz of these classes alone,
-# and so overwrites it, a slice of classes at a time.
+# In place: the logits of d rows have as many elements as the gradient of w, and are stored in its
+# memory. The gradient of a slice of classes needs dz of these classes only, and overwrites it, one
+# slice at a time.
 
 _MIN_ROWS = 1024
-"""A chunk has at least that many rows: products of few have less speed, and sums more steps."""
+"""The least rows of a chunk: products of fewer rows are slower, and the sum has more steps."""
 
 _SLICES = 16
 
 
 def _chunk_rows(how: _How, x) -> int:
-    """How many rows have their logits computed at once.
+    """Returns the number of rows whose logits are computed at once.
 
-    From an eighth to a quarter of the rows, as many as have room in the gradient of w.
+    It is an eighth to a quarter of the rows: as many as fit in the memory of the gradient of w.
     """
     rows, width = x.shape
     if how.rows_per_chunk is not None:
@@ -318,14 +320,14 @@ def _chunk_rows(how: _How, x) -> int:
 
 
 def _chunk_rows_in_place(how: _How, x) -> int:
-    """The same where dz is kept: all rows, if the logits need no other memory than dz."""
+    """The same for the in-place method: all rows, if the logits need no memory besides dz."""
     rows, width = x.shape
     is_other = how.logits_dtype.itemsize > x.dtype.itemsize or rows < width
     return _chunk_rows(how, x) if is_other or how.rows_per_chunk is not None else rows
 
 
 def _is_in_place(how: _How, x) -> bool:
-    """Whether that takes less memory. What is compared are bytes for each class."""
+    """True if the in-place method takes less memory. The sizes compared are bytes per class."""
     rows, width = x.shape
     chunk = _chunk_rows(how, x)
     if chunk == rows:
@@ -333,7 +335,7 @@ def _is_in_place(how: _How, x) -> bool:
     size, logits_size = x.dtype.itemsize, how.logits_dtype.itemsize
     by_sums = chunk * logits_size
     if _primitive.accumulator(x.dtype) != x.dtype:
-        # Until the end nothing is in the memory of the gradient: the logits may be.
+        # The memory of the gradient is unused until the end, so the logits may take it.
         by_sums = 4 * width + (0 if by_sums <= width * size else by_sums)
     if logits_size > size:
         by_sums += chunk * size  # for dz
@@ -349,15 +351,15 @@ def _computed(how: _How, wants: tuple[bool, bool], x, w, labels, weights):
     """The weighted sum of the losses, and the gradients that are wanted.
 
     Args:
-      how: of the call.
-      wants: whether those of x and of w are.
+      how: how the call is computed.
+      wants: whether the gradients of x and of w are wanted.
       x: (rows, d).
       w: of the dtype of x.
       labels: (rows,).
-      weights: (rows,), what the losses are multiplied by.
+      weights: (rows,), the factors of the losses.
 
     Returns:
-      The sum, and the gradients of x and of w, or None for each.
+      The sum, and the gradients of x and of w, each None if it is not wanted.
     """
     if wants[1] and _is_in_place(how, x):
         losses, gradients = _in_place(how, wants, x, w, labels, weights)
@@ -384,12 +386,12 @@ def _by_chunks(how: _How, wants, x, w, labels, weights):
     chunks = -(-rows // chunk)
 
     def divided(each):
-        """Into chunks, the last one filled up with rows that do not count."""
+        """Divides rows into chunks, and pads the last one with rows of weight 0."""
         filled = jnp.pad(each, [(0, chunks * chunk - rows), *[(0, 0)] * (each.ndim - 1)])
         return filled.reshape(chunks, chunk, *each.shape[1:])
 
     operands = [divided(each) for each in (x, labels, weights)]
-    if wants[1]:  # the sum begins with the first chunk, which costs less than with zeros
+    if wants[1]:  # starting the sum with the first chunk costs less than with zeros
         total, first = step(None, [each[0] for each in operands])
         total, others = lax.scan(step, total, [each[1:] for each in operands])
         results = jax.tree.map(lambda y, ys: jnp.concatenate([y[None], ys]), first, others)
@@ -402,7 +404,7 @@ def _by_chunks(how: _How, wants, x, w, labels, weights):
 
 
 def _added(how: _How, total, x, dz) -> jax.Array:
-    """The sum of gradients of w, if there is one yet, and that of some more rows."""
+    """Adds the gradient of w for some more rows to `total`, which is None before the first."""
     dtype = _primitive.accumulator(x.dtype)
     if total is None:
         return _product(how, *_factors(how, x, dz, 1), dtype)
@@ -412,7 +414,7 @@ def _added(how: _How, total, x, dz) -> jax.Array:
         def xla():
             return total + lax.dot_general(a, b, numbers, how.precision, dtype)
 
-        why = "XLA adds a product to a sum in place"  # that of a kernel is another array
+        why = "XLA adds a product to a sum in place"  # a kernel's product is a separate array
         return left_to_xla(_NAME, [a, b], why, xla, "a kernel")
     axis = 1 - how.width_axis
 
@@ -428,7 +430,7 @@ def _added(how: _How, total, x, dz) -> jax.Array:
 def _in_place(how: _How, wants, x, w, labels, weights):
     rows, width = x.shape
     chunk = _chunk_rows_in_place(how, x)
-    axis = 1 - how.width_axis  # dz lies as w does
+    axis = 1 - how.width_axis  # dz has the classes along the same axis as w
     parts = [slice(0, min(rows, width))] + ([slice(width, rows)] if rows > width else [])
     filled = []
     for part in parts:
@@ -436,7 +438,7 @@ def _in_place(how: _How, wants, x, w, labels, weights):
         each = (x[part], w, labels[part], weights[part])
         filled.append(_filled(how, wants, *each, chunk=chunk, axis=axis, slots=slots))
     losses, kept, dx = zip(*filled, strict=True)
-    # What follows overwrites what the gradients of x are made of.
+    # The gradients of x are computed from dz, which is overwritten below.
     (dw, *others), dx = lax.optimization_barrier((kept, dx))
 
     def overwrite(dw, start, count):
@@ -456,7 +458,7 @@ def _in_place(how: _How, wants, x, w, labels, weights):
 
 
 def _in_slices(change, w, axis: int) -> jax.Array:
-    """Changes an array like w by slices of its classes, given where each starts and ends."""
+    """Applies `change` to an array like w, slice of classes by slice, given its start and size."""
     classes = w.shape[axis]
     count = min(classes, 128 * -(-classes // (128 * _SLICES)))
     whole, rest = divmod(classes, count)
@@ -465,9 +467,9 @@ def _in_slices(change, w, axis: int) -> jax.Array:
 
 
 def _filled(how: _How, wants, x, w, labels, weights, *, chunk: int, axis: int, slots: int):
-    """As `_chunk`, for more rows, with dz in an array that has slots for as many or more.
+    """As `_chunk`, for several chunks of rows, with dz in an array of `slots` rows or more.
 
-    The last chunk is that of the last rows: those that it shares with another are computed twice.
+    The last chunk ends with the last row; rows that it shares with another are computed twice.
     """
     rows = len(x)
     chunk = min(rows, chunk)
@@ -497,11 +499,11 @@ def _filled(how: _How, wants, x, w, labels, weights, *, chunk: int, axis: int, s
 
 
 def _zeros(shape, dtype, like) -> jax.Array:
-    """Zeros that vary over the manual mesh axes that an array varies over, as carries must."""
+    """Zeros that vary over the same manual mesh axes as `like`, as loop carries must."""
     return _primitive.vary_alike(jnp.zeros(shape, dtype), like)[0]
 
 
-# Derivatives: gradients come with the loss, and those of gradients from the formula.
+# Derivatives: gradients are computed with the loss; derivatives of gradients use the formula.
 
 
 @functools.partial(_computed.defjvp, symbolic_zeros=True)

@@ -27,7 +27,7 @@ from jax_gpuops._implementation import (
 from jax_gpuops._report import left_to_xla
 
 DimensionNumbers = tuple[
-    tuple[Sequence[int], Sequence[int]],  # contracted dims of lhs and rhs
+    tuple[Sequence[int], Sequence[int]],  # contracting dims of lhs and rhs
     tuple[Sequence[int], Sequence[int]],  # batch dims of lhs and rhs
 ]
 
@@ -40,7 +40,7 @@ _RESULTS = {
     "float8_e5m2": ("bfloat16", "float16", "float32"),
     "int8": ("int32",),
 }
-"""The dtypes of factors that kernels take, and of the results that they have for them."""
+"""The factor dtypes that kernels support, with the result dtypes for each."""
 
 
 def matmul(
@@ -57,25 +57,25 @@ def matmul(
     """Matrix product of two arrays; drop-in for `jax.numpy.matmul`.
 
     Leading dims are batch dims and broadcast. A matrix that a whole batch shares is not copied.
-    Under `jax.jit` neither is a transposed one, as `w.T` in `matmul(x, w.T)`.
+    Under `jax.jit` a transposed matrix is not copied either, such as `w.T` in `matmul(x, w.T)`.
 
     Args:
       a: an array of shape (..., m, k) or (k,). The kernels support float16, bfloat16, float32 and
-        float64, and on Hopper's tensor cores float8_e4m3fn, float8_e5m2 and int8. They add products
-        of shorter floats in float32, and those of int8 in int32.
+        float64, and on Hopper's tensor cores float8_e4m3fn, float8_e5m2 and int8. They accumulate
+        products of 8-bit and 16-bit floats in float32, and products of int8 in int32.
       b: an array of shape (..., k, n) or (k,).
-      precision: as in JAX. On tensor cores the kernels multiply float32 in TF32, as XLA does. On
-        Hopper's they multiply it at the highest precision by parts, as exactly as in float32; and
-        they add products of 8-bit floats with 13 bits of fraction, as XLA does, except at a
-        precision above the default, where each 128 of them are added to a sum in float32. Of
-        `jax.lax.DotAlgorithmPreset` they accept what they implement.
-      preferred_element_type: the dtype of the result. The kernels support that of a and b, and
-        float32 for 16-bit floats; of 8-bit floats bfloat16, float16 or float32, and of int8 int32,
-        which have to be asked for.
+      precision: as in JAX. On tensor cores the kernels multiply float32 in TF32, as XLA does. At
+        the highest precision they split float32 into parts on Hopper, and are as accurate as in
+        float32. Products of 8-bit floats are accumulated with 13 fraction bits, as in XLA; above
+        the default precision, each 128 of them are added to a float32 sum. The kernels accept the
+        members of `jax.lax.DotAlgorithmPreset` that they implement.
+      preferred_element_type: the dtype of the result. The kernels support the dtype of a and b, and
+        float32 for 16-bit floats. For 8-bit floats it must be bfloat16, float16 or float32, and for
+        int8 it must be int32.
       out_sharding: as in JAX; the kernels do not support it.
       batch_invariant: True for rows that have the same bits whatever the number of rows, the other
-        rows and the batch are: a kernel that takes the terms in an order which the dtype, the
-        precision and k alone decide. A call that no such kernel takes is an error.
+        rows and the batch are. A kernel then runs that accumulates in an order determined only by
+        the dtype, the precision and k. A call that no such kernel supports is an error.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
@@ -117,13 +117,13 @@ def dot_general(
     """General product of two arrays; drop-in for `jax.lax.dot_general`.
 
     Flax layers accept it: `nnx.Linear(..., dot_general=jax_gpuops.dot_general)`. The kernels
-    multiply batches of matrices; operands whose layout in memory is no such batch are transposed.
-    Under `jax.jit` the layout of an operand that is a transposed array is that of the array.
+    multiply batches of matrices; operands that are not laid out so in memory are transposed. Under
+    `jax.jit` a transposed array is read in the layout of the array before the transpose.
 
     Args:
       lhs: an array, dtypes as for `matmul`.
       rhs: an array.
-      dimension_numbers: ((contracted dims of lhs, of rhs), (batch dims of lhs, of rhs)).
+      dimension_numbers: ((contracting dims of lhs, of rhs), (batch dims of lhs, of rhs)).
       precision: as for `matmul`.
       preferred_element_type: as for `matmul`.
       out_sharding: as for `matmul`.
@@ -132,7 +132,7 @@ def dot_general(
       algorithm: as for `matmul`.
 
     Returns:
-      An array whose dims are the batch dims, the other dims of lhs, and those of rhs.
+      An array whose dims are the batch dims, the free dims of lhs, and the free dims of rhs.
 
     Raises:
       TypeError: as `matmul` does.
@@ -166,12 +166,12 @@ def gemm(
     """BLAS's gemm: `alpha * op(a) @ op(b) + beta * c`, rounded once.
 
     As in BLAS, an operand whose factor is 0 is not read: NaN in `c` has no effect if `beta` is 0,
-    nor has NaN in `a` or `b` if `alpha` is 0. float32 is multiplied in float32 (not TF32), also by
-    XLA.
+    nor has NaN in `a` or `b` if `alpha` is 0. float32 is multiplied in float32, not TF32, by XLA
+    too.
 
     Args:
       a: an array of shape (..., m, k), or (..., k, m) with `transpose_a`; dtypes as for `matmul`,
-        but none of 8 bits.
+        except 8-bit ones.
       b: an array of shape (..., k, n), or (..., n, k) with `transpose_b`.
       c: None, or an array that broadcasts to the result.
       alpha: the factor of the product, a Python number.
@@ -182,7 +182,7 @@ def gemm(
       algorithm: as for `matmul`.
 
     Returns:
-      An array of shape (..., m, n), of the dtype to which those of a, b and c promote.
+      An array of shape (..., m, n), of the dtype to which a, b and c promote.
 
     Raises:
       TypeError: as `matmul` does; also if `alpha` or `beta` is not a Python number, or the arrays
@@ -222,17 +222,17 @@ def gemm(
 
 
 def hashable(value: Any) -> Any:
-    """Sequences as tuples, other values as they are, a `jax.lax.DotAlgorithm` among these."""
+    """Converts sequences, except a `jax.lax.DotAlgorithm`, to tuples."""
     if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | lax.DotAlgorithm):
         return tuple(map(hashable, value))
     return value
 
 
 def _dimension_numbers(numbers: Any) -> Any:
-    """Returns those of `dot_general` as tuples of ints.
+    """Returns the dimension numbers of `dot_general` as tuples of ints.
 
     Raises:
-      TypeError: if they do not have the form of these.
+      TypeError: if they do not have the required form.
     """
     try:
         (a, b), (a_batch, b_batch) = numbers
@@ -249,13 +249,13 @@ def _dimension_numbers(numbers: Any) -> Any:
 
 
 def canonical(precision: Any) -> Any:
-    """Returns a precision in one of its forms in JAX.
+    """Returns a precision in JAX's canonical form.
 
-    That is None; a pair of `jax.lax.Precision`, of the left operand and the right one; or an
-    algorithm, which may be a preset. None stands for the one configured where it is called.
+    It is None, a pair of `jax.lax.Precision` for the left and the right operand, a
+    `jax.lax.DotAlgorithm` or a preset of it. For None it is JAX's configured default precision.
 
     Raises:
-      ValueError: if it is none of these.
+      ValueError: if `precision` is not valid.
     """
     if precision is None:
         precision = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
@@ -276,17 +276,17 @@ def canonical(precision: Any) -> Any:
 
 
 def named_algorithm(algorithm: str | None, precision: Any, *factors: jax.Array) -> str | None:
-    """Returns an algorithm by the name that the plan knows, or None if the plan is to choose.
+    """Returns the name by which the plan knows an algorithm, or None if the plan is to choose.
 
-    BATCH_INVARIANT is the one whose rows have the same bits in every batch. Those on tensor cores
-    take steps of the depth of one size from the first to the last, whatever their tile, and
-    `double_buffered` single terms. Others divide the depth by the sizes of the problem (`split_k`,
-    `skinny`, `fma_sliced`), or choose by what all rows hold (`bf16_x6`, `fp16_x3`).
+    BATCH_INVARIANT becomes the algorithm whose rows have the same bits in every batch. The tensor
+    core algorithms accumulate over k in order, in steps of one size whatever the tile, and
+    `double_buffered` in single terms. Other algorithms divide k depending on the problem sizes
+    (`split_k`, `skinny`, `fma_sliced`) or depend on the values of all rows (`bf16_x6`, `fp16_x3`).
 
     Args:
-      algorithm: as `resolve_invariant` returns it.
+      algorithm: as `resolve_invariant` returned it.
       precision: as the caller gave it.
-      *factors: those whose dtypes promote to that of the product's factors.
+      *factors: arrays whose dtypes promote to the dtype of the product's factors.
     """
     if algorithm != BATCH_INVARIANT:
         return algorithm
@@ -301,7 +301,7 @@ def named_algorithm(algorithm: str | None, precision: Any, *factors: jax.Array) 
 
 
 def check_sharding(*operands, out_sharding=None) -> None:
-    """Raises NoKernelError if operands or result have a sharding of their own, in their type."""
+    """Raises NoKernelError if the type of an operand or of the result has an explicit sharding."""
     if out_sharding is not None or any(map(_primitive.has_explicit_sharding, operands)):
         raise NoKernelError(
             "matmul kernels run within one device and have no rule for explicit sharding: call "
@@ -324,15 +324,15 @@ def bind_product(
     """Binds a primitive of a product, or raises NoKernelError if no kernel takes its operands.
 
     Args:
-      p: that of gemm, of a layer or of factors with scales.
+      p: the primitive of gemm, of a layer or of a scaled product.
       a: the left factor.
       b: the right factor.
-      *others: further operands, in the dtypes that the primitive wants.
+      *others: further operands, in the dtypes that the primitive requires.
       precision: as the caller gave it.
       preferred_element_type: the dtype of the result.
-      implementation: as resolved.
-      algorithm: as the caller gave it.
-      results: the dtypes of results by those of factors.
+      implementation: as `resolve` returned it.
+      algorithm: a name that the plan knows, or None.
+      results: the supported dtypes of the result for each dtype of the factors.
       **params: the other parameters of the primitive.
     """
     precision = canonical(precision)
@@ -354,8 +354,8 @@ def bind_product(
     if algorithm is None:
         _primitive.check_plan(p, a, b, *others, implementation=implementation, **params)
     if implementation is None and algorithm is None:
-        # A primitive of ours hides the product from checkpoint policies: it has to be worth it.
-        # Of the sizes, vmap changes m, n and the batch.
+        # Our primitive hides the product from checkpoint policies, so it must be worth it. vmap may
+        # change the sizes m, n and batch later.
         problem = _primitive.KERNELS[p].problem(a, b, *others, **params)
         named = (
             *("dtype", "result_dtype", "precision", "has_c", "has_bias", "gated", "epilogue", "k"),
@@ -363,7 +363,7 @@ def bind_product(
         )
         known = {key: problem[key] for key in named}
         forms = [problem]
-        if _primitive.KERNELS[p].as_stored:  # how factors are stored is known when it is lowered
+        if _primitive.KERNELS[p].as_stored:  # the lowering finds how factors are stored
             flags = itertools.product((0, 1), repeat=2)
             forms = [problem | {"transpose_a": a, "transpose_b": b} for a, b in flags]
         if not any(
@@ -383,7 +383,7 @@ def bind_product(
     )
 
 
-# From the public functions to the primitive. Under jit, so that the moves around it cost nothing.
+# From the public functions to the primitive, under jit, so that reshapes around it cost nothing.
 
 
 def _dot_general(
@@ -533,16 +533,16 @@ _jitted_gemm = _primitive.jit("gemm", _gemm, *_FACTORS, *_STATIC)
 
 @dataclasses.dataclass(frozen=True)
 class _Broadcast:
-    """A product of broadcasting batches of matrices as a dot_general.
+    """A product of batches of matrices that broadcast, as a dot_general.
 
-    A batch dim that both operands have is a batch dim; one that only one of them has is one of its
-    free dims, so nothing is copied.
+    A batch dim of both operands becomes a batch dim of the dot_general. A batch dim of only one
+    operand becomes a free dim of it, so nothing is copied.
 
     Attributes:
-      a_squeezed: the dims of size 1 that a loses.
-      b_squeezed: those that b loses.
-      dimension_numbers: of the dot_general.
-      order: the permutation that puts its result's dims in place.
+      a_squeezed: the dims of size 1 to squeeze from a.
+      b_squeezed: the dims of size 1 to squeeze from b.
+      dimension_numbers: the dimension numbers of the dot_general.
+      order: the permutation that transposes its result to the result of the product.
     """
 
     a_squeezed: tuple[int, ...]
@@ -607,7 +607,7 @@ def _product(
     a, b, *c, dimension_numbers, precision, preferred_element_type, alpha, beta, outer=None
 ) -> jax.Array:
     """The primitive in JAX's operations."""
-    del outer  # which says how the kernels' form of the product divides it
+    del outer  # only the kernels use it
     if alpha == 1 and not c:
         return lax.dot_general(a, b, dimension_numbers, precision, preferred_element_type)
     wide = _primitive.accumulator(preferred_element_type)
@@ -632,10 +632,10 @@ class _Matrices:
     """An operand as a batch of matrices, or as one matrix for the whole batch.
 
     Attributes:
-      order: the permutation of its dims that makes it so; data moves only if dims larger than 1
-        change their order.
+      order: the permutation of the operand's dims before the reshape to `shape`; data moves only if
+        dims larger than 1 change their order.
       shape: (batch, rows, cols), or (rows, cols) for one matrix.
-      transpose: True if the matrices are the transposed ones.
+      transpose: True if the matrices are transposed.
       moves: True if data moves.
     """
 
@@ -669,17 +669,17 @@ class _Matrices:
 
 @dataclasses.dataclass(frozen=True)
 class _Canonical:
-    """A dot_general as the kernels know it: (batch, m, k) x (batch, k, n) -> (batch, m, n).
+    """A dot_general in the form that kernels take: (batch, m, k) x (batch, k, n) -> (batch, m, n).
 
-    Where nothing else is a batch, free dims outside the contracted ones are: (m, k) x (batch, k, n)
-    shares its left matrix, so that no data moves.
+    If there are no batch dims, the free dims before the contracting ones may serve as the batch:
+    (m, k) x (batch, k, n) shares its left matrix, so that no data moves.
 
     Attributes:
       a: the left operand, (batch, m, k).
       b: the right operand, (batch, k, n).
-      result_order: the permutation that makes the result of dot_general (batch, m, n).
-      result_dims: the result's dims in that order.
-      outer: the free dims of b that are a batch.
+      result_order: the permutation of the result of dot_general to (batch, m, n).
+      result_dims: the sizes of the result's dims in that order.
+      outer: the free dims of b that serve as the batch.
       has_batch: True if the result is (batch, m, n) rather than (m, n).
     """
 
@@ -701,10 +701,10 @@ class _Canonical:
         """Returns the form of a dot_general.
 
         Args:
-          a_shape: of the left operand.
-          b_shape: of the right operand.
-          dimension_numbers: of the dot_general.
-          outer: free dims of b to be a batch; None for those outside the contracted ones.
+          a_shape: the shape of the left operand.
+          b_shape: the shape of the right operand.
+          dimension_numbers: the dimension numbers of the dot_general.
+          outer: the free dims of b that serve as the batch; None to choose them by `_outer_dims`.
         """
         (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
         pairs = sorted(zip(a_contract, b_contract, strict=True))
@@ -736,7 +736,7 @@ class _Canonical:
 
     @property
     def sizes(self) -> dict[str, int]:
-        """batch, m, n and k."""
+        """The sizes batch, m, n and k."""
         *_, a_rows, a_cols = self.a.shape
         *_, b_rows, b_cols = self.b.shape
         return {
@@ -755,18 +755,18 @@ class _Canonical:
         return shape if self.has_batch else shape[1:]
 
     def from_result(self, c: jax.Array) -> jax.Array:
-        """Brings an array like the result of dot_general into the kernels' form."""
+        """Converts an array of the result's shape in dot_general to the kernels' form."""
         return lax.transpose(c, self.result_order).reshape(self.result_shape)
 
     def to_result(self, y: jax.Array) -> jax.Array:
-        """Brings the kernels' result into the form of dot_general."""
+        """Converts the kernels' result to the form of dot_general."""
         return lax.transpose(y.reshape(self.result_dims), np.argsort(self.result_order))
 
 
 def _outer_dims(
     shape: Sequence[int], contract: Sequence[int], free: Sequence[int]
 ) -> tuple[int, ...]:
-    """The free dims before the contracted ones, if there are others behind and none between."""
+    """The free dims before the contracting ones, if there are others behind and none between."""
     large = [d for d in contract if shape[d] != 1]
     if not large:
         return ()
@@ -778,9 +778,9 @@ def _outer_dims(
 
 
 def precision_name(precision: Any) -> str:
-    """A canonical precision as the problem has it: "HIGHEST", "BF16_BF16_F32".
+    """The name of a canonical precision in problems, such as "HIGHEST" or "BF16_BF16_F32".
 
-    Of a pair it is the higher one, by which XLA too multiplies both operands.
+    For a pair it is the higher one, which XLA also uses for both operands.
     """
     if precision is None:
         return lax.Precision.DEFAULT.name
@@ -790,13 +790,13 @@ def precision_name(precision: Any) -> str:
 
 
 WITHOUT_SCALES = {"a_scale": "none", "b_scale": "none", "share_a_scale": 0, "share_b_scale": 0}
-"""The fields of problems that tell of scales of the factors, where there are none."""
+"""The problem fields of factor scales, for products without scales."""
 
 
 def problem_of_product(
     a, b, *c, dimension_numbers, precision, preferred_element_type, alpha=1.0, beta=0.0, outer=None
 ) -> dict[str, Any]:
-    """The problem of a product without bias and activation, as the module's plan takes it."""
+    """The problem of a product without bias and activation, for the compiled module's plan."""
     del beta
     form = _Canonical.of(a.shape, b.shape, dimension_numbers, outer)
     return {
@@ -821,10 +821,10 @@ def problem_of_product(
 
 
 def workspace(launch: _primitive.Launch, problem: dict[str, Any]) -> jax.ShapeDtypeStruct:
-    """The last result of a problem's custom call.
+    """The workspace of a problem, which is the last result of its custom call.
 
-    Problems with symbolic sizes get none, but for factors of 8 bits: their kernel may need copies
-    of both, in lines of 128 bytes, and no other takes them.
+    Problems with symbolic sizes get none, except those with 8-bit factors: their only kernel may
+    need copies of both factors, in lines of 128 bytes.
     """
     batch, m, n, k = (problem[key] for key in ("batch", "m", "n", "k"))
     if all(isinstance(each, int) for each in (batch, m, n, k)):
@@ -848,7 +848,7 @@ def _call(
     beta,
     outer=None,
 ) -> jax.Array:
-    """The custom call and the moves around it. cuBLAS is a target of its own: see handler.cc."""
+    """The custom call and the transposes around it. cuBLAS has its own target: see handler.cc."""
     problem = problem_of_product(
         a,
         b,
@@ -880,12 +880,13 @@ def _call(
 
 
 def _as_stored(operand: int, permutation, avals, params) -> dict[str, Any] | None:
-    """The product with a transposed factor as it is stored, whose dims have other numbers.
+    """The parameters of a product that reads a transposed factor as it is stored.
 
-    None if the dims of its result had another order, or an array would be moved for it.
+    None if the dims of its result would have another order, or if an array would be copied for it.
     """
     is_factor = operand < 2
-    # Of 16 bits tensor_core adds c to factors that are not transposed, and others are slower.
+    # For 16-bit factors with c, tensor_core needs factors that are not transposed, and the other
+    # algorithms are slower.
     if not is_factor or (len(avals) == 3 and avals[0].dtype.itemsize == 2):
         return None
     numbers, outer = params["dimension_numbers"], params.get("outer")
@@ -899,7 +900,7 @@ def _as_stored(operand: int, permutation, avals, params) -> dict[str, Any] | Non
         dims[operand] = tuple(permutation[d] for d in dims[operand])
     shapes[operand] = tuple(shapes[operand][d] for d in np.argsort(permutation))
     numbers = tuple(contract), tuple(batch)
-    if old.outer:  # the result has them first, too
+    if old.outer:  # these come first in the result, too
         outer = tuple(permutation[d] for d in old.outer) if operand == 1 else old.outer
     new = _Canonical.of(shapes[0], shapes[1], numbers, outer)
     own, other = (new.a, new.b) if operand == 0 else (new.b, new.a)
@@ -921,11 +922,11 @@ gemm_p = _primitive.primitive(
 )
 
 
-# Derivatives and batching: those of dot_general, which is linear in each operand.
+# Derivatives and batching, as for dot_general, which is linear in each operand.
 
 
 def bind_derivative(a, b, **params):
-    """Binds a product by the algorithm that was named for another one, if that takes it."""
+    """Binds the product of a derivative; a named algorithm must support it too."""
     if params["algorithm"] is not None:
         _primitive.check_named(gemm_p, a, b, **params)
     return gemm_p.bind(a, b, **params)
@@ -981,14 +982,14 @@ OF_FLOAT8 = {
     lax.DotAlgorithmPreset.ANY_F8_ANY_F8_ANY: lax.Precision.HIGHEST,
     lax.DotAlgorithmPreset.ANY_F8_ANY_F8_ANY_FAST_ACCUM: lax.Precision.DEFAULT,
 }
-"""The precision for wider floats, as derivatives have, where one names 8-bit floats."""
+"""The precision of derivatives, whose floats are wider, for presets that name 8-bit floats."""
 
 
 def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **params):
-    """The cotangent of one factor: that of the result times the other factor, or the other way.
+    """The cotangent of one factor: the product of the result's cotangent and the other factor.
 
-    The cotangent's dims are batch, free dims of lhs, free dims of rhs. Contracted with the other
-    factor's free dims, it leaves batch, free and contracted dims of the linear factor.
+    The cotangent's dims are batch, free dims of lhs, free dims of rhs. Contracting the free dims of
+    the other factor leaves the batch, free and contracting dims of the linear factor.
     """
     contract, batch = dimension_numbers
     mine, theirs = (0, 1) if is_lhs else (1, 0)
@@ -997,9 +998,9 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
     batch_dims = tuple(range(len(batch[mine])))
     first_theirs = len(batch_dims) + (len(my_free) if is_lhs else 0)
     their_dims = tuple(range(first_theirs, first_theirs + len(their_free)))
-    if params["precision"] in OF_FLOAT8:  # which no product with a cotangent is of
+    if params["precision"] in OF_FLOAT8:  # cotangents are no 8-bit floats
         params["precision"] = (OF_FLOAT8[params["precision"]],) * 2
-    # What remains of the other factor are its contracted dims, in ascending order.
+    # The contracting dims of the other factor remain, in ascending order.
     by_theirs = [m for _, m in sorted(zip(contract[theirs], contract[mine], strict=True))]
     # The dtype of the cotangent is that of a and b, or wider.
     factors = [
@@ -1019,13 +1020,13 @@ def _factor_cotangent(cotangent, linear, other, *, dimension_numbers, is_lhs, **
         **params,
     )
     y = lax.transpose(y, np.argsort(dims)).astype(linear.dtype)
-    if jax.typeof(y).sharding != linear.sharding:  # in the type only: it is all on one device
+    if jax.typeof(y).sharding != linear.sharding:  # in the type only: all is on one device
         y = jax.sharding.reshard(y, linear.sharding.spec)
     return y
 
 
 def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, **params):
-    """A mapped axis of both factors is a batch dim, that of one factor one of its free dims."""
+    """A mapped axis of both factors becomes a batch dim; of one factor, a free dim of it."""
     (a, b, *c), (a_axis, b_axis, *c_axis) = operands, axes
     (a_contract, b_contract), (a_batch, b_batch) = dimension_numbers
     is_a, is_b = a_axis is not None, b_axis is not None
