@@ -2,11 +2,11 @@
 
 `measurements.json`, a part of the package, lists for each kind of GPU the classes of problems for
 which a kernel was measured to be at least as fast as XLA. `implementation=None` runs the kernel for
-these and XLA's lowering for all others. `python -m bench tune` writes such a file for another GPU;
-`load_measurements` and the environment variable `JAX_GPUOPS_MEASUREMENTS` take it.
+these and XLA's lowering for all others. `python -m bench tune` writes such a file for another GPU,
+and `load_measurements` or the environment variable `JAX_GPUOPS_MEASUREMENTS` loads it.
 
-A table serves the kind of GPU that it was measured on, and no other: how much faster a kernel is
-than XLA depends on the bandwidth, the clock and the number of multiprocessors.
+A table is valid only for the kind of GPU that it was measured on: the speed of a kernel relative to
+XLA depends on the bandwidth, the clock and the number of multiprocessors.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KEYS = {
         *("a_scale", "b_scale", "share_a_scale", "share_b_scale"),
     },
 }
-"""What a class may name, by op family: what a plan takes, and what `traits` adds."""
+"""The keys that a class may name, by op family: fields of problems, and those of `traits`."""
 
 
 # Files
@@ -57,15 +57,15 @@ def load_measurements(path: str | os.PathLike[str] | None) -> None:
     For the kinds of GPU in the file it replaces the package's measurements. It also replaces a file
     that an earlier call or the environment variable `JAX_GPUOPS_MEASUREMENTS` named. All of JAX's
     compiled functions in the process are dropped (`jax.clear_caches`), so that the next call of
-    each is compiled by the new measurements; what was compiled ahead of time, by
-    `.lower().compile()`, stays as it is.
+    each is compiled with the new measurements. Functions that were compiled ahead of time, by
+    `.lower().compile()`, stay as they are.
 
     Args:
       path: a file that `python -m bench tune` wrote; None for the package's measurements alone.
 
     Raises:
       FileNotFoundError: if there is no such file.
-      ValueError: if it is not a file of measurements, or names what this version does not know.
+      ValueError: if it is not a file of measurements, or has keys that this version does not know.
     """
     global _loaded
     loaded = {} if path is None else read(pathlib.Path(path))
@@ -74,25 +74,26 @@ def load_measurements(path: str | os.PathLike[str] | None) -> None:
     jax.clear_caches()
 
 
-_loaded: dict[str, list[Class]] | None = None  # None until something asks for the table
-_lock = threading.Lock()  # so that the variable's file does not replace one that is being loaded
+_loaded: dict[str, list[Class]] | None = None  # None until the table is first needed
+_lock = threading.Lock()  # the environment variable's file must not replace one being loaded
 
 
 def table() -> dict[str, list[Class]]:
     """Returns the measured classes by device kind.
 
-    A class names what a problem must match: a value, or an inclusive range of a size, [low, high]
-    or [low, high, step]; for a list, such as a shape, one of these for each element. Problems with
-    a mask ("masked" is 1), or a causal one ("queries" is not 0), or whose operand is multiplied by
-    a factor ("scaled" is 1) or copied or cast for the kernel ("copied" is 1), or variances without
-    the mean ("var" is 1), or moments along axes that lie apart ("runs" is how many runs of
-    neighbours they are), or products with a bias ("has_bias" is 1), an activation ("epilogue" is
-    not "none"), a gate ("gated" is 1) or scales ("a_scale" and "b_scale" are not "none"), are only
-    in classes that name these. Under "ratio" stands the least speed relative to XLA that was
-    measured in the class, under "between" the least one between neighbours that XLA fuses.
+    A class gives for each of its keys the value that a problem must match, or an inclusive range of
+    sizes, [low, high] or [low, high, step]; for a list, such as a shape, one of these per element.
+    Some problems are only in classes that name the key: problems with a mask ("masked" is 1) or a
+    causal mask ("queries" is not 0), with an operand that is multiplied by a factor ("scaled" is 1)
+    or copied or cast for the kernel ("copied" is 1), variances without the mean ("var" is 1),
+    moments along axes that are not adjacent ("runs" is the number of runs of adjacent axes), and
+    products with a bias ("has_bias" is 1), an activation ("epilogue" is not "none"), a gate
+    ("gated" is 1) or scales ("a_scale" and "b_scale" are not "none"). "ratio" is the least speed
+    relative to XLA that was measured in the class; "between" is the least one between neighbouring
+    operations that XLA fuses.
 
     Raises:
-      FileNotFoundError: if the environment variable names a file that is not there.
+      FileNotFoundError: if the environment variable names a file that does not exist.
       ValueError: if that file is not valid.
     """
     global _loaded
@@ -114,11 +115,11 @@ def read(path: pathlib.Path, why: str = "") -> dict[str, list[Class]]:
 
     Args:
       path: the file.
-      why: for error messages, where the path comes from.
+      why: the origin of the path, for error messages.
 
     Raises:
-      FileNotFoundError: if it is not there.
-      ValueError: if it is not a file of measurements, or names what this version does not know.
+      FileNotFoundError: if it does not exist.
+      ValueError: if it is not a file of measurements, or has keys that this version does not know.
     """
     try:
         text = path.read_text()
@@ -132,10 +133,10 @@ def read(path: pathlib.Path, why: str = "") -> dict[str, list[Class]]:
 
 
 def parse(text: str, name: str) -> dict[str, list[Class]]:
-    """Returns the classes of the text of a file, by device kind.
+    """Returns the classes in the text of a file, by device kind.
 
     Raises:
-      ValueError: if it is not one of measurements, or names what this version does not know.
+      ValueError: if it is not a file of measurements, or has keys that this version does not know.
     """
     try:
         content = json.loads(text)
@@ -221,9 +222,9 @@ def best(problem: dict[str, Any], fusible: bool = False) -> tuple[str, str]:
     """Returns the implementation that `None` stands for on this machine's GPU, and why.
 
     Args:
-      problem: what the op's plan takes, with its family under "op".
-      fusible: True if XLA may fuse what makes an operand with its own lowering. Then a kernel must
-        be as fast between such neighbours, too.
+      problem: the problem for the op's plan, with the op family under "op".
+      fusible: True if XLA may fuse the producer of an operand with its own lowering. A kernel must
+        then be as fast between such neighbouring operations, too.
     """
     kind = gpu_kind()
     if kind is None:
@@ -242,7 +243,7 @@ def best(problem: dict[str, Any], fusible: bool = False) -> tuple[str, str]:
 
 
 def may_hold(op: str, known: dict[str, Any]) -> bool:
-    """True if a class, on whichever kind of GPU, may contain a problem of which this is known."""
+    """True if a class of any kind of GPU may contain a problem with the known fields."""
     return any(
         entry["op"] == op
         and all(_matches(entry.get(k, _UNLESS_NAMED.get(k, v)), v) for k, v in known.items())
@@ -292,14 +293,14 @@ def _matches(wanted: Any, value: Any) -> bool:
 
 
 def traits(problem: dict[str, Any]) -> dict[str, Any]:
-    """Returns what follows from the sizes of a problem and decides how fast it is.
+    """Returns the properties that follow from the sizes of a problem and affect its speed.
 
-    Of rows: "aligned", the largest power of two up to 16 that divides the bytes which lie together
-    in memory, and "square", 1 if a causal problem has as many queries as columns. Of a transpose:
-    the number of "elements", and the same problem without dims of size 1 and with dims that stay
-    neighbours merged, as "merged_permutation" and the sizes "size0", "size1" and so on of the
-    operand; "aligned" is that of its and its result's last dims. Of a product: "aligned" of the
-    rows of both factors, as they are stored, and of the result.
+    "aligned" is the largest power of two up to 16 that divides the bytes of the contiguous dims.
+    Rows have "aligned", and "square", which is 1 if a causal problem has as many queries as
+    columns. A transpose has the number of "elements", and the same problem without dims of size 1
+    and with dims that stay adjacent merged, as "merged_permutation" and the operand's sizes
+    "size0", "size1" and so on; its "aligned" is that of the last merged dims of operand and result.
+    A product has "aligned" for the rows of the result and of both factors as they are stored.
     """
     if "permutation" in problem:
         return _transpose_traits(problem["shape"], problem["permutation"], problem["element_bytes"])
@@ -347,5 +348,5 @@ def _transpose_traits(shape, permutation, element_bytes) -> dict[str, Any]:
 
 
 def _are_neighbours(shape, first: int, second: int) -> bool:
-    """True if the second dim follows the first, but for dims of size 1."""
+    """True if only dims of size 1 lie between the first dim and the second."""
     return first < second and all(shape[d] == 1 for d in range(first + 1, second))

@@ -1,4 +1,4 @@
-"""var, std and mean_and_var: of one kernel, which reads an array once."""
+"""var, std and mean_and_var, by one kernel that reads the array once."""
 
 from __future__ import annotations
 
@@ -38,22 +38,21 @@ def var(
     """Variance over one or more axes; drop-in for `jnp.var`.
 
     A kernel reads the array once, and is as accurate as a computation that reads it twice, for the
-    mean and then for the squares of the differences. The same input gives the same bits, run after
-    run.
+    mean and then for the squared differences. The same input gives the same bits in every run.
 
     Args:
       a: an array of any shape. The kernels support float16, bfloat16, float32 and float64; they
         compute 16-bit floats in float32. XLA computes other dtypes.
       axis: the axis or axes to reduce; None means all axes. An axis other than the last is read in
         place, without a transpose in memory.
-      dtype: the dtype of the result; None means that of `a`, or for integers the default float.
-        float32 for an array of 16-bit floats costs no conversion.
+      dtype: the dtype of the result; None means the dtype of `a`, or for integers the default
+        float. float32 for an array of 16-bit floats costs no conversion.
       out: unused, as in JAX.
-      ddof: the sum of squares is divided by the number of elements less `ddof`.
+      ddof: the sum of squares is divided by the number of elements minus `ddof`.
       keepdims: True to keep the reduced axes with size 1.
       where: a boolean array that broadcasts to `a`: the elements to include.
       mean: the mean, if it is known. XLA computes these calls.
-      correction: another name of `ddof`. The kernels support a number, XLA also an array.
+      correction: an alternative to `ddof`. The kernels support a number, XLA also an array.
       batch_invariant: as for `sum`.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
@@ -139,13 +138,13 @@ def mean_and_var(
     """Mean and variance over one or more axes, from one read of the array.
 
     It is `(jnp.mean(a, ...), jnp.var(a, ...))` with the same arguments. For a normalisation layer
-    of 16-bit floats, `dtype=jnp.float32` gives the statistics as they were computed.
+    of 16-bit floats, `dtype=jnp.float32` returns the statistics without rounding to 16 bits.
 
     Args:
       a: as in `var`.
       axis: the axis or axes to reduce; None means all axes.
       dtype: the dtype of both results, as in `var`.
-      correction: the sum of squares is divided by the number of elements less this.
+      correction: the sum of squares is divided by the number of elements minus this.
       keepdims: True to keep the reduced axes with size 1.
       where: a boolean array that broadcasts to `a`: the elements to include.
       batch_invariant: as in `var`.
@@ -190,7 +189,7 @@ def _call(
     for key in ("ddof", "correction"):
         if not isinstance(static.get(key), numbers.Real | None):
             operands[key] = _arguments.as_array(key, static.pop(key))
-    if out is not None:  # which upstream refuses
+    if out is not None:  # upstream raises an error
         return _UPSTREAM[name](a, axis, out=out, **operands, **static)
     return _JITTED[name](
         a,
@@ -206,11 +205,11 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
     axes = _arguments.canonical_axes(axis, a.ndim)
     keywords = dict(arguments)
     upstream = functools.partial(_UPSTREAM[name], axis=axis, **keywords)
-    # Upstream's abstract evaluation tells the results' type, and raises what upstream raises.
+    # Upstream's abstract evaluation gives the results' type and raises upstream's errors.
     result = jax.tree.leaves(jax.eval_shape(upstream, a, **operands))[-1]
 
     def kernel():
-        # Upstream computes in an integer dtype, if one is named, but returns floats, for NaN.
+        # Upstream computes in a given integer dtype, but returns floats, so that NaN is possible.
         named = keywords["dtype"]
         for dtype in (a.dtype, result.dtype if named is None else jnp.dtype(named)):
             if dtype.name not in _reduce.FLOATS:
@@ -265,7 +264,7 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
 
 
 def _is_in_runs(x, masks, axes: _rowwise.Axes, algorithm: str | None) -> bool:
-    """True for axes that lie apart, if a kernel is to reduce a run of them without a copy."""
+    """True for axes that are not adjacent, if a kernel is to reduce one run without a copy."""
     return (
         not _rowwise.Rows(x.shape, axes).is_in_place
         and not masks
@@ -275,7 +274,7 @@ def _is_in_runs(x, masks, axes: _rowwise.Axes, algorithm: str | None) -> bool:
 
 
 def _mean_and_var(a, axis=None, dtype=None, *, correction=0, keepdims=False, where=None):
-    """What users write: XLA reads the array for the mean, and again for the variance."""
+    """The formula as users write it: XLA reads the array for the mean, then for the variance."""
     result = jax.eval_shape(functools.partial(jnp.mean, dtype=dtype), a).dtype
     mean = jnp.mean(a, axis, dtype=_primitive.accumulator(result), keepdims=True, where=where)
     variance = jnp.var(  # type: ignore[call-arg]  # the stubs of JAX lack `mean`
@@ -305,9 +304,9 @@ _JITTED = {
 }
 
 
-# The primitives: an array and perhaps a mask to the mean and the variance of each row, of `dtype`,
-# or to the variance, for which XLA may need fewer passes than for both. With `in_runs` a kernel
-# reduces the longest run of adjacent axes, and XLA the few moments left.
+# The primitives map an array and an optional mask to the mean and the variance of each row in
+# `dtype`, or to the variance alone, for which XLA may need fewer passes. With `in_runs` a kernel
+# reduces the longest run of adjacent axes, and XLA the few remaining moments.
 
 
 def _reference(
@@ -396,13 +395,13 @@ def _call_for_runs(
 
 
 def _merged(mean, variance, low, axes: _rowwise.Axes, count: int, correction: float):
-    """The mean and the variance of the elements of several rows together, from those of each.
+    """Merges the moments of several rows into the mean and the variance of all their elements.
 
     Args:
-      mean: of each row.
-      variance: of each row, its squares divided by `count`.
-      low: what rounding left off the mean.
-      axes: along which the rows lie that belong together.
+      mean: the mean of each row.
+      variance: the variance of each row: its sum of squares divided by `count`.
+      low: the low part of the mean, which was lost in rounding.
+      axes: the axes along which rows are merged.
       count: the number of elements of a row.
       correction: as in `mean_and_var`.
     """
@@ -415,7 +414,7 @@ def _merged(mean, variance, low, axes: _rowwise.Axes, count: int, correction: fl
     squares = count * jnp.sum(variance + jnp.square(distance - step), axes)
     divisor = rows * count - correction
     step, origin = jnp.squeeze(step, axes), jnp.squeeze(origin, axes)
-    # Of elements that are infinite, or so far apart that squares overflow.
+    # The mean if elements are infinite, or so far apart that their squares overflow.
     mean_if_far = jnp.sum(mean / rows, axes)
     far = jnp.where(jnp.isfinite(mean_if_far), jnp.inf, jnp.nan)
     is_near = jnp.isfinite(step)
@@ -455,8 +454,8 @@ for target in ("jax_gpuops_mean_and_var_v1", "jax_gpuops_moments_v1"):
     jax.ffi.register_ffi_target_as_batch_partitionable(target)
 
 
-# Derivatives, in JAX's operations. The variance has no term with the tangent of the mean: that is
-# multiplied by the sum of the differences from the mean, which is 0.
+# Derivatives, in JAX's operations. The tangent of the variance has no term with the tangent of the
+# mean, since its factor is the sum of the differences from the mean, which is 0.
 
 
 def _jvp(primals, tangents, *, axes: _rowwise.Axes, dtype, correction, in_runs, **how):

@@ -1,4 +1,4 @@
-"""`plan` and `explain`: what ops would run, and why."""
+"""`plan` and `explain`: which implementations ops would run, and why."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def plan(
     platform: str | None = None,
     **arguments: Any,
 ) -> Plan:
-    """Says what a call of an op would run on one device, without running it.
+    """Returns what a call of an op would run on one device, without running it.
 
-    For a GPU the plan is made for an H200. Another GPU may run another algorithm; those that need
-    compute capability 9.0 run on no other.
+    For a GPU the plan is made for an H200. Another GPU may run another algorithm; algorithms that
+    need compute capability 9.0 run on no other.
 
     >>> jax_gpuops.plan("softmax", (8192, 4096), "float32", implementation="interpret")
     Plan(implementation='interpret', algorithm='block', reason=...)
@@ -41,11 +41,11 @@ def plan(
     Plan(implementation=...)
 
     Args:
-      op: the name of a public op, such as "softmax", but linear_cross_entropy, which makes several
-        calls: `explain` shows them.
+      op: the name of a public op, such as "softmax", except linear_cross_entropy, which makes
+        several calls: `explain` shows them.
       shape: the operand's shape, or a sequence of shapes for an op of several operands.
       dtype: the dtype of the operands.
-      platform: "cpu", "cuda" (or "gpu"), "rocm" or "tpu"; None is that of a named
+      platform: "cpu", "cuda" (or "gpu"), "rocm" or "tpu"; None means the platform of a named
         implementation, or of JAX's default device.
       **arguments: keyword arguments of the op, `implementation` and `algorithm` among them. An
         array, such as a mask or labels, may be a `jax.ShapeDtypeStruct`.
@@ -74,7 +74,7 @@ class Explanation:
     """What each call of an op in a function would run. Its text is a table.
 
     Attributes:
-      calls: the calls, in the order of the program. Those that are alike are one, with a count.
+      calls: the calls, in the order of the program. Equal calls are one entry, with a count.
     """
 
     calls: tuple[Call, ...]
@@ -101,38 +101,38 @@ class Explanation:
 def explain(
     f: Callable[..., Any], /, *args: Any, platform: str | None = None, **kwargs: Any
 ) -> Explanation:
-    """Says what each call of an op in a function would run, and why, without running it.
+    """Returns what each call of an op in a function would run, and why, without running it.
 
-    The function is traced as `jax.jit` does. The calls are found wherever JAX has them: inside
-    `jit`, `vmap`, `scan`, `cond`, `checkpoint`, `shard_map`, layers of Flax, and derivatives. Calls
-    whose results nothing uses are left out, as XLA leaves them out.
+    The function is traced as `jax.jit` does. Calls are also found inside `jit`, `vmap`, `scan`,
+    `cond`, `checkpoint`, `shard_map`, layers of Flax, and derivatives. Calls whose results are not
+    used are left out, as in XLA.
 
     >>> x = jax.ShapeDtypeStruct((8, 128), "float32")
     >>> print(jax_gpuops.explain(jax.grad(lambda x: jax_gpuops.softmax(x).max()), x))
     calls  op  ...
 
-    A call that XLA takes when it is traced, since no kernel supports it, is one line with the
-    operands as the function sees them. Derivatives that consist of JAX's operations, such as those
-    of that call or of `max`, have no lines. For a GPU the algorithms are those of an H200, as with
+    A call that is left to XLA during tracing, since no kernel supports it, is one line with the
+    operands of the public function. Derivatives that consist of JAX's operations, such as those of
+    such a call or of `max`, have no lines. For a GPU the algorithms are those of an H200, as with
     `plan`.
 
-    The program spans several devices if an argument, a sharding in the function or the mesh of
-    `jax.set_mesh` does. What XLA's partitioner does later is not known.
+    The program counts as spanning several devices if an argument, a sharding in the function or the
+    mesh of `jax.set_mesh` does. What XLA's partitioner does later is not known.
 
     Args:
       f: a function that JAX can trace.
       *args: its arguments. `jax.ShapeDtypeStruct` stands for an array, perhaps with a sharding.
         Values other than arrays are passed on as they are.
-      platform: as in `plan`; "cuda" on a machine without a GPU tells what a GPU would run.
+      platform: as in `plan`; "cuda" on a machine without a GPU shows what a GPU would run.
       **kwargs: its keyword arguments.
 
     Returns:
-      The explanation. Print it.
+      The explanation, to be printed.
 
     Raises:
       ValueError: if the platform is not valid.
-      Exception: whatever `f` raises when it is traced. An error of the lowering, such as that of a
-        kernel for another platform, is a line of the table.
+      Exception: any error that `f` raises when it is traced. An error of the lowering, such as that
+        of a kernel for another platform, is a line of the table.
     """
     _check_platform(platform)
     jaxpr = _trace(f, args, kwargs)
@@ -186,7 +186,7 @@ def _ops() -> dict[str, Callable[..., Any]]:
 
 
 def _trace(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Traces a function, with marks of the calls that XLA takes already, to a jaxpr."""
+    """Traces a function to a jaxpr, with marks for the calls that are left to XLA."""
     leaves, tree = jax.tree.flatten((args, kwargs))
     kinds = (jax.Array, np.ndarray, jax.ShapeDtypeStruct)
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, kinds)]
@@ -208,7 +208,7 @@ def _trace(f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -
 
 
 def _call(eqn, platform: str | None, partitioned: bool, makers: _fusion.Makers) -> Call:
-    """What is known of a call in a jaxpr. A mark of `_report` says it itself."""
+    """Returns the record of a call in a jaxpr. A mark of `_report` contains it."""
     if eqn.primitive is _report.MARK_P:
         return eqn.params["call"]
     avals = [v.aval for v in eqn.invars]
@@ -221,7 +221,7 @@ def _call(eqn, platform: str | None, partitioned: bool, makers: _fusion.Makers) 
             return False
         try:
             return _call(maker, platform, partitioned, makers).plan.implementation != "xla"
-        except (FileNotFoundError, ValueError):  # it names a kernel that cannot run there
+        except (FileNotFoundError, ValueError):  # it names a kernel that cannot run here
             return True
 
     call = _as_stored(eqn, platform, partitioned, makers)
@@ -235,7 +235,7 @@ def _call(eqn, platform: str | None, partitioned: bool, makers: _fusion.Makers) 
 def _as_stored(
     eqn, platform: str | None, partitioned: bool, makers: _fusion.Makers
 ) -> _primitive.Stored:
-    """The call of a kernel's primitive with what it reads of transposed arrays when lowered."""
+    """The call of a kernel's primitive as lowered, with transposed arrays read as stored."""
     params = dict(eqn.params)
     how = {name: params.pop(name) for name in ("implementation", "algorithm")}
     kernel, platforms = _primitive.KERNELS[eqn.primitive], [_platform(platform, **how)]
@@ -268,7 +268,7 @@ def _plan_call(
 
 
 def _platform(platform: str | None, implementation: Implementation, algorithm: str | None) -> str:
-    """The platform that is meant, by the name that lowering has for it."""
+    """Returns the platform of a call, by its name in lowering rules."""
     if platform is None:
         name = named(implementation, algorithm)
         platform = _primitive.PLATFORM_OF.get(name or "", jax.default_backend())
@@ -276,11 +276,11 @@ def _platform(platform: str | None, implementation: Implementation, algorithm: s
 
 
 def _calls_of(jaxpr, partitioned: bool) -> Iterator[tuple[Any, bool, _fusion.Makers]]:
-    """Yields the calls of our ops in a jaxpr, with what `_equations` knows of each."""
+    """Yields the calls of our ops in a jaxpr, in the form of `_equations`."""
     ours = (*_primitive.KERNELS, *_primitive.WITHOUT_KERNEL)
     for eqn, *place in _equations(jaxpr, partitioned):
         if eqn.primitive is _report.MARK_P or (
-            # What is "xla" in the jaxpr already has been left to XLA by a call with a mark.
+            # A primitive with "xla" in the jaxpr belongs to a call that has a mark.
             eqn.primitive in ours and eqn.params["implementation"] != "xla"
         ):
             yield eqn, *place
@@ -289,7 +289,7 @@ def _calls_of(jaxpr, partitioned: bool) -> Iterator[tuple[Any, bool, _fusion.Mak
 def _calls(jaxpr) -> Iterator[tuple[Any, list, dict]]:
     """Yields the calls of our kernels' primitives in a jaxpr and the jaxprs inside it.
 
-    They are those of a program for one device: with an implementation that is named, or for JAX's
+    They are lowered for one device, of the platform of a named implementation, or else JAX's
     default device.
     """
     for eqn, *place in _equations(jaxpr, False):
@@ -304,10 +304,10 @@ def _equations(jaxpr, partitioned: bool, manual: frozenset = frozenset()) -> Ite
     Args:
       jaxpr: the jaxpr.
       partitioned: True if XLA partitions its program over several devices.
-      manual: the mesh axes over which it is partitioned already.
+      manual: the manual mesh axes, over which it is partitioned already.
 
     Yields:
-      Each equation, whether XLA partitions it, and what defines the variables of its jaxpr.
+      Each equation, whether XLA partitions it, and the makers of its jaxpr.
     """
     makers = _fusion.makers(jaxpr)
     for eqn in jaxpr.eqns:
@@ -323,13 +323,13 @@ def _equations(jaxpr, partitioned: bool, manual: frozenset = frozenset()) -> Ite
 
 
 def _flat(params: dict[str, Any]) -> Iterator[Any]:
-    """The parameters of an equation, and the elements of those that are tuples."""
+    """The parameters of an equation, with the elements of tuples in place of the tuples."""
     for value in params.values():
         yield from value if isinstance(value, tuple | list) else [value]
 
 
 def _device_counts(jaxpr, arguments: Any) -> Iterator[int]:
-    """Yields how many devices each argument, sharding and mesh of a program names."""
+    """Yields the number of devices of each argument, sharding and mesh of a program."""
     yield max(1, jax.sharding.get_abstract_mesh().size)
     params = [value for eqn, *_ in _equations(jaxpr, False) for value in _flat(eqn.params)]
     shardings = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(arguments)]

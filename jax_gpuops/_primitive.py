@@ -1,10 +1,10 @@
-"""How an op becomes a JAX primitive: abstract evaluation, lowering, sharding.
+"""JAX primitives for ops: abstract evaluation, lowering and sharding.
 
-An op describes itself by a `Kernel`; `primitive(kernel)` makes the JAX primitive. Its parameters
-are those of the op's jnp reference plus `implementation` and `algorithm`. Wherever our kernel does
-not run, the reference, or the formula of plain JAX, is lowered in its place, so one jaxpr serves
-every platform. The reference also tells the types of the results: shapes, dtypes and shardings
-follow JAX's own rules.
+A `Kernel` describes an op; `primitive(kernel)` makes its JAX primitive. The parameters of the
+primitive are those of the op's jnp reference plus `implementation` and `algorithm`. Where our
+kernel does not run, the reference or the plain formula is lowered instead, so one jaxpr serves
+every platform. The abstract evaluation of the reference gives the types of the results, so shapes,
+dtypes and shardings follow JAX's own rules.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ Layout = tuple[int, ...]  # dimensions from minor to major, as XLA writes layout
 
 
 ALIGNMENT = 16
-"""The alignment of buffers in bytes that problems say before their addresses are known.
+"""The alignment in bytes that problems assume for buffers whose addresses are not known yet.
 
-XLA aligns what it allocates to more; a handler plans again for the addresses that it gets.
+XLA aligns its allocations to more; a handler plans again for the actual addresses.
 """
 
 WORKSPACE_AS_ASKED = -1
-"""The workspace of problems before they have one: as much as the module asks for."""
+"""The workspace of problems before one is allocated: as much as the module requests."""
 
 OF_EXECUTION = frozenset({"alignment", "workspace"})
 """The fields of problems that are known only when the program runs."""
@@ -58,20 +58,20 @@ class Kernel:
     Attributes:
       name: the primitive's name in jaxprs, and the custom call's in traces and profiles.
       op: the op family in the compiled modules.
-      reference: the computation in jnp, a function of operands and parameters: the fallback, the
-        type of the results, and the oracle of the tests.
+      reference: the computation in jnp, a function of operands and parameters. It is the fallback,
+        gives the types of the results, and is the reference of the tests.
       problem: maps operand avals and parameters to the problem that the module's plan takes.
       call: maps a `Launch`, operands and parameters to the same results as the reference, by a
-        custom call and the moves around it.
-      plain: the computation as a user of JAX writes it, which XLA lowers in place of the reference
-        where the two differ; None where they do not. XLA knows faster ways for some formulas that
-        round in between.
-      as_stored: maps the number of an operand that is a transposed array, the permutation, the
-        types of all operands and the parameters to the parameters of the same call with the array
-        itself as that operand, or to None if the kernel would not read it as it is stored. None
+        custom call and the transposes and reshapes around it.
+      plain: the computation as users of JAX write it, if it differs from the reference; it is then
+        lowered for XLA instead. XLA has faster implementations of some formulas that round
+        intermediate results. None if it does not differ.
+      as_stored: for an operand that is a transposed array, maps its index, the permutation, the
+        types of all operands and the parameters to the parameters of the same call on the array
+        before the transpose, or to None if the kernel cannot read that array as it is stored. None
         for a kernel that reads no transposed arrays.
-      partitionable: True if XLA may divide the custom call among devices, which it then does along
-        the `batch_dims` of the call. If not, the op runs within one device only.
+      partitionable: True if XLA may partition the custom call over devices, along the `batch_dims`
+        of the call. If False, the op runs within one device only.
       multiple_results: True if `reference` and `call` return lists.
     """
 
@@ -102,16 +102,16 @@ def primitive(kernel: Kernel) -> Primitive:
     for platform in (None, "cpu", "cuda"):
         rule = functools.partial(_lower, kernel, custom_call_p, platform)
         mlir.register_lowering(placed_p, rule, platform=platform)
-    # JAX lowers calls that are alike once, but what makes the operands may be different.
+    # JAX lowers equal calls only once, but the producers of their operands may differ.
     mlir.register_lowering(p, functools.partial(_place, kernel, placed_p), cacheable=False)
     KERNELS[p] = kernel
     return p
 
 
 def primitive_without_kernel(name: str, reference: Callable[..., jax.Array]) -> Primitive:
-    """Makes a primitive that XLA always computes, such as a linear map whose transpose is ours.
+    """Makes a primitive that XLA always computes, such as the transpose of one with a kernel.
 
-    Its parameters are those of a kernel's, for the sake of that transpose.
+    Its parameters include those of a kernel's primitive, for its transpose.
 
     Args:
       name: as in `Kernel`.
@@ -131,7 +131,7 @@ def primitive_without_kernel(name: str, reference: Callable[..., jax.Array]) -> 
 
 
 def _with_results(name: str) -> Primitive:
-    """Makes a primitive of a lowering, whose parameter `results` has the types of its results."""
+    """Makes a primitive for lowering, whose parameter `results` has the types of its results."""
     p = Primitive(name)
     p.multiple_results = True
     p.def_abstract_eval(lambda *_, results, **__: list(results))
@@ -139,7 +139,7 @@ def _with_results(name: str) -> Primitive:
 
 
 NO_KERNEL = _report.Plan("xla", None, "no kernel computes this derivative", "none")
-"""What runs a primitive without kernel."""
+"""The plan of primitives without kernel."""
 
 
 def _new(name: str, reference: Callable[..., Any], multiple_results: bool = False) -> Primitive:
@@ -156,9 +156,9 @@ def _new(name: str, reference: Callable[..., Any], multiple_results: bool = Fals
 
 
 def result_avals(function: Callable[..., Any], *avals, **params) -> list[Any]:
-    """Returns the types of a function's results: with their shardings, unlike `jax.eval_shape`.
+    """Returns the types of a function's results, with their shardings, unlike `jax.eval_shape`.
 
-    JAX remembers them, for the function as such: a call of an op asks several times.
+    JAX caches them per function object, since a call of an op needs them several times.
     """
     return list(_jitted(function, tuple(params)).trace(*avals, **params).jaxpr.out_avals)
 
@@ -172,13 +172,13 @@ def _jitted(function: Callable[..., Any], static: tuple[str, ...]) -> Any:
 
 
 def jit(name: str, function: Callable[..., Any], *static: str) -> Any:
-    """`jax.jit` of a function under the name that profiles and compile logs show.
+    """`jax.jit` of a function, under the name that profiles and compile logs show.
 
-    It leaves no call in the jaxpr of a caller, where what makes the operands could not be seen,
-    but a scope of that name.
+    The function is inlined into the caller's jaxpr, in a scope of that name, so that the producers
+    of the operands can be found.
 
     Args:
-      name: of the op.
+      name: the name of the op.
       function: its implementation.
       *static: the names of its static arguments.
     """
@@ -189,12 +189,12 @@ def jit(name: str, function: Callable[..., Any], *static: str) -> Any:
             return function(*args, **kwargs)
 
     named.__name__ = named.__qualname__ = name
-    # As of jax 0.11 True means a later pass.
+    # Since jax 0.11, True means inlining in a later pass.
     inline = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
     return jax.jit(named, static_argnames=static, inline=inline)
 
 
-# Of a function like this, which is computed again, reverse mode keeps the arguments alone.
+# Makes reverse mode store only the arguments of a function, and compute it again.
 keeping_arguments: Callable[..., Any] = functools.partial(jax.checkpoint, prevent_cse=False)
 
 
@@ -205,7 +205,7 @@ def bind(
     algorithm: str | None,
     **params: Any,
 ) -> Any:
-    """Binds the primitive of a kernel to operands that vary over the same manual mesh axes.
+    """Binds the primitive of a kernel, after making all operands vary over the same manual axes.
 
     Raises:
       NoKernelError: if no kernel takes the operands.
@@ -225,10 +225,10 @@ def check_named(
     algorithm: str | None,
     **params: Any,
 ) -> None:
-    """Checks that what the caller named, if anything, takes the operands.
+    """Checks that the implementation or algorithm that the caller named supports the operands.
 
     Raises:
-      NoKernelError: if no kernel takes them.
+      NoKernelError: if no kernel supports them.
       ValueError: as `bind` does.
     """
     name = named(implementation, algorithm)
@@ -240,9 +240,9 @@ def check_named(
 
 
 def check_plan(p: Primitive, *operands, implementation: Implementation, **params: Any) -> None:
-    """Raises NoKernelError if no algorithm of the implementation takes the operands.
+    """Raises NoKernelError if no algorithm of the implementation supports the operands.
 
-    If that is not decided yet, it asks a module that is installed, and passes without one.
+    If the implementation is not decided yet, an installed module is asked; without one it passes.
     """
     name = named(implementation, None) or ("interpret" if _library.missing("cuda") else "cuda")
     if _library.missing(name) is None:
@@ -253,10 +253,10 @@ def check_plan(p: Primitive, *operands, implementation: Implementation, **params
 def _check_plan(
     implementation: str, op: str, problem: dict[str, Any], algorithm: str | None = None
 ) -> None:
-    """Raises NoKernelError if no algorithm, or not that named, takes a problem, as far as known.
+    """Raises NoKernelError if no algorithm, or not the named one, supports a problem.
 
-    Sizes that are symbolic are taken for 1: what is of any size does not depend on them, and what
-    takes multiples of a size may get others.
+    Symbolic sizes count as 1: an algorithm for any size does not depend on them, and one that needs
+    multiples of a size may get others at run time.
     """
 
     def constant(value):
@@ -282,7 +282,7 @@ def _check_reduced(avals: Iterable[Any]) -> None:
 
 def _check_problem(kernel, implementation, algorithm, *avals, **params) -> None:
     if not all(has_constant_shape(aval) for aval in avals):
-        return  # the shape is known only once an exported program runs; the handler checks then
+        return  # the shape of an exported program is known at run time, when the handler checks it
     _check_sizes(kernel, *avals, **params)
     _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
 
@@ -301,7 +301,7 @@ def has_constant_shape(aval) -> bool:
 
 
 def vary_alike(*xs: jax.Array) -> list[jax.Array]:
-    """Makes operands vary over the same mesh axes inside a shard_map, as jnp functions do."""
+    """Makes operands vary over the same manual mesh axes in a shard_map, as jnp functions do."""
     varying = [jax.typeof(x).mat.varying for x in xs]
     union = frozenset().union(*varying)
     return [
@@ -320,7 +320,7 @@ def accumulator(dtype: Any) -> np.dtype:
 
 
 def has_explicit_sharding(x: jax.typing.ArrayLike) -> bool:
-    """True if a mesh with explicit axes divides the program of which `x` is a part."""
+    """True if the mesh of `x` has explicit axes larger than 1."""
     mesh = jax.typeof(x).sharding.mesh
     return any(
         kind == AxisType.Explicit and mesh.shape[name] > 1
@@ -329,9 +329,9 @@ def has_explicit_sharding(x: jax.typing.ArrayLike) -> bool:
 
 
 def is_sharded_along(x: jax.Array, axes: Sequence[int]) -> bool:
-    """True if the type of `x` says that one of these axes is divided among devices.
+    """True if the type of `x` says that one of these axes is sharded.
 
-    A custom call cannot take such an axis apart, while XLA's own operations can.
+    A custom call cannot be partitioned along such an axis, but XLA's own operations can.
     """
     sharding = jax.typeof(x).sharding
     spec = sharding.spec.partitions
@@ -341,9 +341,9 @@ def is_sharded_along(x: jax.Array, axes: Sequence[int]) -> bool:
 
 
 def shard_alike(x: jax.Array, *others: jax.Array) -> jax.Array:
-    """Reshards `x` as jnp functions of it and of others that broadcast to it do.
+    """Reshards `x` as jnp functions of `x` and of others that broadcast to it do.
 
-    Then the result of a primitive of all of them is sharded as `x` is, and so is the cotangent.
+    The result of a primitive of all operands then has the sharding of `x`, as has the cotangent.
     """
     if not any(map(has_explicit_sharding, (x, *others))):
         return x
@@ -358,7 +358,7 @@ def _combined(x, *others):
 # Lowering
 
 
-PLATFORM_OF = {"cuda": "cuda", "interpret": "cpu"}  # implementation -> where it runs
+PLATFORM_OF = {"cuda": "cuda", "interpret": "cpu"}  # implementation -> platform
 
 
 @dataclasses.dataclass(frozen=True)
@@ -369,9 +369,9 @@ class Site:
       kernel: the kernel.
       platform: "cpu", "cuda" or another name.
       avals: the types of the operands.
-      params: the parameters but `implementation` and `algorithm`.
+      params: the parameters except `implementation` and `algorithm`.
       partitioned: True if XLA will partition the program over several devices.
-      fusible: True if XLA may fuse what makes an operand with its own lowering of the call.
+      fusible: True if XLA may fuse the producer of an operand with its own lowering of the call.
     """
 
     kernel: Kernel
@@ -401,7 +401,7 @@ class Site:
         _check_plan(implementation, self.kernel.op, self.problem)
 
     def refusal(self, implementation: str) -> tuple[str, str] | None:
-        """Why an implementation cannot run in the program, and what to do; None if it can."""
+        """Returns why an implementation cannot run here and a remedy, or None if it can."""
         needed = PLATFORM_OF[implementation]
         preference = f'jax_gpuops.use("{implementation}", strict=False)'
         if self.platform != needed:
@@ -417,7 +417,7 @@ class Site:
         return None
 
     def algorithm(self, implementation: str, algorithm: str | None) -> tuple[str | None, str]:
-        """The algorithm that runs, and why; None if that is decided when the program runs."""
+        """Returns the algorithm that runs, or None if it is chosen at run time, and why."""
         if not self.has_constant_shapes:
             return algorithm, "sizes are symbolic, so the algorithm is chosen at run time"
         ours = _library.planned(implementation, self.kernel.op, self.problem, algorithm)
@@ -427,8 +427,8 @@ class Site:
 class Choice(NamedTuple):
     """What runs: "cuda", "interpret" or "xla", and why.
 
-    With `is_fault` XLA runs in place of a kernel for what the user can mend, such as a module that
-    is not installed.
+    With `is_fault` XLA runs instead of a kernel for a reason that the user can fix, such as a
+    module that is not installed.
     """
 
     implementation: str
@@ -441,14 +441,14 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
 
     Args:
       site: the call.
-      implementation: as resolved; None for the fastest.
-      algorithm: as the caller gave it; naming one means ours.
+      implementation: as `resolve` returned it; None for the fastest.
+      algorithm: as the caller gave it; a named algorithm requests a kernel.
 
     Returns:
       The choice.
 
     Raises:
-      ValueError: if a kernel was asked for and cannot run there.
+      ValueError: if a kernel was requested and cannot run at the site.
     """
     name, reason = named(implementation, algorithm), "named by the caller"
     if name is None and algorithm is not None:
@@ -476,7 +476,7 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
 
 
 def _prefer(site: Site, name: str) -> Choice:
-    """Decides for `use(name, strict=False)`: as for the name, but XLA in place of an error."""
+    """Decides for `use(name, strict=False)`: the named implementation, or XLA if it cannot run."""
     if (refusal := site.refusal(name)) is not None:
         return Choice("xla", f'implementation="{name}" {refusal[0]}')
     why = _library.gpu_problem() if name == "cuda" else _library.missing(name)
@@ -490,10 +490,10 @@ def _prefer(site: Site, name: str) -> Choice:
 
 
 def _fastest(site: Site) -> Choice:
-    """Decides for `None`, by what was measured."""
+    """Decides for `None`, by the measurements."""
     if site.platform != "cuda":
         return Choice("xla", f"jax_gpuops has no default kernel for platform {site.platform}")
-    if site.partitioned:  # our call would collect sharded rows on one device, and XLA does not
+    if site.partitioned:  # XLA would gather sharded rows for our custom call, not for its own ops
         return Choice("xla", "the program spans several devices, and the operands may be sharded")
     if (why := _library.gpu_problem()) is not None:
         return Choice("xla", why, is_fault=True)
@@ -501,10 +501,10 @@ def _fastest(site: Site) -> Choice:
 
 
 def plan_call(site: Site, implementation: Implementation, algorithm: str | None) -> _report.Plan:
-    """Says what `choose` decides, by which algorithm, and what else could run.
+    """Returns what `choose` decides, the algorithm, and what else could run.
 
-    Args and errors are those of `choose`; an algorithm that cannot take the problem is a ValueError
-    too.
+    Arguments and errors are those of `choose`; an algorithm that does not support the problem is a
+    ValueError too.
     """
     chosen, reason, _ = choose(site, implementation, algorithm)
     if chosen != "xla":
@@ -520,12 +520,12 @@ def _what_none_does(site: Site) -> str:
     try:
         choice = _fastest(site)
         return f"runs {choice.implementation}: {choice.reason}"
-    except (FileNotFoundError, ValueError) as error:  # of the measurements, which nobody asked for
+    except (FileNotFoundError, ValueError) as error:  # of the file of measurements
         return f"raises an error: {error}"
 
 
 def _kernel_instead(site: Site) -> str:
-    """What XLA runs in place of, as in "cuda: warp", or "none" if no kernel can run the call."""
+    """The kernel that could run instead of XLA, such as "cuda: warp", or "none"."""
     for name in PLATFORM_OF:
         if site.refusal(name) is None and _library.missing(name) is None and not site.is_empty:
             with contextlib.suppress(NoKernelError):
@@ -535,7 +535,7 @@ def _kernel_instead(site: Site) -> str:
 
 
 class Stored(NamedTuple):
-    """A call with transposed arrays as they are stored.
+    """A call whose transposed arrays are replaced by the arrays as they are stored.
 
     Attributes:
       operands: values of a module or variables of a jaxpr.
@@ -558,15 +558,15 @@ def as_stored(
     runs_on: Sequence[str],
     algorithm: str | None,
 ) -> Stored:
-    """Returns a call that reads transposed arrays as they are stored, where the kernel does.
+    """Returns a call that reads transposed arrays as they are stored, if the kernel supports it.
 
     Args:
       kernel: the kernel.
-      operands: those of the call.
+      operands: the operands of the call.
       avals: their types.
       params: the parameters of the kernel.
-      stored: tells of an operand the array whose transpose it is, and the permutation.
-      runs_on: the implementations that may run it: see `possible`.
+      stored: returns for an operand the array whose transpose it is, and the permutation.
+      runs_on: the implementations that may run the call: see `possible`.
       algorithm: as the caller gave it.
     """
     call = Stored(list(operands), list(avals), params)
@@ -601,7 +601,7 @@ def possible(
     algorithm: str | None,
     partitioned: bool,
 ) -> list[str]:
-    """The implementations but XLA that a call may run in a program for these platforms."""
+    """The implementations other than XLA that a call may run in a program for these platforms."""
     if implementation == "xla" or (partitioned and not kernel.partitionable):
         return []
     if isinstance(implementation, Preferred):
@@ -614,10 +614,10 @@ def possible(
 
 
 def _place(kernel, placed_p, ctx, *operands, implementation, algorithm, **params):
-    """Lowers a call as one of `placed_p`, which knows whether its operands are fusible.
+    """Lowers a call to one of `placed_p`, which knows whether its operands are fusible.
 
-    It gets transposed arrays as they are stored where the kernel reads them so: XLA removes the
-    transposes, unless something else reads these.
+    That call reads transposed arrays as they are stored if the kernel supports it. XLA then removes
+    the transposes, unless other operations use them.
     """
     symbols = ctx.module_context.symbol_table
     platforms = ctx.platforms or ctx.module_context.platforms
@@ -656,13 +656,13 @@ def _lower(
     results,
     **params,
 ):
-    """Lowers to our custom call, with what `kernel.call` does around it, or to the reference."""
+    """Lowers to `kernel.call`, which makes our custom call, or to the formula for XLA."""
     platform = platform or _platforms(ctx)
     site = Site(kernel, platform, ctx.avals_in, params, _spans_devices(ctx), fusible)
     chosen, reason, is_fault = choose(site, implementation, algorithm)
     if is_fault:
         _library.warn_once(reason)
-    if implementation != "xla" and _report.is_logging():  # else it was logged when traced
+    if implementation != "xla" and _report.is_logging():  # "xla" was logged during tracing
         _log(ctx, kernel.name, plan_call(site, implementation, algorithm))
     function = kernel.plain or kernel.reference
     if chosen != "xla":
@@ -676,7 +676,7 @@ def _lower(
 
 
 def _platforms(ctx) -> str:
-    """The platforms that code is lowered for: several if one rule serves them."""
+    """The platforms that code is lowered for, several if one rule serves them all."""
     return "/".join(ctx.platforms or ctx.module_context.platforms)
 
 
@@ -685,7 +685,7 @@ def _log(ctx, name: str, plan: _report.Plan) -> None:
 
 
 def _spans_devices(ctx) -> bool:
-    """True if XLA will partition this code; over manual mesh axes it is partitioned already."""
+    """True if XLA will partition this code. Manual mesh axes do not count."""
     axis_context = ctx.module_context.axis_context
     mesh = getattr(axis_context, "mesh", None)
     if mesh is not None:
@@ -695,7 +695,7 @@ def _spans_devices(ctx) -> bool:
 
 
 def _without_sharding(aval):
-    """The type that an array has without a mesh: types are settled, and the partitioner decides."""
+    """The type of an array without its sharding, which is the partitioner's in the lowering."""
     return jax.typeof(jax.ShapeDtypeStruct(aval.shape, aval.dtype))
 
 
@@ -704,7 +704,7 @@ def _without_sharding(aval):
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How and where a kernel is to run, and the means to call it.
+    """How and where a kernel is to run, with methods to call it.
 
     Attributes:
       custom_call_p: the primitive of its custom call.
@@ -735,15 +735,15 @@ class Launch:
         """Calls an FFI target.
 
         Args:
-          target: its name.
-          operands: what it takes.
-          results: what it returns.
-          operand_layouts: None for row-major ones.
-          result_layouts: None for row-major ones.
-          batch_dims: how many leading dims the partitioner may divide, where all operands and
-            results have them.
-          aliases: pairs of an operand and a result that may take its memory.
-          **attributes: those of the target but `algorithm`. A tuple is an array of int64.
+          target: the name of the target.
+          operands: its operands.
+          results: the types of its results.
+          operand_layouts: None for row-major layouts.
+          result_layouts: None for row-major layouts.
+          batch_dims: the number of leading dims that the partitioner may divide, if all operands
+            and results have them.
+          aliases: pairs of an operand and a result that may share its memory.
+          **attributes: the target's attributes except `algorithm`. A tuple is an array of int64.
         """
         return self.custom_call_p.bind(
             *operands,
@@ -757,10 +757,10 @@ class Launch:
         )
 
     def workspace_bytes(self, op: str, problem: dict[str, Any]) -> int:
-        """Returns the bytes of workspace that a problem needs at most: of rows, each of them.
+        """Returns the most bytes of workspace that a problem needs, per row for row-wise kernels.
 
-        A kernel has its workspace as the last result of its custom call, which nobody sees:
-        handlers must not allocate.
+        The workspace is the last result of the custom call, which is dropped: handlers must not
+        allocate.
         """
         module = _library.module(self.implementation)
         return module.workspace(op, {**problem, "algorithm": self.algorithm or ""})
@@ -793,11 +793,11 @@ def _lower_custom_call(
 
 
 def _sharding_attributes(ctx, batch_dims: int) -> dict[str, ir.Attribute] | None:
-    """Tells the partitioner that leading dims shard freely, by JAX's own means for LAPACK calls.
+    """Tells the partitioner that leading dims may be sharded, as JAX does for LAPACK calls.
 
     The Shardy rule propagates shardings through the call and gathers the other dims; the
-    partitioner then slices operands and results along the `num_batch_dims` leading dims. That is
-    right only because these dims are the same in all of them.
+    partitioner then slices operands and results along the `num_batch_dims` leading dims. This is
+    correct only because these dims are the same in all operands and results.
     """
     avals = [*ctx.avals_in, *ctx.avals_out]
     if batch_dims == 0 or not all(map(has_constant_shape, avals)):
@@ -808,7 +808,7 @@ def _sharding_attributes(ctx, batch_dims: int) -> dict[str, ir.Attribute] | None
     names = iter(string.ascii_lowercase[8:] + string.ascii_lowercase[:8])
     factors = {next(names): size for size in batch}
     batch_names = list(factors)
-    # Other dims of one place and size share a factor: those of x and y of softmax.
+    # Other dims of the same position and size share a factor, such as those of x and y of softmax.
     row_names: dict[tuple[int, int], str] = {}
 
     def dims(aval) -> str:

@@ -41,25 +41,25 @@ def sum(
 ) -> jax.Array:
     """Sum over one or more axes; drop-in for `jnp.sum`.
 
-    The error of a sum of n floats is at most 2 log2(n) eps times the sum of their magnitudes,
-    however long the row. Integers wrap around. The same input gives the same bits, run after run.
+    The error of a sum of n floats is at most 2 log2(n) eps times the sum of their magnitudes, for
+    any row length. Integers wrap around. The same input gives the same bits in every run.
 
     Args:
       a: an array of any shape. The kernels support float16, bfloat16, float32, float64 and
         integers of 8 to 64 bits; 16-bit floats are summed in float32. XLA computes other dtypes.
       axis: the axis or axes to reduce; None means all axes. An axis other than the last is read in
         place, without a transpose in memory.
-      dtype: the dtype of the result; None means that of `a`, or for narrower integers the default
-        integer dtype of the same signedness.
+      dtype: the dtype of the result; None means the dtype of `a`, or for narrower integers the
+        default integer dtype of the same signedness.
       out: unused, as in JAX.
       keepdims: True to keep the reduced axes with size 1.
       initial: a scalar, the start value of the reduction.
-      where: a boolean array that broadcasts to `a`: the elements to include. The kernels read
-        a mask of floats, but for those whose limits exclude it; other dtypes are masked before.
+      where: a boolean array that broadcasts to `a`: the elements to include. For floats the kernels
+        read the mask, except those whose limits exclude it; for other dtypes XLA applies it first.
       promote_integers: False to keep the dtype of integers if `dtype` is None.
       batch_invariant: True for rows that have the same bits whatever the number of rows, the other
-        rows, the axis and `vmap` are. Rows that are no multiple of 16 bytes are filled up, and
-        those along another axis than the last are transposed.
+        rows, the axis and `vmap` are. Rows whose length is not a multiple of 16 bytes are padded,
+        and rows along an axis other than the last are transposed.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("reduce")`.
@@ -199,7 +199,7 @@ def mean(
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
-    """Mean over one or more axes: the sum over the number of elements; drop-in for `jnp.mean`.
+    """Mean over one or more axes; drop-in for `jnp.mean`.
 
     The arguments are those of `jnp.mean`; limits and errors are those of `sum`.
     """
@@ -229,7 +229,7 @@ def argmax(
 ) -> jax.Array:
     """Index of the maximum along an axis, or in the flattened array; drop-in for `jnp.argmax`.
 
-    Of equal maxima it is the first; if there is a NaN, it is the first NaN. The arguments are those
+    Of equal maxima the first one counts; if there is a NaN, the first NaN. The arguments are those
     of `jnp.argmax`; limits and errors are those of `sum`.
     """
     how = (batch_invariant, implementation, algorithm)
@@ -248,7 +248,7 @@ def argmin(
 ) -> jax.Array:
     """Index of the minimum along an axis, or in the flattened array; drop-in for `jnp.argmin`.
 
-    Of equal minima it is the first; if there is a NaN, it is the first NaN. The arguments are those
+    Of equal minima the first one counts; if there is a NaN, the first NaN. The arguments are those
     of `jnp.argmin`; limits and errors are those of `sum`.
     """
     how = (batch_invariant, implementation, algorithm)
@@ -278,7 +278,7 @@ def _reduce(
         if value is not None
     }
     chosen, algorithm = resolve_invariant("reduce", batch_invariant, implementation, algorithm)
-    if out is not None:  # which upstream refuses
+    if out is not None:  # upstream raises an error
         return _UPSTREAM[name](a, axis, out=out, **operands, **arguments)
     return _JITTED[name](
         a,
@@ -293,14 +293,14 @@ def _reduce(
 def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
     keywords = dict(arguments)
     upstream = functools.partial(_UPSTREAM[name], axis=axis, **keywords)
-    # Upstream's abstract evaluation tells the result's type, and raises what upstream raises.
+    # Upstream's abstract evaluation gives the result's type and raises upstream's errors.
     result = jax.eval_shape(upstream, a, **operands)
 
     def kernel():
         axes = _arguments.canonical_axes(axis, a.ndim)
         where = operands.get("where")
         masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
-        # A kernel divides by the number of elements, if it is that of all rows.
+        # A kernel divides by the number of elements only if all rows have the same number.
         is_quotient = name == "mean" and (
             bool(masks) or result.dtype.name not in FLOATS or algorithm == BATCH_INVARIANT
         )
@@ -344,8 +344,8 @@ def _bind(function: str, x, *where, axes: _rowwise.Axes, dtype, **how) -> jax.Ar
 
     if function not in ("max", "min") or x.dtype.name not in FLOATS:
         return reduce(x, *where)
-    # The derivative is the mean over all elements of a row that are equal to its result. Those that
-    # a row is filled up with have no part in it, and its runs may have unlike numbers of them.
+    # The derivative is the mean over all elements of a row that are equal to its result. Padding
+    # must not count, and the runs of a row may have different numbers of such elements.
     reduce = jax.custom_jvp(reduce)
 
     @reduce.defjvp
@@ -363,7 +363,7 @@ def _reduce_packs(function, x, *where, axes, dtype, **how) -> jax.Array:
 
 
 def _is_by_runs(function, x, axes, *, implementation, algorithm) -> bool:
-    """True for axes that lie apart, if a kernel is to reduce them: one kernel would need a copy."""
+    """True for axes that are not adjacent, if kernels are to reduce them without a copy."""
     return (
         not _rowwise.Rows(x.shape, axes).adjacent
         and function not in ("argmax", "argmin")
@@ -374,7 +374,7 @@ def _is_by_runs(function, x, axes, *, implementation, algorithm) -> bool:
 
 
 def _reduce_runs(function, x, *where, axes, dtype, **how) -> jax.Array:
-    """Reduces one run of adjacent axes after the other: what the first leaves is small."""
+    """Reduces one run of adjacent axes after the other; the result of the first is small."""
     x = x.astype(_element_dtype(function, x.dtype, dtype))
     computed = dtype if function in ("max", "min") else np.dtype(_primitive.accumulator(dtype))
     left = list(range(x.ndim))
@@ -387,10 +387,10 @@ def _reduce_runs(function, x, *where, axes, dtype, **how) -> jax.Array:
 
 
 def in_packs(function: str, x, masks, *, axes: _rowwise.Axes, dtype):
-    """Makes rows of what the kernel of a function reads, as batch-invariant kernels take them.
+    """Makes rows in the dtype that a function's kernel reads, padded for batch invariance.
 
     Returns:
-      The rows of the array, those of the masks, and the axis that they lie along.
+      The rows of the array, the rows of the masks, and the axis along which they lie.
     """
     rows = _rowwise.Rows(x.shape, axes)
     x = x.astype(_element_dtype(function, x.dtype, dtype))
@@ -400,16 +400,16 @@ def in_packs(function: str, x, masks, *, axes: _rowwise.Axes, dtype):
 
 
 def _computation_dtype(name: str, result: np.dtype, keywords: dict[str, Any]) -> np.dtype:
-    """The dtype in which jnp reduces: float32 for 16-bit floats, unless `dtype` names one."""
+    """The dtype in which jnp reduces: float32 for 16-bit floats, unless `dtype` is given."""
     if name in ("sum", "prod", "mean") and keywords["dtype"] is None:
         return _primitive.accumulator(result)
     return result
 
 
 def count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Array:
-    """How many elements the mean is of, as an array that broadcasts to the sum."""
+    """The number of elements of each row, as an array that broadcasts to the sum."""
     if not masks:
-        # Not from an array of integers, which would be int32.
+        # From a Python int: an integer array would be int32.
         return jax.lax.convert_element_type(math.prod(a.shape[axis] for axis in axes), dtype)
     shape = list(masks[0].shape)
     for axis in axes:
@@ -418,10 +418,10 @@ def count(a, axes: _rowwise.Axes, masks: Sequence[jax.Array], dtype) -> jax.Arra
 
 
 def quotient(total: jax.Array, divisor: jax.Array, algorithm: str | None) -> jax.Array:
-    """A sum of rows over what it has to be divided by, which broadcasts to it.
+    """Divides the sums of rows by a divisor that broadcasts to them.
 
-    XLA multiplies by the reciprocal of a divisor that it broadcasts, and divides by others. So for
-    a mask that is the same for all rows the bits would depend on whether there is more than one.
+    XLA multiplies by the reciprocal if it broadcasts the divisor, and divides otherwise. So for a
+    mask that all rows share the bits would depend on whether there is more than one row.
     """
     if total.dtype.name in _INTEGERS:
         return jax.lax.div(total, jnp.zeros_like(total) + divisor)
@@ -448,11 +448,11 @@ _JITTED = {
 }
 
 
-# The primitives: an array and perhaps a mask to an element for each row, of `dtype`.
+# The primitives map an array and an optional mask to one element of `dtype` per row.
 
 
 def _element_dtype(function: str, dtype: np.dtype, result: np.dtype) -> np.dtype:
-    """The dtype that a kernel reads: that of the operand where it computes in the right one."""
+    """The dtype that a kernel reads: the operand's if it implies the required computation dtype."""
     if function == "mean_and_var":
         computed = _primitive.accumulator(result)
         return dtype if _primitive.accumulator(dtype) == computed else computed
@@ -464,7 +464,7 @@ def _element_dtype(function: str, dtype: np.dtype, result: np.dtype) -> np.dtype
 
 
 def _identity(function: str, dtype: np.dtype) -> np.ndarray:
-    """What an element that takes no part is read as."""
+    """The value in place of excluded elements."""
     if function not in ("max", "min", "argmax", "argmin"):
         return np.asarray(function == "prod", dtype)
     is_lowest = function in ("max", "argmax")
@@ -479,7 +479,7 @@ def _masked(function: str, x: jax.Array, *where: jax.Array) -> jax.Array:
 
 
 def _takes_mask(element: np.dtype) -> bool:
-    """True if kernels mask elements of a dtype; others are masked before."""
+    """True if kernels read a mask for a dtype; other dtypes are masked before the kernel."""
     return element.name in FLOATS
 
 
@@ -501,18 +501,18 @@ def problem_of(function: str, x, *where, axes: _rowwise.Axes, dtype) -> dict[str
 
 
 _STEPS = ("naive", "stride", "sequential", "first_add", "unroll")
-"""The steps of the ladder whose workspace has no limit that all rows keep."""
+"""The steps of the ladder whose workspace per row has no bound."""
 
 _MOST_COLUMNS = 2**40  # more than any GPU's memory holds
-_SOME_COLUMNS = 2**17  # a whole number of parts, of which no algorithm has too many
+_SOME_COLUMNS = 2**17  # a whole number of parts, below every algorithm's limit of parts
 
 
 def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> Any:
-    """Of a row by itself: a shard of the program has fewer of them than there are here.
+    """The workspace per row, which is the same for a shard with fewer rows.
 
     Returns a number, or for symbolic columns an expression that is up to twice as much.
     """
-    # A size that is symbolic may be any.
+    # The sizes may be symbolic.
     problem = problem | {"outer": 1, "inner": 1 if problem["inner"] == 1 else 2}
     if not isinstance(problem["columns"], int):
         if launch.algorithm in _STEPS:
@@ -524,8 +524,8 @@ def workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> Any:
             launch.workspace_bytes("reduce", problem | {"columns": columns})
             for columns in (_MOST_COLUMNS, _SOME_COLUMNS)
         )
-        # Rows of more than one part have less than two for each that they fill. The fraction is
-        # reduced, as XLA computes sizes in int32.
+        # A row of more than one part has less than two parts for each part that it fills. The
+        # fraction is reduced, since XLA computes sizes in int32.
         each = fractions.Fraction(2 * some, _SOME_COLUMNS)
         in_parts = problem["columns"] * each.numerator // each.denominator
         return jax.core.min_dim(most, in_parts) if most else 0
@@ -553,7 +553,7 @@ def _fold(function: str, x, *where, axes: _rowwise.Axes, dtype):
     if x.dtype == dtype and function != "mean":
         return upstream(x, axes, promote_integers=False)
     if x.dtype == dtype and jnp.issubdtype(dtype, jnp.inexact):
-        return upstream(x, axes)  # in float32 for 16-bit floats, and in `dtype` if that were given
+        return upstream(x, axes)  # sums 16-bit floats in float32; with `dtype` it would not
     return upstream(x, axes, dtype=dtype)
 
 
@@ -582,7 +582,7 @@ _PRIMITIVES = {name: _make(name, _fold) for name in ("sum", "mean", "prod", "max
 _PRIMITIVES |= {name: _make(name, _choose) for name in ("argmax", "argmin")}
 
 
-# Derivatives: those that JAX gives the upstream functions.
+# Derivatives, as JAX defines them for the upstream functions.
 
 
 def _linear_tangent(function, x, y, t, *where, **params):
@@ -605,7 +605,7 @@ def _prod_tangent(x, y, t, *where, implementation, algorithm, **params):
 
 
 def _choice_tangent(function, x, y, t, *where, axes, **params):
-    """The mean of the tangents at the places where the row has its maximum (minimum)."""
+    """The mean of the tangents where the row has its maximum (minimum)."""
     del params
     chosen = (_masked(function, x, *where) == jnp.expand_dims(y, axes)).astype(t.dtype)
     return jnp.sum(_masked("sum", t, *where) * chosen, axes) / jnp.sum(chosen, axes)

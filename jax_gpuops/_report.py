@@ -1,4 +1,4 @@
-"""What calls run, in words: the log, and marks in jaxprs for `explain`."""
+"""Reports of what calls run: the log, and marks in jaxprs for `explain`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Plan:
         raises an error when the program is lowered.
       algorithm: the kernel's algorithm, or None if XLA runs the op.
       reason: why, in a sentence or two.
-      second_best: what was not chosen, or "none" if nothing else can run the call.
+      second_best: the alternative that was not chosen, or "none" if nothing else can run the call.
     """
 
     implementation: str
@@ -34,14 +34,14 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """Calls of an op that are alike, and what they run.
+    """Equal calls of an op, and what they run.
 
     Attributes:
-      op: the primitive's name without "gpuops_", as profiles show it; that of the public function
-        if it was settled when the call was traced.
-      operands: their types, as JAX writes them in jaxprs.
+      op: the primitive's name without "gpuops_", as profiles show it; for a call that was left to
+        XLA during tracing, the name of the public function.
+      operands: the types of the operands, as JAX writes them in jaxprs.
       plan: what runs.
-      count: how often the program makes the call. One in a loop counts once.
+      count: the number of such calls in the program. A call in a loop counts once.
     """
 
     op: str
@@ -51,7 +51,7 @@ class Call:
 
 
 def runs(implementation: str, algorithm: str | None) -> str:
-    """As in "cuda: warp"."""
+    """Returns what runs as text, such as "cuda: warp"."""
     return implementation if algorithm is None else f"{implementation}: {algorithm}"
 
 
@@ -69,12 +69,12 @@ _logger = logging.getLogger("jax_gpuops")
 
 
 def _configure_log() -> None:
-    """Does what the environment variable asks for: 1 is the log on standard error."""
+    """Configures the log by the environment variable: 1 sends it to standard error."""
     value = os.environ.get(_VARIABLE, "")
     if value == "1":
         handler = logging.StreamHandler()
         handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
-        # A program that configures logging gets the records by its own handlers.
+        # A program that configures logging gets the records through its own handlers.
         handler.addFilter(lambda record: not logging.getLogger().handlers)
         _logger.addHandler(handler)
         _logger.setLevel(logging.INFO)
@@ -95,7 +95,7 @@ def log(call: Call, platform: str | None) -> None:
 
     Args:
       call: the call.
-      platform: the one that it is lowered for; None if it is being traced.
+      platform: the platform that it is lowered for; None if it is being traced.
     """
     _logger.info(
         "%s %s %s runs %s. Why: %s. Second best: %s",
@@ -108,14 +108,14 @@ def log(call: Call, platform: str | None) -> None:
     )
 
 
-# Calls that XLA takes when they are traced. `explain` finds them in the jaxpr by a mark, since code
-# that runs while tracing does not see the calls whose traces JAX has cached.
+# Calls that are left to XLA when they are traced. `explain` finds them in the jaxpr by a mark,
+# since code that runs during tracing misses the calls whose traces JAX has cached.
 
 explaining = jax.make_user_context(False)
 """True while `explain` traces. Part of jit's cache key, so no program that runs has marks."""
 
 MARK_P = Primitive("gpuops_mark")
-"""The identity of the results of a call, with what is known of it as its parameter `call`."""
+"""The identity of a call's results; its parameter `call` is the record of the call."""
 
 MARK_P.multiple_results = True
 MARK_P.def_impl(lambda *xs, call: list(xs))
@@ -129,11 +129,11 @@ batching.primitive_batchers[MARK_P] = lambda xs, axes, call: (MARK_P.bind(*xs, c
 def left_to_xla(
     op: str, operands: Sequence[Any], why: str, xla: Callable[[], Any], second_best: str = "none"
 ) -> Any:
-    """Returns what `xla` computes, and reports that a call was left to it when it was traced.
+    """Returns the result of `xla`, and reports that the call was left to XLA during tracing.
 
     Args:
       op: the name of the public function.
-      operands: of the call.
+      operands: the operands of the call.
       why: the reason.
       xla: calls the upstream function.
       second_best: as in `Plan`.

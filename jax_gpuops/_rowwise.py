@@ -1,13 +1,13 @@
-"""Row-wise primitives: what softmax, its relatives, reductions and their derivatives share.
+"""Row-wise primitives: the common part of softmax, reductions and their derivatives.
 
-The first operand is an array whose rows lie along some of its axes. The others have its rank, or
-one element for each row: then they lack these axes. A boolean mask may come last; it has the rank
-of the array, and each of its dims is that of the array or 1. All such primitives have the parameter
+The first operand is an array whose rows lie along some of its axes. Each other operand has the same
+rank, or has one element per row and lacks these axes. The last operand may be a boolean mask of the
+rank of the array that broadcasts to it. All such primitives have the parameter
 
-  axes: the dims that the rows lie along, not negative, sorted.
+  axes: the axes along which the rows lie, not negative, sorted.
 
-A kernel takes rows along the last axis. `call` brings them there; where the axes are neighbours,
-the layouts of the custom call make that no move in memory.
+A kernel takes rows along the last axis. `call` moves the axes there; if they are adjacent, the
+layouts of the custom call make this free of copies.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ Axes = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """An array seen as rows along some of its axes, which become one, its last.
+    """An array as rows along some of its axes, which are merged into one, the last.
 
     Attributes:
-      shape: of the array.
+      shape: the shape of the array.
       axes: the axes, sorted.
     """
 
@@ -58,21 +58,21 @@ class Rows:
 
     @property
     def adjacent(self) -> bool:
-        """False for axes that lie apart: making one of them takes a copy."""
+        """False if other axes lie between the axes, so that merging them takes a copy."""
         return self.axes[-1] - self.axes[0] == len(self.axes) - 1
 
     @property
     def is_in_place(self) -> bool:
-        """False if making the rows takes a copy: for axes with others between them.
+        """False if making the rows takes a copy, as for axes with other axes between them.
 
-        Dims of size 1 do not count, nor the order of the dims of adjacent axes.
+        Dims of size 1 do not count. Adjacent axes never take a copy.
         """
         moved = [d for d in (*self.leading, *self.axes) if self.shape[d] != 1]
         return self.adjacent or moved == sorted(moved)
 
     @property
     def runs(self) -> list[Axes]:
-        """The axes as runs of adjacent ones, the longest first. Their sizes are known."""
+        """The axes as runs of adjacent axes, the longest first. Their sizes must be known."""
         runs = [
             tuple(d for _, d in run)
             for _, run in itertools.groupby(enumerate(self.axes), lambda pair: pair[1] - pair[0])
@@ -81,18 +81,18 @@ class Rows:
 
     @property
     def inner_dims(self) -> int:
-        """How many of the leading dims lie inside the rows in memory."""
+        """The number of leading dims that are minor to the rows in memory."""
         return len(self.shape) - 1 - self.axes[-1] if self.adjacent else 0
 
     @property
     def layout(self) -> _primitive.Layout:
-        """That of the rows, (leading..., columns), where the array's is row-major."""
+        """The layout of the rows, (leading..., columns), if the array is row-major."""
         count = len(self.leading)
         outer = count - self.inner_dims
         return tuple(reversed((*range(outer), count, *range(outer, count))))
 
     def sizes(self) -> dict[str, int]:
-        """What the problem of every row-wise kernel says of them."""
+        """The size fields in the problem of every row-wise kernel."""
         outer = len(self.leading) - self.inner_dims
         return {
             "outer": math.prod(self.leading_shape[:outer]),
@@ -101,26 +101,26 @@ class Rows:
         }
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """Makes rows of the array, or of a mask that has all of these axes or none."""
+        """Makes rows of the array, or of a mask that is full along all of the axes or none."""
         moved = jnp.transpose(x, (*self.leading, *self.axes))
         columns = math.prod(x.shape[d] for d in self.axes)
         return moved.reshape(*(x.shape[d] for d in self.leading), columns)
 
     def undo(self, y: jax.Array) -> jax.Array:
-        """Makes an array like the one that the rows are of."""
+        """Converts rows to an array of the original shape."""
         y = y.reshape(*self.leading_shape, *(self.shape[d] for d in self.axes))
         order = (*self.leading, *self.axes)
         return jnp.transpose(y, [order.index(d) for d in range(len(order))])
 
 
 def bind(p: Primitive, x: jax.Array, *masks: jax.Array, **params: Any) -> Any:
-    """Binds the primitive of a kernel to an array and perhaps a mask, as `_primitive.bind` does."""
+    """Binds a kernel's primitive to an array and an optional mask, as `_primitive.bind` does."""
     _check_masks(x, masks)
     return _primitive.bind(p, _primitive.shard_alike(x, *masks), *masks, **params)
 
 
 def check_unsharded(name: str, x: jax.Array, axes: Axes) -> None:
-    """Raises `NoKernelError` if the type of the argument `name` says that an axis is divided."""
+    """Raises `NoKernelError` if the type of the argument `name` has a sharding along the axes."""
     if _primitive.is_sharded_along(x, axes):
         raise NoKernelError(
             f"{name} is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map"
@@ -140,16 +140,16 @@ def in_packs(
     fill: jax.typing.ArrayLike,
     counted: bool = False,
 ) -> tuple[jax.Array, list[jax.Array]]:
-    """Makes rows as batch-invariant kernels take them: whole packs along the last axis.
+    """Makes rows for batch-invariant kernels, padded to whole packs along the last axis.
 
-    The threads that read an element are then the same ones wherever the row lies.
+    The same threads then read the same elements of every row.
 
     Args:
-      rows: where they lie in the array.
+      rows: the position of the rows in the array.
       x: the array.
-      masks: as the last operand of a primitive has it, or none.
-      fill: what the rows of the array are filled up with.
-      counted: True for a kernel that counts elements: rows that are filled up then get a mask.
+      masks: the mask of a primitive, or none.
+      fill: the padding of the rows of the array.
+      counted: True for a kernel that counts elements: padded rows then get a mask.
 
     Returns:
       The rows of the array and of the masks.
@@ -189,15 +189,15 @@ def call(
     """Makes the custom call of a row-wise kernel.
 
     Args:
-      launch: as `_primitive.Kernel.call` has it.
+      launch: as in `_primitive.Kernel.call`.
       target: the FFI target.
-      operands: those of the primitive.
+      operands: the operands of the primitive.
       axes: its parameter.
-      row_dims: how many of the last dims, once the rows lie along the last, belong together: 2 if a
+      row_dims: the number of last dims that are no batch dims, with the rows along the last: 2 if a
         row depends on its index.
-      workspace_bytes: how much workspace the kernel takes for each row; None if it takes none.
-      aliases: as `_primitive.Launch.custom_call` has it.
-      **attributes: those of the target but `algorithm` and `inner_dims`.
+      workspace_bytes: the bytes of workspace per row; None if the kernel takes none.
+      aliases: as in `_primitive.Launch.custom_call`.
+      **attributes: the target's attributes except `algorithm` and `inner_dims`.
 
     Returns:
       The results of the primitive.
@@ -247,9 +247,9 @@ def has_mask(operands: Sequence[Any]) -> bool:
 def _expanded(mask: jax.Array, rows: Rows, partitioned: bool) -> jax.Array:
     """Broadcasts a mask as far as a kernel needs.
 
-    Along the axes of the rows it stays as it is, unless it differs along some of them only. It gets
-    the leading dims of the array where XLA partitions the program, since the partitioner slices all
-    operands alike, and where it is one of the rare masks that kernels cannot index.
+    Along the axes of the rows it stays as it is, unless only some of them are broadcast. It gets
+    the leading dims of the array if XLA partitions the program, since the partitioner slices all
+    operands alike, and if it is one of the rare masks that kernels cannot index.
     """
     mask = _expanded_along(mask, rows)
     shape = list(mask.shape)
@@ -273,13 +273,13 @@ _MOST_MASK_PARTS = 4
 
 
 def _mask_parts(own: Sequence[int], rows: Rows) -> int:
-    """The number of runs of adjacent dims in which the mask is full or broadcast, in alternation.
+    """The number of runs of adjacent leading dims in which the mask is either full or broadcast.
 
-    The kernels index a mask by these runs.
+    The kernels index a mask by these runs. A run does not contain both outer and inner dims.
 
     Args:
-      own: the leading dims of the mask. No run lies on both sides of the rows in memory.
-      rows: those of the array.
+      own: the leading dims of the mask.
+      rows: the rows of the array.
     """
     outer_dims = len(own) - rows.inner_dims
     dims = (d for d, size in enumerate(rows.leading_shape) if size != 1)
@@ -290,16 +290,16 @@ def _mask_parts(own: Sequence[int], rows: Rows) -> int:
 
 
 def of_derivatives(algorithm: str | None) -> str | None:
-    """The algorithm of a call's derivatives: they have kernels of their own."""
+    """The algorithm for a call's derivatives, whose kernels have other algorithms."""
     return algorithm if algorithm == BATCH_INVARIANT else None
 
 
 def define_batching(p: Primitive) -> None:
-    """A mapped axis becomes the first of the leading dims: more rows, same rows."""
+    """Defines a batching rule that makes the mapped axis the first leading dim."""
 
     def batch(operands, mapped, *, axes: Axes, **params):
         operands, mapped = list(operands), list(mapped)
-        if has_mask(operands) and mapped[-1] is None:  # one mask for all, which broadcasts
+        if has_mask(operands) and mapped[-1] is None:  # the mask broadcasts
             operands[-1], mapped[-1] = jnp.expand_dims(operands[-1], 0), 0
         pairs = list(zip(operands, mapped, strict=True))
         size = next(x.shape[axis] for x, axis in pairs if axis is not None)
@@ -318,14 +318,14 @@ def define_linear(
 ) -> None:
     """Defines the derivatives of a primitive that is linear in one of its operands.
 
-    Those before it are differentiable too, in JAX's operations; those behind it, labels and masks,
-    are not.
+    The operands before it are differentiable too, in JAX's operations; the operands after it,
+    labels and masks, are not.
 
     Args:
       p: the primitive.
       transposed: the primitive of the transposed map; it takes the cotangent in place of the linear
         operand.
-      reference: that of the primitive.
+      reference: the reference of the primitive.
       linear: the index of the linear operand.
     """
 

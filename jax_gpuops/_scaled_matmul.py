@@ -17,11 +17,11 @@ from jax_gpuops import _arguments, _linear, _matmul, _primitive
 from jax_gpuops._implementation import dispatch, resolve_invariant
 
 BLOCK = 128
-"""Of the depth, and of the columns of b, that have one scale together."""
+"""The size along k, and along the columns of b, of blocks with one scale."""
 
 _FLOATS = ("bfloat16", "float16", "float32")
 _RESULTS = {"float8_e4m3fn": _FLOATS, "float8_e5m2": _FLOATS, "int8": (*_FLOATS, "int8")}
-"""The dtypes of factors, and of the results for them."""
+"""The factor dtypes, with the result dtypes for each."""
 
 
 def scaled_matmul(
@@ -39,37 +39,38 @@ def scaled_matmul(
 ) -> jax.Array:
     """Matrix product of quantised arrays: `(a * a_scale) @ (b * b_scale)`, rounded once.
 
-    Scales are of a whole array, of each row of a and column of b, or of blocks of 128 of the depth:
-    by one row of a, and by 128 columns of b. The kernel on Hopper's tensor cores multiplies sums of
-    the products of a and b by the scales, in float32: those of whole rows and columns when a sum is
-    complete, first by that of a and then by that of b; those of blocks for each 128 of the depth,
-    by the product of both scales.
+    A scale applies to a whole array, to a row of a or a column of b, or to a block of 128 elements
+    along k: of one row of a, or of 128 columns of b. The kernel on Hopper's tensor cores multiplies
+    sums of the products of a and b by the scales, in float32. Scales of whole arrays, rows and
+    columns multiply the complete sum, first the scale of a, then that of b. With blocks, the
+    product of both scales multiplies the sum over each 128 elements of k.
 
-    XLA does the same for whole rows and columns. Where there are blocks it multiplies both arrays
-    by their scales in float32 first, which takes memory for both, and multiplies these products at
-    the precision.
+    XLA does the same for whole arrays, rows and columns. With blocks it first multiplies both
+    arrays by their scales in float32, which takes memory for both, and then multiplies these arrays
+    at the given precision.
 
-    `jax.nn.scaled_matmul` takes `transpose_b=True` for granted, arrays of three dims, and scales of
-    blocks along the depth alone, of any size that divides it; `jax.lax.scaled_dot` takes such
-    scales too. Blocks are 128 deep here, and the last one may be smaller.
+    `jax.nn.scaled_matmul` implies `transpose_b=True`, and takes arrays of three dims and scales of
+    blocks along k only, of any size that divides k; `jax.lax.scaled_dot` takes such scales too.
+    Here blocks have 128 elements along k, and the last one may be smaller.
 
-    It has no derivatives: the arrays were rounded to 8 bits, and the scales with them.
+    It has no derivatives, since the arrays are already rounded to 8 bits by their scales.
 
     Args:
       a: an array of shape (..., m, k), of float8_e4m3fn, float8_e5m2 or int8.
       b: an array of shape (..., k, n), or (..., n, k) with `transpose_b`. The kernel takes a and b
-        of one dtype, XLA also both kinds of float8. Leading dims are batch dims and broadcast.
+        of one dtype; XLA also takes one of each float8 dtype. Leading dims are batch dims and
+        broadcast.
       a_scale: a number, or a float32 array with the rank of a, whose last two dims are (1, 1),
         (m, 1), or (m, ceil(k / 128)) for blocks. Leading dims are those of a, or 1.
       b_scale: a number, or a float32 array with the rank of b, whose last two dims are (1, 1),
-        (1, n), or (ceil(k / 128), ceil(n / 128)) for blocks; with `transpose_b` they are swapped,
-        as those of b are. The kernel takes blocks of 8-bit floats, and beside blocks of a none for
-        each column.
-      transpose_b: True to transpose the last two dims of b. The tensor cores read rows of k: other
-        arrays are transposed first, in memory of their size.
-      preferred_element_type: the dtype of the result: bfloat16, float16, or float32, which is that
-        of None; for int8 also int8, to which results are rounded to nearest even and saturated.
-      precision: as for `matmul`. Sums of blocks are always added to one another in float32.
+        (1, n), or (ceil(k / 128), ceil(n / 128)) for blocks; with `transpose_b` these are swapped,
+        as the dims of b are. The kernel takes blocks for 8-bit floats only, and does not combine
+        blocks of a with a scale per column.
+      transpose_b: True to transpose the last two dims of b. The tensor cores read arrays that are
+        contiguous along k: other arrays are transposed first, in memory of their size.
+      preferred_element_type: the dtype of the result: bfloat16, float16 or float32; None means
+        float32. For int8 also int8, to which results are rounded to nearest even and saturated.
+      precision: as for `matmul`. Sums of blocks are always added in float32.
       batch_invariant: as for `matmul`.
       implementation: as for `matmul`.
       algorithm: None, or "tensor_core".
@@ -78,8 +79,8 @@ def scaled_matmul(
       An array of shape (..., m, n).
 
     Raises:
-      TypeError: if a dtype is not one of these, or if a kernel was requested that does not support
-        the dtypes; also if it is differentiated.
+      TypeError: if a dtype is not supported, or if a kernel was requested that does not support the
+        dtypes; also if the call is differentiated.
       ValueError: as `matmul` does; also if shapes do not match.
     """
     operands = {
@@ -181,7 +182,7 @@ def _check_scale(
         )
 
 
-# Derivatives. Refused before anything runs, by kernels and XLA alike.
+# Derivatives: an error during tracing, for kernels and XLA alike.
 
 
 @jax.custom_jvp
@@ -268,7 +269,7 @@ def _matrices(a, b, a_scale, b_scale) -> list[jax.Array]:
 
 
 def _rows(a, a_scale) -> tuple[jax.Array, jax.Array]:
-    """A batch of matrices as the rows of one."""
+    """Merges a batch of matrices into the rows of one."""
     rows, (*_, depth) = math.prod(a.shape[:-1]), a_scale.shape
     if math.prod(a_scale.shape) == 1:
         a_scale = a_scale.reshape(1, 1)
@@ -278,7 +279,7 @@ def _rows(a, a_scale) -> tuple[jax.Array, jax.Array]:
 
 
 # The primitive: (a * a_scale) @ (b * b_scale). a is (m, k) and b is (k, n), or (n, k) with
-# `transpose_b`; each may be a batch of these, and if so its scale, too.
+# `transpose_b`. Each may have a leading batch dim, and its scale may then have one too.
 
 
 def _scales_blocks(b, a_scale, b_scale) -> bool:
@@ -310,10 +311,10 @@ def _reference(
 
 
 def _padded(x: jax.Array, axis: int) -> jax.Array:
-    """Appends zeros up to whole words of 4 int8.
+    """Appends zeros up to a multiple of 4 elements.
 
-    On an H100 XLA of jax 0.11.2 doubles some products whose depth is not a multiple of 4, those of
-    jnp.matmul too.
+    On an H100, XLA of jax 0.11.2 returns twice the result of some products, also in jnp.matmul, if
+    k is not a multiple of 4.
     """
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, -x.shape[axis] % 4)
@@ -321,7 +322,7 @@ def _padded(x: jax.Array, axis: int) -> jax.Array:
 
 
 def _dequantised(x: jax.Array, scale: jax.Array) -> jax.Array:
-    """Multiplies x by its scales in float32, which may be of blocks."""
+    """Multiplies x by its scales, which may be those of blocks, in float32."""
     for axis in (-2, -1):
         size = x.shape[axis]
         if scale.shape[axis] not in (1, size):
@@ -331,7 +332,7 @@ def _dequantised(x: jax.Array, scale: jax.Array) -> jax.Array:
 
 
 def _kind(dims: Sequence[int], extent: int) -> str:
-    """What of a factor with `extent` rows or columns has a scale: see ScaleKind of matmul.h."""
+    """The kind of scale of a factor with `extent` rows or columns: see ScaleKind in matmul.h."""
     own, depth = dims
     if own == depth == 1:
         return "tensor"
@@ -392,7 +393,7 @@ _scaled_matmul_p = _primitive.primitive(
 
 
 def _batch(operands, axes, **params):
-    """A mapped axis of a alone is more rows; otherwise it is a batch, as with linear."""
+    """Merges a mapped axis into the rows if only a has it; otherwise it is a batch dim."""
     size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
     operands = [
         each if axis is None else jnp.moveaxis(each, axis, 0)
@@ -400,7 +401,7 @@ def _batch(operands, axes, **params):
     ]
     mapped = [axis is not None for axis in axes]
     for factor, scale in ((0, 2), (1, 3)):
-        if mapped[scale] and not mapped[factor]:  # the primitive has no batch of scales alone
+        if mapped[scale] and not mapped[factor]:  # a scale has a batch dim only if its factor does
             operands[factor] = jnp.broadcast_to(operands[factor], (size, *operands[factor].shape))
             mapped[factor] = True
     bind = functools.partial(_scaled_matmul_p.bind, **params)

@@ -41,9 +41,9 @@ def softmax(
 ) -> jax.Array:
     """Softmax over one or more axes; drop-in for `jax.nn.softmax`.
 
-    Computes `exp(z - max(z)) / sum(exp(z - max(z)))` of `z = scale * x`. As in JAX, a row of -inf
-    alone, or one that contains +inf or NaN, gives NaN. Masked elements are ignored and give 0; a
-    fully masked row gives 0.
+    Computes `exp(z - max(z)) / sum(exp(z - max(z)))` for `z = scale * x`. As in JAX, a row whose
+    elements are all -inf, or that contains +inf or NaN, gives NaN. Masked elements are ignored and
+    give 0; a fully masked row gives 0.
 
     Args:
       x: an array of any shape. The kernels support float16, bfloat16, float32 and float64; 16-bit
@@ -58,8 +58,8 @@ def softmax(
       causal: True to include only the elements (i, j) of the last two dims with j <= i that `where`
         includes. The kernels do not read the others.
       batch_invariant: True for rows that have the same bits whatever the number of rows, the other
-        rows, the axis and `vmap` are. Rows that are no multiple of 16 bytes are filled up, and
-        those along another axis than the last are transposed.
+        rows, the axis and `vmap` are. Rows whose length is not a multiple of 16 bytes are padded,
+        and rows along an axis other than the last are transposed.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
       algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("softmax")`,
@@ -93,7 +93,7 @@ def log_softmax(
 ) -> jax.Array:
     """Logarithm of softmax, without forming softmax; drop-in for `jax.nn.log_softmax`.
 
-    Computes `z - max(z) - log(sum(exp(z - max(z))))` of `z = scale * x`. Masked elements are
+    Computes `z - max(z) - log(sum(exp(z - max(z))))` for `z = scale * x`. Masked elements are
     ignored and give -inf.
 
     Args:
@@ -191,7 +191,7 @@ def logsumexp(
       axis: the axis or axes to sum over; None means all axes.
       b: factors of the exponentials. The kernels do not support it; XLA computes this case.
       keepdims: True to keep the reduced axes with size 1.
-      return_sign: True to return the sign of the sum too. XLA computes this case, too.
+      return_sign: True to also return the sign of the sum. XLA computes this case, too.
       where: as for `softmax`.
       scale: as for `softmax`.
       causal: as for `softmax`.
@@ -282,12 +282,12 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
         largest = float(limits.max) / 2
         if abs(scale) > largest:  # kernels multiply it by log2(e)
             raise NoKernelError(f"abs(scale) must be at most {largest:.3}, got scale {scale}")
-        if len(axes) > 1 or algorithm == BATCH_INVARIANT:  # the rows are moved
+        if len(axes) > 1 or algorithm == BATCH_INVARIANT:  # the rows are reshaped
             _rowwise.check_unsharded("x", x, axes)
-        # Kernels read -inf in place of elements that do not take part, and 0 * -inf is NaN.
+        # Kernels read -inf in place of excluded elements, and 0 * -inf is NaN.
         is_zero = np.asarray(scale, limits.dtype) == 0
         smallest = float(limits.tiny)
-        if not is_zero and abs(scale) < smallest:  # which CPUs may take for 0
+        if not is_zero and abs(scale) < smallest:  # CPUs may flush such a scale to 0
             raise NoKernelError(
                 f"abs(scale) must be 0 or at least {smallest:.3}, got scale {scale}"
             )
@@ -330,11 +330,11 @@ def check_dtype(x: jax.Array) -> None:
         raise NoKernelError(f"dtype {x.dtype} is not among {', '.join(DTYPES)}", TypeError)
 
 
-# What references are written with
+# Functions for the references
 
 
 def kept(x: jax.Array, *where: jax.Array, causal: bool) -> jax.Array | None:
-    """The elements of `x` that count, as a boolean array that broadcasts to it, or None for all."""
+    """The mask of the included elements of `x`, which broadcasts to it, or None for all."""
     masks = list(where)
     if causal:
         shape = (1,) * (x.ndim - 2) + x.shape[-2:]
@@ -344,10 +344,10 @@ def kept(x: jax.Array, *where: jax.Array, causal: bool) -> jax.Array | None:
 
 
 def scaled(x: jax.Array, scale: float) -> jax.Array:
-    """`scale * x`, in the dtype that kernels compute in unless that of `x` is as exact.
+    """`scale * x`, in the dtype that kernels compute in unless the dtype of `x` is as exact.
 
-    That is so of a power of two below 1: it rounds subnormal numbers alone, to what softmax does
-    not tell from them. XLA's softmax of bfloat16 takes up to 1.6 times as long in float32.
+    It is for a scale that is a power of two below 1: only subnormal numbers are rounded, which does
+    not change softmax. XLA's softmax of bfloat16 takes up to 1.6 times as long in float32.
     """
     if scale == 1:
         return x
@@ -366,10 +366,10 @@ def select(mask: jax.Array | None, x: jax.Array, otherwise: float) -> jax.Array:
 
 
 def included(x: jax.Array, mask: jax.Array | None) -> jax.Array:
-    """`x` with -inf where masked, which counts in no maximum and no sum of exponentials.
+    """`x` with -inf where masked, which has no effect on a maximum or a sum of exponentials.
 
-    On a GPU, XLA computes the softmax of it in one kernel. The mask as `where` would select the
-    terms of the sum apart from those that are divided by it, in a second kernel.
+    On a GPU, XLA computes the softmax of this in one kernel. With the mask as `where`, the terms of
+    the sum would differ from those that are divided by it, which takes a second kernel.
     """
     return select(mask, x, -jnp.inf)
 
@@ -377,14 +377,14 @@ def included(x: jax.Array, mask: jax.Array | None) -> jax.Array:
 def logsumexp_parts(
     x: jax.Array, mask: jax.Array | None, *, axes: Axis, scale: float = 1.0
 ) -> tuple[jax.Array, jax.Array]:
-    """The two parts of `logsumexp(scale * x)`, which gradients are made of.
+    """The two parts of `logsumexp(scale * x)`, from which gradients are computed.
 
-    Their sum would have fewer digits than the second part where the first is large. Neither
-    contains a product that was rounded before something like it is subtracted.
+    Their sum would be less accurate than the second part if the first is large. In both parts, `x`
+    and the maximum are subtracted before they are multiplied by the scale and rounded.
 
     Returns:
-      The maximum of each row, or its minimum if the scale is negative; as in JAX, 0 stands for one
-      whose product with the scale is not finite. And the logarithm of the sum of
+      The maximum of each row, or its minimum if the scale is negative; as in JAX, it is 0 if its
+      product with the scale is not finite. And the logarithm of the sum of
       `exp(scale * (x - maximum))`.
     """
     lowest = math.copysign(math.inf, -scale)
@@ -407,13 +407,13 @@ def weights(
 ) -> jax.Array:
     """`exp(scale * (x - maximum) - log_sum)`: softmax, and 0 where the mask is False.
 
-    It is NaN, as JAX's gradient of logsumexp, in a row whose elements are all -inf.
+    In a row whose elements are all -inf it is NaN, like JAX's gradient of logsumexp.
     """
     shifted = scaled(wide(x) - jnp.expand_dims(maximum, axes), scale)
     return jnp.exp(select(mask, shifted - jnp.expand_dims(log_sum, axes), -jnp.inf))
 
 
-# Stands in for symbolic sizes of exported programs: few rows, longer than any memory holds.
+# Replaces symbolic sizes of exported programs: few rows, longer than any memory holds.
 _UNKNOWN = {"outer": 1, "inner": 1, "columns": 2**40, "queries": 1}
 
 
@@ -430,10 +430,10 @@ def make_primitive(
     """Makes the primitive of a kernel of ffi/softmax, with everything but its derivatives.
 
     Args:
-      function: the kernels' name for it.
+      function: the name of the function in problems.
       reference: as in `_primitive.Kernel`.
-      name: the primitive's and the FFI target's, if not the function's.
-      version: of the FFI target.
+      name: the name of the primitive and of the FFI target; None for that of the function.
+      version: the version of the FFI target.
       has_workspace: True if the kernels take workspace.
       aliases: as in `_primitive.Launch.custom_call`.
       multiple_results: as in `_primitive.Kernel`.
@@ -491,7 +491,7 @@ def make_primitive(
 
 
 def make_primitive_without_kernel(function: str, reference: Callable[..., Any]) -> Primitive:
-    """Makes a primitive with the same operands and parameters that XLA always computes."""
+    """Makes a primitive that XLA always computes, with the same operands and parameters."""
     p = _primitive.primitive_without_kernel(f"gpuops_{function}", reference)
     _rowwise.define_batching(p)
     return p
@@ -502,10 +502,10 @@ def make_primitive_without_kernel(function: str, reference: Callable[..., Any]) 
 
 
 def _is_small(mask: jax.Array, x: jax.Array) -> bool:
-    """True of masks such as those of columns alone, which many rows share.
+    """True for a mask that many rows share, such as a mask of columns.
 
-    XLA selects by such a mask in less time than it takes to tell which rows have an element that
-    counts. With it, softmax of 16-bit floats is faster in float32, too.
+    XLA selects by such a mask in less time than it takes to find the rows that are not fully
+    masked. With such a mask, softmax of 16-bit floats is also faster in float32.
     """
     return _primitive.has_constant_shape(x) and 8 * mask.size <= x.size
 
@@ -517,10 +517,10 @@ def _reference(function: str, x, *where, axes: Axis, scale: float, causal: bool)
     z = scaled(wide(x) if is_small else x, scale)
     if x.dtype.name in DTYPES:
         y = upstream(included(z, mask))
-        if where and function != "logsumexp":  # a row of which no element counts is NaN
+        if where and function != "logsumexp":  # a fully masked row is NaN
             counts = mask if is_small else jnp.any(jnp.asarray(mask), axes, keepdims=True)
             y = select(counts, y, 0 if function == "softmax" else -jnp.inf)
-    else:  # others may have no -inf
+    else:  # other dtypes may have no -inf
         y = upstream(z, where=mask)
     is_narrow = _primitive.accumulator(x.dtype) != x.dtype
     return y.astype(x.dtype) if is_narrow else y
@@ -531,14 +531,14 @@ def _logsumexp(x, *where, **params):
 
 
 def _logsumexp_with_residuals(x, *where, axes, scale, causal):
-    """And its two parts, in the dtype that kernels compute in."""
+    """logsumexp, and its two parts in the dtype that kernels compute in."""
     mask = kept(x, *where, causal=causal)
     maximum, log_sum = logsumexp_parts(x, mask, axes=axes, scale=scale)
     return [(scaled(maximum, scale) + log_sum).astype(x.dtype), maximum, log_sum]
 
 
 def _softmax_tangent(y, t, *where, axes, scale, causal):
-    """`scale * y * (t - sum(y * t))`; the map is symmetric, so the cotangent's is the same."""
+    """`scale * y * (t - sum(y * t))`; the map is symmetric, so it is its own transpose."""
     mask = kept(y, *where, causal=causal)
     wide_y, wide_t = wide(y), wide(select(mask, t, 0))
     total = jnp.sum(wide_y * wide_t, axes, keepdims=True)
@@ -624,9 +624,9 @@ def _logsumexp_with_residuals_jvp(primals, tangents, *, algorithm, **params):
 
 
 def residual_tangents(maximum: jax.Array, dt: jax.Array) -> list[Any]:
-    """Those of the two parts of logsumexp, from its own: as in JAX, the maximum is a constant.
+    """The tangents of the two parts of logsumexp, given its own; the maximum is a constant.
 
-    Any number near it would do; the logarithm of the sum makes up for it.
+    As in JAX: a change of the maximum would be cancelled by the logarithm of the sum.
     """
     return [ad.Zero(jax.typeof(maximum)), dt]
 

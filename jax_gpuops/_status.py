@@ -1,4 +1,4 @@
-"""`python -m jax_gpuops`: what is built, what JAX sees, what will run, and how to fix the rest."""
+"""The status report: compiled modules, devices, what ops will run, and how to fix the rest."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _operations() -> list[str]:
 
 
 def _classes(kind: str | None) -> tuple[list[_measurements.Class], str | None]:
-    """Returns what was measured on a kind of GPU, and why that cannot be told."""
+    """Returns the measured classes of a kind of GPU, and an error message or None."""
     try:
         return _measurements.table().get(kind or "", []), None
     except (FileNotFoundError, ValueError) as error:  # of the file that the environment names

@@ -139,14 +139,14 @@ _transpose_p = _primitive.primitive(
 
 
 def _batch(operands, axes, *, permutation: Permutation, **params):
-    """The mapped axis becomes the first of the result: where it lies, no data move for it."""
+    """Makes the mapped axis the first one of the result; the kernel reads it in place."""
     (x,), (mapped,) = operands, axes
     others = (axis + (axis >= mapped) for axis in permutation)
     return _transpose_p.bind(x, permutation=(mapped, *others), **params), 0
 
 
 def _transpose_rule(cotangent, _, *, permutation: Permutation, **params):
-    """The cotangent is permuted by the inverse."""
+    """Permutes the cotangent by the inverse permutation."""
     inverse = tuple(int(axis) for axis in np.argsort(permutation))
     return [_transpose_p.bind(cotangent, permutation=inverse, **params)]
 

@@ -1,9 +1,9 @@
 """Operands that are transposed arrays, which a kernel may read as they are stored.
 
-XLA folds a transpose into a product of its own. Before a custom call it writes the transposed
-array to memory. What makes an operand is known where a program is lowered, and in its jaxpr.
-Arguments of functions that are not inlined are not followed: what makes those is the caller's, and
-may be another thing in each call.
+XLA folds a transpose into its own matrix product, but writes the transposed array to memory before
+a custom call. The producer of an operand is known when a program is lowered, and in its jaxpr.
+Arguments of functions that are not inlined are not followed, since their producers may differ
+between calls.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Permutation = tuple[int, ...]
 
 
 def _composed(outer: Permutation | None, inner: Sequence[int]) -> Permutation:
-    """The permutation by which `inner` and then `outer` permute dims; None is that of none."""
+    """The permutation by `inner` and then `outer`; None stands for the identity."""
     return tuple(inner) if outer is None else tuple(inner[d] for d in outer)
 
 
@@ -31,7 +31,7 @@ def stored(value: ir.Value, symbols: ir.SymbolTable) -> tuple[ir.Value, Permutat
       symbols: the functions of the module.
 
     Returns:
-      The array and the permutation: the value itself and None if it is no transpose.
+      The array and the permutation, or the value itself and None if it is not a transpose.
     """
     array, order = value, None
     while not isinstance(value.owner, ir.Block):
@@ -54,15 +54,15 @@ def stored(value: ir.Value, symbols: ir.SymbolTable) -> tuple[ir.Value, Permutat
 
 
 _CALLS = frozenset({"jit", "pjit", "checkpoint", "custom_jvp_call", "custom_vjp_call"})
-_CASTS = frozenset({"pcast", "pvary"})  # of the type alone: modules do not have them
+_CASTS = frozenset({"pcast", "pvary"})  # change only the type, and have no operation in modules
 
 
 def stored_in(var: Any, defined: _fusion.Makers) -> tuple[Any, Permutation | None]:
-    """As `stored`, of a variable of a jaxpr.
+    """As `stored`, for a variable of a jaxpr.
 
     Args:
       var: the variable, or a literal.
-      defined: of its jaxpr.
+      defined: the makers of its jaxpr.
     """
     array, order = var, None
     while (eqn := _fusion.maker(var, defined)) is not None:

@@ -1,6 +1,6 @@
 """Flax layers on our operations. Flax is optional: this module can be imported without it.
 
-`Linear` and `Dense` are those of `flax.nnx` and `flax.linen` with an activation. Other linear
+`Linear` and `Dense` are the layers of `flax.nnx` and `flax.linen` with an activation. Other linear
 layers accept `dot_general=jax_gpuops.dot_general`; attention layers accept `attention_fn` of this
 module. Flax does not pass `implementation=` on: set it with `jax_gpuops.use`.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    """Defines the layers when they are first asked for, since they need Flax."""
+    """Imports the layers on first access, since they need Flax."""
     if name not in ("Dense", "Linear"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from jax_gpuops import _flax_layers
@@ -47,12 +47,11 @@ def attention_fn(
     *,
     is_causal: bool = False,
 ) -> jax.Array:
-    """Dot-product attention; drop-in for `flax.nnx.dot_product_attention` and that of `flax.linen`.
+    """Dot-product attention; drop-in for `dot_product_attention` of `flax.nnx` and `flax.linen`.
 
     Pass it as `attention_fn=` to `nnx.MultiHeadAttention` or `nn.MultiHeadDotProductAttention`.
-    The products are `jax_gpuops.dot_general`, the normalization is `jax_gpuops.softmax`. The scores
-    of 16-bit operands are float32. As in Flax, a fully masked query attends to all keys with equal
-    weights.
+    It uses `jax_gpuops.dot_general` for the products and `jax_gpuops.softmax`. The scores of 16-bit
+    operands are float32. As in Flax, a fully masked query attends to all keys with equal weights.
 
     Args:
       query: an array of shape (..., query length, heads, depth).
@@ -61,13 +60,14 @@ def attention_fn(
       value: an array of shape (..., key length, key heads, value depth).
       bias: None, or an array that is added to the scores; broadcasts to (..., heads, query length,
         key length).
-      mask: None, or a boolean array that broadcasts to the same: True where attention is allowed.
+      mask: None, or a boolean array that broadcasts to the same shape: True where attention is
+        allowed.
       broadcast_dropout: True to drop the same positions in all batches and heads.
       dropout_rng: the key for dropout; needed if there is dropout.
       dropout_rate: the probability of dropping a weight.
       deterministic: True for no dropout.
-      dtype: the dtype of the computation; None for that to which the operands promote, float32 for
-        integers.
+      dtype: the dtype of the computation; None for the dtype to which the operands promote, and
+        float32 for integers.
       precision: as in JAX.
       module: None, or the Flax module into which the weights are sown as intermediates.
       is_causal: True to let query i attend to keys 0 to i only.
@@ -131,7 +131,7 @@ def attention_fn(
         if is_causal:
             causal = jnp.tri(scores.shape[-2], scores.shape[-1], dtype=bool)
             allowed = allowed & _arguments.with_rank(causal, scores.ndim)
-        # Of a query that may attend to nothing, softmax makes zeros.
+        # softmax gives zeros for a query that may attend to nothing.
         attends = jnp.any(allowed, -1, keepdims=True)
         weights = jnp.where(attends, weights, 1 / max(1, scores.shape[-1]))
     weights = weights.astype(dtype)
