@@ -64,7 +64,7 @@ _DEFAULTS: dict[str, Any] = {
     "only": re.compile(""),
     "commit": None,
 }
-"""Of the options that may stand before and after a command."""
+"""The defaults of the options that may stand before or after a command."""
 
 _NOT_TAKEN = {
     "calls": {"algorithm", "peers", "plot"},
@@ -74,7 +74,7 @@ _NOT_TAKEN = {
     "plot": _DEFAULTS.keys(),
     "page": _DEFAULTS.keys(),
 }
-"""By command, those of them that it does not have."""
+"""For each command, those of these options that it does not take."""
 
 _EPILOG = "How to read the tables:\n\n" + report.LEGEND
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line.
 
     Args:
-      arguments: what stands after `python -m bench`; None takes them from the process.
+      arguments: the arguments after `python -m bench`; None takes them from the process.
 
     Returns:
       The exit code: 0, or 1 if a result is wrong or a call failed.
@@ -132,10 +132,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
-    """Returns what to run.
+    """Returns the problems to run.
 
     Raises:
-      ValueError: if that is nothing, or if an op cannot have the shape or the algorithms.
+      ValueError: if there are none, or if an op does not have the shape or the algorithms.
     """
     if options.command == "main":
         problems = cases.main(gpu=gpu, quick=options.quick)
@@ -215,7 +215,7 @@ _COMMANDS: dict[str, tuple[Callable[..., None], Callable[..., Text]]] = {
     "programs": (programs.solve, programs_report.verdict),
     "calls": (calls.solve, calls_report.verdict),
 }
-"""How to run those that run more than one case, and what to say at the end."""
+"""For each command that runs several cases, the function that runs it, and its verdict."""
 
 
 def _plot(done: Run, folder: pathlib.Path) -> None:
@@ -279,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what may stand before and after the command, so it has no defaults of its own."""
+    """Adds the options that may stand before or after the command, without defaults."""
     keep = argparse.SUPPRESS
     parser.add_argument(
         "--json", type=pathlib.Path, metavar="FILE", default=keep, help="write results as JSON"
@@ -303,7 +303,7 @@ def _add_common_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_selection_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what says which problems are run, and of which sources."""
+    """Adds the options that select the problems, and the one that names the commit."""
     keep = argparse.SUPPRESS
     parser.add_argument(
         "--only",

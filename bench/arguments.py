@@ -12,13 +12,13 @@ def add_names(
     known: Collection[str],
     default: str = "all of them if none is named",
 ) -> None:
-    """Adds an argument of any number of names; those that are not known are errors.
+    """Adds an argument that takes any number of known names; an unknown name is an error.
 
     Args:
-      parser: what to add it to.
-      argument: what the parsed arguments call it.
-      known: the names, in the order in which the help has them.
-      default: what the help says of no name.
+      parser: the parser to add it to.
+      argument: the name of the argument.
+      known: the known names, in the order of the help.
+      default: the help text for the case without names.
     """
 
     def name(text: str) -> str:
@@ -29,7 +29,7 @@ def add_names(
     parser.add_argument(
         argument,
         nargs="*",
-        type=name,  # not choices: among them argparse of Python 3.11 looks for "none named"
+        type=name,  # not choices: argparse of Python 3.11 checks the empty default against them
         metavar=argument.upper(),
         help=f"{', '.join(known)}; {default}",
     )

@@ -15,7 +15,7 @@ def main(*, gpu: bool, quick: bool = False) -> list[Problem]:
     """Returns the problems of the main table, grouped by family.
 
     Args:
-      gpu: True for sizes that fill a GPU, False for sizes that a host executor runs in no time.
+      gpu: True for sizes that fill a GPU, False for sizes that run fast on the host.
       quick: True for only the first problem of each op.
     """
     problems = list(_gpu() if gpu else _host())
@@ -26,8 +26,8 @@ def ladder(families: Sequence[str], *, gpu: bool, quick: bool = False) -> list[P
     """Returns the problems of the documents behind the ladders.
 
     Args:
-      families: of which op families.
-      gpu: False for one small shape in place of the documents' own ones.
+      families: the op families.
+      gpu: False for one small shape instead of the shapes of each document.
       quick: True for only the last, largest shape of each document.
     """
     problems = []
@@ -42,7 +42,7 @@ def ladder(families: Sequence[str], *, gpu: bool, quick: bool = False) -> list[P
 
 
 def _rows(op: str, columns: Sequence[int], dtype: str, **options: Any) -> Iterator[Problem]:
-    """Rows of each length, 2^28 elements in all; in a series the lengths make a figure's line."""
+    """Rows of each length, 2^28 elements in all; with a series, the points of a figure's line."""
     for n in columns:
         size = n if "series" in options else None
         yield ops.make(op, (2**28 // n, n), dtype, size=size, **options)
@@ -57,10 +57,10 @@ _ODD_ATTENTION = ((4, 1500), (8, 1000), (128, 197))
 
 
 def _softmax_family() -> Iterator[Problem]:
-    """Rows of every length, in every way that softmax is used.
+    """Rows of every length, with every function and option of the family.
 
-    The floors are for an H200. What they ask is the copy bandwidth: one read and one write of the
-    memory, however long the rows and whatever the op does on the way.
+    The floors are for an H200. They demand the copy bandwidth, of one read and one write of the
+    memory, for all row lengths and ops.
     """
     lengths = "row length, 2^28 elements"
     short = Floor(ceiling=0.95, ratio=0.99, mean_ratio=1.0)
@@ -119,7 +119,7 @@ _RAGGED_ROWS = (
     ("sum", (8388608, 10), "float32"),
     ("argmax", (1048576, 33), "int8"),
 )
-"""Rows that are no whole number of 16 bytes."""
+"""Rows whose length is not a multiple of 16 bytes."""
 
 
 def _gpu() -> Iterator[Problem]:
@@ -188,7 +188,7 @@ def _gpu() -> Iterator[Problem]:
 
 
 def _moments() -> Iterator[Problem]:
-    """Means and variances: of rows, of everything, and as layers normalise.
+    """Means and variances of rows, of whole arrays, and of normalisation layers.
 
     The floors are for an H200. XLA reads the array twice.
     """
@@ -211,7 +211,7 @@ _BATCH_NORM = (((64, 56, 56, 256), (0, 1, 2)), ((64, 256, 56, 56), (0, 2, 3)))
 
 
 def _products_of_8_bits() -> Iterator[Problem]:
-    """With B by its rows, which the tensor cores cannot read as they are, and by its columns.
+    """Products with B in row-major order, which tensor cores cannot read as it is, or in columns.
 
     The floors are for an H200.
     """
@@ -246,8 +246,8 @@ _TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
     ((1000, 1000, 100), (0, 2, 1), "float32"),
 )
 
-# Rows that begin at no multiple of 16 bytes: of both factors, of a, of b, and of b with the
-# vocabulary of a language model.
+# Rows that do not begin at multiples of 16 bytes: those of both factors, of a, of b, and of b with
+# the vocabulary of a language model.
 _UNALIGNED_PRODUCTS: tuple[Shape, ...] = (
     (1025, 1023, 1027),
     (4097, 4095, 4099),
@@ -264,7 +264,7 @@ _SQUARES = {
 
 
 def _host() -> Iterator[Problem]:
-    """Small, odd sizes: rows that fill no warp, tiles that hang over the edge."""
+    """Small, odd sizes: rows that do not fill a warp, and partial tiles."""
     for op in ("softmax", "log_softmax"):
         yield ops.make(op, (33, 130), "float32")
         yield ops.make(op, (7, 65), "bfloat16")

@@ -1,9 +1,9 @@
-"""Which calls are run: drawn at random, once, from the shapes of published models.
+"""The calls to run, drawn at random, once, from the shapes of published models.
 
-What a model does is one of some sites, such as the softmax of its attention scores or a product of
-its feed-forward layers. A site draws a model, a batch, a length and a dtype. How fast a call is has
-no part in it. A file has the calls that are drawn, so that a change of them shows: calls are not
-drawn anew to suit the kernels, or what `None` chooses.
+A site is an operation of models, such as the softmax of the attention scores or a product of the
+feed-forward layers. It draws a model, a batch, a length and a dtype, regardless of how fast the
+call is. The drawn calls are kept in a file, so that a change is visible: calls are not drawn again
+to suit the kernels, or the choice of `None`.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from bench.calls.models import Models, Transformer
 from bench.problem import Problem, Shape, first_of_each_op
 
 COUNTS = {"softmax": 130, "reduce": 70, "transpose": 40, "matmul": 60}
-"""How many calls each family has."""
+"""The number of calls of each family."""
 
 OPERAND_BYTES, LARGE_BYTES, MEMORY_BYTES = 2 << 30, 256 << 20, 12 << 30
-"""The most bytes of an operand; from where on one is large, of which most are left out; the most
-bytes of operands and results, each in its own dtype and in float64, in which it is checked."""
+"""The most bytes of an operand; the most bytes of one that is not large (most calls with a large
+one are left out); the most bytes of operands and results, in their own dtypes and in float64."""
 
 OPERATIONS = 2**44
 """The most floating-point operations of a call."""
@@ -42,15 +42,16 @@ _DTYPES = ("bfloat16",) * 4 + ("float32",) * 3 + ("float16",)
 
 @dataclasses.dataclass(frozen=True)
 class Draw:
-    """What decides which calls are drawn.
+    """The parameters that determine the calls that are drawn.
 
     Attributes:
-      name: what the command line calls it.
-      models: those whose calls they are.
-      lengths: of sequences, in ascending order; models for shorter ones have their longest.
-      seed: of the random numbers.
-      file: has the calls, one a line: what `text` returned when they were drawn.
-      earlier: a draw whose calls this one has not.
+      name: the name on the command line.
+      models: the models whose calls are drawn.
+      lengths: the sequence lengths, in ascending order; a model for shorter sequences takes those
+        below its longest one, and the longest one.
+      seed: the seed of the random numbers.
+      file: the file of the calls, one per line, as `text` returned them when they were drawn.
+      earlier: a draw whose calls are left out of this one.
     """
 
     name: str
@@ -70,7 +71,7 @@ FIRST = Draw(
     seed=2024,
     file=_FOLDER / "calls.txt",
 )
-"""The grids of `python -m bench tune` were revised by what its calls were measured to do."""
+"""The grids of `python -m bench tune` were revised according to measurements of its calls."""
 
 SECOND = Draw(
     "second",
@@ -80,7 +81,7 @@ SECOND = Draw(
     file=_FOLDER / "calls_second.txt",
     earlier=FIRST,
 )
-"""Drawn after that, to judge independently."""
+"""Drawn after that revision, for an independent test."""
 
 DRAWS = {each.name: each for each in (FIRST, SECOND)}
 
@@ -91,8 +92,8 @@ def problems(draw: Draw = FIRST, *, gpu: bool, quick: bool = False) -> list[Prob
     """Returns the calls, grouped by family.
 
     Args:
-      draw: which calls.
-      gpu: False for a few of small sizes, which a host runs in no time, whatever the draw.
+      draw: the draw.
+      gpu: False for a few small calls that run fast on the host, whatever the draw.
       quick: True for only the first call of each op.
     """
     found = list(_drawn(draw).values()) if gpu else _host()
@@ -100,7 +101,7 @@ def problems(draw: Draw = FIRST, *, gpu: bool, quick: bool = False) -> list[Prob
 
 
 def text(draw: Draw) -> str:
-    """Returns the calls that are drawn, one a line."""
+    """Returns the drawn calls, one per line."""
     return "".join(f"{each}\n" for each in _drawn(draw).values())
 
 
@@ -116,7 +117,7 @@ def memory(problem: Problem) -> int:
 
 @functools.cache
 def _drawn(draw: Draw) -> dict[str, Problem]:
-    """Returns the calls by what they are without their model, of which two may make the same."""
+    """Returns the calls by their text without the model, since two models may make the same call."""
     r = random.Random(draw.seed)
     known = {} if draw.earlier is None else _drawn(draw.earlier)
     drawn: dict[str, Problem] = {}
@@ -158,7 +159,7 @@ def _call(
 
 
 def _transformer(r: random.Random, draw: Draw) -> Transformer:
-    """As many decoders as encoders of all kinds."""
+    """Draws a decoder or an encoder of any kind, with equal probability."""
     encoders = draw.models.encoders + draw.models.patch_encoders
     return r.choice(r.choice((draw.models.decoders, encoders)))
 
@@ -210,7 +211,7 @@ def _self_attention(r: random.Random, draw: Draw) -> Problem:
         options["causal"] = True
     elif model.mask == "padding":
         options["where"] = "padding"
-    if r.random() < 1 / 4:  # whoever writes it by hand has masked and scaled the scores before
+    if r.random() < 1 / 4:  # hand-written attention masks and scales the scores before
         options = {}
     shape = (_batch(r), model.heads, length, length)
     return _call(
@@ -248,13 +249,13 @@ def _router(r: random.Random, draw: Draw) -> Problem:
 
 
 def _predictor(r: random.Random, draw: Draw) -> Transformer:
-    """A model of tokens that it predicts."""
+    """Draws a model that predicts tokens."""
     tokens = draw.models.decoders + draw.models.encoders
     return r.choice([each for each in tokens if each.vocabulary])
 
 
 def _vocabulary(r: random.Random, draw: Draw) -> Problem:
-    """Of all tokens in training, or of the new ones."""
+    """The logits of all tokens in training, or of the new tokens."""
     model = _predictor(r, draw)
     op = r.choice((
         "softmax", "log_softmax", "log_softmax_vjp", "logsumexp",
@@ -285,7 +286,7 @@ def _classes_of_pixels(r: random.Random, draw: Draw) -> Problem:
 def _norm_of_hidden_states(r: random.Random, draw: Draw) -> Problem:
     model = _transformer(r, draw)
     shape = (_batch(r), _length(r, draw, model), model.width)
-    # Llama's norm and that of its like, without biases, is of the mean of squares alone.
+    # Models without biases, like Llama, normalise by the mean of squares only.
     op = r.choice(("mean_and_var", "mean_and_var", "var")) if model.bias else "mean"
     return _call(op, model.name, "norm of hidden states", shape, _dtype(r), axis=-1)
 
@@ -330,7 +331,7 @@ def _gradient_of_a_bias(r: random.Random, draw: Draw) -> Problem:
 
 
 def _quantisation(r: random.Random, draw: Draw) -> Problem:
-    """Of activations token by token, of weights column by column or as a whole."""
+    """The range of activations per token, or of weights per column or as a whole."""
     model = _transformer(r, draw)
     op = r.choice(("max", "max", "min"))
     if r.random() < 1 / 2:
@@ -362,7 +363,7 @@ def _mean_loss(r: random.Random, draw: Draw) -> Problem:
 
 
 def _all_weights(r: random.Random, draw: Draw) -> Problem:
-    """Of a matrix of squares, for the norm of its gradient."""
+    """The sum of a matrix of squares, for the norm of a gradient."""
     model = _transformer(r, draw)
     shape = (model.width, r.choice((model.hidden, model.heads * model.head_dim)))
     return _call("sum", model.name, "norm of a gradient", shape, r.choice(("float32", "bfloat16")))
@@ -420,7 +421,7 @@ def _weights(r: random.Random, draw: Draw) -> Problem:
 
 
 def _product(r: random.Random, op: str, name: str, site: str, shape: Shape, **options) -> Problem:
-    """In float32 half of them are as exact as it is, the others what JAX does by default."""
+    """Half of the float32 products have the highest precision, the others JAX's default."""
     dtype = _dtype(r)
     if dtype == "float32":
         options["precision"] = r.choice(("highest", "default"))
@@ -562,7 +563,7 @@ _SITES: dict[str, Sequence[Site]] = {
         _interaction,
     ),
 }
-"""By family. What models do more often stands there more often."""
+"""The sites of each family. Operations that are more frequent in models are listed more often."""
 
 
 def _host() -> list[Problem]:

@@ -15,7 +15,7 @@ SUMMARY = "single calls drawn from the shapes of published models, by plain JAX 
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what only this command takes."""
+    """Adds the arguments of this command."""
     parser.add_argument(
         "--draw",
         choices=cases.DRAWS,
@@ -25,14 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
-    """Returns what to run, before `--only`."""
+    """Returns the problems to run, before `--only` is applied."""
     return cases.problems(cases.DRAWS[options.draw], gpu=gpu, quick=options.quick)
 
 
 def solve(
     unfinished: Unfinished, chosen: Sequence[Problem], options: argparse.Namespace, gpu: bool
 ) -> None:
-    """Runs calls, with a progress bar, and prints what is notable of each family."""
+    """Runs calls, with a progress bar, and prints the notable ones of each family."""
     runner = run.Runner(timed=gpu, seconds=0.02 if options.quick else 0.05)
     variants = [Variant(), Variant("cuda" if gpu else "interpret")]
     missing = [each for each in chosen if not unfinished.found(each)]

@@ -1,6 +1,6 @@
-"""Published models, and the sizes from which the shapes of their calls follow.
+"""Published models, with the sizes that determine the shapes of their calls.
 
-The figures are those of the papers and of the configurations that were published with the weights.
+The sizes are from the papers and from the configurations that were published with the weights.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ class Transformer:
     """The encoder or decoder of a transformer.
 
     Attributes:
-      name: what it is known as.
+      name: the name of the model.
       width: the size of hidden states.
-      heads: of queries.
-      head_dim: the size of each.
-      hidden: the width inside the feed-forward layers; of one expert, if there are experts.
-      length: the longest sequence it is made for.
+      heads: the number of query heads.
+      head_dim: the size of a head.
+      hidden: the width inside the feed-forward layers, or of one expert if there are experts.
+      length: the longest sequence.
       mask: "causal", "padding" for sequences of different lengths, or None.
-      vocabulary: how many tokens or classes it predicts; 0 if none.
-      activation: of the feed-forward layers, as `jax_gpuops.linear` calls it.
+      vocabulary: the number of tokens or classes that it predicts; 0 if none.
+      activation: the activation of the feed-forward layers, as `jax_gpuops.linear` names it.
       gated: True if the activation is that of a gate.
-      bias: True if dense layers have one.
-      key_heads: of keys and values; 0 for as many as of queries.
-      experts: among which a router chooses; 0 for none.
+      bias: True if dense layers have a bias.
+      key_heads: the number of key and value heads; 0 for as many as query heads.
+      experts: the number of experts of a router; 0 for none.
       lengths: the only lengths of its sequences; empty for any up to `length`.
     """
 
@@ -68,7 +68,7 @@ def _gpt(
 def _bert(
     name, width, heads, head_dim, hidden, length, vocabulary, activation="gelu_exact", **options
 ) -> Transformer:
-    """An encoder of sentences, of which a batch has some of different lengths."""
+    """An encoder of sentences, whose lengths differ within a batch."""
     return Transformer(
         name, width, heads, head_dim, hidden, length, "padding", vocabulary, activation, **options
     )
@@ -85,7 +85,7 @@ def _vit(
     activation="gelu_exact",
     **options,
 ) -> Transformer:
-    """An encoder of patches, whose number is that of the image's size."""
+    """An encoder of patches, whose number depends on the size of the image."""
     return Transformer(
         name, width, heads, head_dim, hidden, max(lengths), None, classes, activation,
         lengths=lengths, **options,
@@ -97,9 +97,9 @@ class CrossAttention:
     """Attention of some positions to others.
 
     Attributes:
-      name: what the model is known as.
-      heads: how many.
-      head_dim: the size of each.
+      name: the name of the model.
+      heads: the number of heads.
+      head_dim: the size of a head.
       sizes: pairs of the number of queries and of keys.
     """
 
@@ -114,11 +114,11 @@ class Windows:
     """Attention inside of many small groups.
 
     Attributes:
-      name: what the model is known as.
-      groups: in one example.
-      heads: how many.
-      head_dim: the size of each.
-      length: of a group.
+      name: the name of the model.
+      groups: the number of groups in one example.
+      heads: the number of heads.
+      head_dim: the size of a head.
+      length: the length of a group.
     """
 
     name: str
@@ -133,10 +133,10 @@ class Maps:
     """The feature maps of a convolutional network.
 
     Attributes:
-      name: what it is known as.
-      sizes: channels, height and width of each stage, the last one before the pooling.
-      classes: how many it tells apart; 0 if none.
-      groups: of channels that are normalised together; 0 for batch norm.
+      name: the name of the network.
+      sizes: channels, height and width of each stage; the last one is before the pooling.
+      classes: the number of classes; 0 if none.
+      groups: the number of groups of channels that are normalised together; 0 for batch norm.
       inner: the channels inside a block, between its 1 x 1 convolutions, relative to those of the
         stage; 0 if it has no such blocks.
     """
@@ -153,9 +153,9 @@ class Perceptron:
     """Dense layers, one after another.
 
     Attributes:
-      name: what the model is known as.
-      widths: of the input and of each layer.
-      batches: of how many examples.
+      name: the name of the model.
+      widths: the widths of the input and of each layer.
+      batches: the batch sizes.
     """
 
     name: str
@@ -168,16 +168,16 @@ class Models:
     """A group of models.
 
     Attributes:
-      decoders: transformers that predict what comes next.
-      encoders: of sentences and the like, of which a batch has some of different lengths.
-      patch_encoders: of patches and of sound; their sequences are equally long.
+      decoders: transformers that predict the next token.
+      encoders: encoders of sequences whose lengths differ within a batch, such as sentences.
+      patch_encoders: encoders of sequences of equal lengths, such as patches and sound.
       cross_attention: attention of some positions to others.
       windows: attention inside of many small groups.
       maps: convolutional networks.
       segmentation: maps whose channels are the classes of each pixel.
       perceptrons: dense layers alone.
       images: names, and the sides of the images that the models take.
-      patches: names, how many patches a side has, the side of a patch, and its channels.
+      patches: names, the number of patches per side, the side of a patch, and its channels.
       sequences: names, lengths and widths of sequences that are transposed.
     """
 
@@ -576,7 +576,7 @@ FURTHER = Models(
         ("Enformer, head", 896, 3072),
     ),
 )
-"""Those that were added for the second draw."""
+"""The models that were added for the second draw."""
 
 DLRM_FEATURES, DLRM_WIDTH = 27, 128
-"""What DLRM multiplies with each other: 26 embeddings and the output of the bottom layers."""
+"""The vectors that DLRM multiplies pairwise: 26 embeddings and the output of the bottom layers."""

@@ -1,4 +1,4 @@
-"""Results of single calls as text: what is notable of each family, a summary, and a verdict."""
+"""Results of single calls as text: notable calls of each family, a summary, and a verdict."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from bench.report import last_word, new_table, number, problem_cell
 from bench.results import Result, Run
 
 AHEAD = 1.05
-"""From this speed on, relative to plain JAX, `None` should run our kernel."""
+"""The least speed of our kernel relative to plain JAX at which `None` should run it."""
 
 TAKEN = 0.9
-"""In what part of these calls it must, at least."""
+"""The least fraction of these calls in which `None` must run it."""
 
 LEAST = 0.98
-"""How fast `None` must be, relative to plain JAX, in every call."""
+"""The least speed of `None` relative to plain JAX in every call."""
 
 LEGEND = f"""\
 plain    what the user of JAX writes: jax.nn, jax.numpy, jax.lax, the formula of optax for cross
@@ -39,36 +39,36 @@ The tables have only calls that are missed or slow, the summary has all."""
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A call, by what `None` chooses and by the kernel that is named."""
+    """The results of a call with `implementation=None` and with a named implementation."""
 
     default: Result
     named: Result
 
     @property
     def problem(self) -> Problem:
-        """What was called."""
+        """The problem of the call."""
         return self.default.problem
 
     @property
     def is_ahead(self) -> bool:
-        """True if the kernel is so much faster than plain JAX that `None` should run it."""
+        """True if the kernel is at least `AHEAD` times as fast as plain JAX."""
         return self.named.timed and self.named.ratio >= AHEAD
 
     @property
     def is_missed(self) -> bool:
-        """True if `None` does not, and what it runs is slower."""
+        """True if the kernel is ahead, but `None` runs XLA, which is slower."""
         if not self.is_ahead or self.default.ours:
             return False
         return not (self.default.timed and self.default.ratio >= self.named.ratio)
 
     @property
     def is_slow(self) -> bool:
-        """True if whoever swaps the import loses."""
+        """True if `None` is slower than plain JAX."""
         return self.default.timed and self.default.ratio < LEAST
 
 
 def calls(results: Sequence[Result]) -> list[Call]:
-    """Returns the calls that results are of: of each, `None` and the kernel."""
+    """Pairs the results of each call: `None`, then the named kernel."""
     return [Call(*pair) for pair in zip(results[::2], results[1::2], strict=True)]
 
 
@@ -100,7 +100,7 @@ def table(results: Sequence[Result]) -> Table | None:
 
 
 def summary(results: Sequence[Result]) -> Table:
-    """Returns a line for each family and one for all: how both ways compare with plain JAX."""
+    """Returns a table that compares both with plain JAX: a row per family, and one for all."""
     table = new_table("summary, relative to plain JAX")
     table.add_column("family", no_wrap=True)
     for column in (
@@ -143,7 +143,7 @@ def verdict(done: Run, *, timed: bool) -> Text:
 
 
 def demands_text(results: Sequence[Result]) -> list[str]:
-    """Returns what is asked of `None`, and what it does; nothing without a speed."""
+    """Returns the demands on `None` and whether they are met; nothing without a speed."""
     timed = [each for each in calls(results) if each.default.timed]
     if not timed:
         return []
