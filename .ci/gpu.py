@@ -1,18 +1,18 @@
-"""Runs what CI, which has no GPU, leaves out: all tests on a GPU, or some under compute-sanitizer.
+"""Runs all tests on a GPU, which CI does not have, or some tests under compute-sanitizer.
 
     python .ci/gpu.py tests --processes 8
     python .ci/gpu.py memcheck --processes 8
     python .ci/gpu.py racecheck --processes 12 --tests 12
     python .ci/gpu.py synccheck --processes 8
 
-All tests in 14 processes ran out of 80 GB of GPU memory. Those marked `large` take up to 36 GiB, so
-that they run first, in a process of their own, where memory is given back at once: what XLA keeps
-of one test lies in pieces that are too small for the next.
+All tests in 14 processes ran out of 80 GB of GPU memory. The tests marked `large` take up to
+36 GiB, so they run first, in a process of their own that frees memory at once: memory that XLA
+keeps after one test is too fragmented for the next.
 
-The tools look at our kernels alone: racecheck takes three minutes to prepare those of XLA and its
-libraries, and a few seconds for ours. compute-sanitizer itself ends by a segmentation fault in some
-runs. So processes take groups of tests; a group whose process ended without a summary is halved and
-taken again; and what is known is kept in OUT/TOOL.json, from which a next run goes on if the
+The tools check only our kernels: racecheck takes three minutes to prepare those of XLA and its
+libraries, and a few seconds for ours. compute-sanitizer itself ends with a segmentation fault in
+some runs. So processes run groups of tests; a group whose process ended without a summary is halved
+and run again; and the outcomes are kept in OUT/TOOL.json, from which the next run continues if the
 compiled kernels are the same.
 """
 
@@ -50,8 +50,8 @@ OPTIONS = ("--num-cuda-barriers", "4096", "--kernel-name", "kns=jax_gpuops_cuda"
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: (\d+)")
 TESTED = re.compile(r"^\d+ (?:passed|failed|skipped|error).* in [\d.]+s", re.MULTILINE)
 NOTABLE = re.compile(r"^(?:\[gw\d+\]|tests/).* (?:FAILED|ERROR) |^=.* in [\d.]+s")
-TRIES = 3  # of one test alone
-NO_TESTS = 5  # the exit status of pytest if it selects none
+TRIES = 3  # for a single test
+NO_TESTS = 5  # the exit status of pytest if it selects no test
 
 
 def main() -> int:
@@ -76,7 +76,7 @@ def main() -> int:
 
 
 def run_tests(arguments: argparse.Namespace, of_pytest: list[str]) -> int:
-    """Runs all tests and returns the exit status. Names what fails when it does, not at the end."""
+    """Runs all tests and returns the exit status. Prints each failure when it occurs."""
     arguments.out.mkdir(parents=True, exist_ok=True)
     end = time.monotonic() + arguments.seconds
     statuses = [
@@ -100,7 +100,7 @@ def run_pytest(
     options: Sequence[str],
     more: list[str],
 ) -> int:
-    """Runs pytest, for `seconds` at most, and returns its exit status."""
+    """Runs pytest for at most `seconds`, and returns its exit status."""
     with (
         log.open("w", buffering=1) as written,
         subprocess.Popen(
@@ -126,13 +126,13 @@ def run_pytest(
 
 @dataclasses.dataclass
 class Group:
-    """Tests of one process."""
+    """The tests of one process."""
 
     tests: list[str]
     tries: int = 0
 
     def halves(self) -> list[Group]:
-        """Returns what to try after a run without a summary."""
+        """Returns the groups to run after a run without a summary."""
         if len(self.tests) == 1:
             return [Group(self.tests, self.tries + 1)] if self.tries + 1 < TRIES else []
         middle = len(self.tests) // 2
@@ -143,7 +143,7 @@ class Sanitizer:
     """One tool on the tests marked `sanitizer`."""
 
     def __init__(self, tool: str, arguments: argparse.Namespace, of_pytest: list[str]):
-        """Reads what an earlier run of the same kernels left."""
+        """Reads the outcomes of an earlier run with the same kernels."""
         self.tool = tool
         self.arguments = arguments
         self.of_pytest = of_pytest
@@ -159,12 +159,12 @@ class Sanitizer:
                 self.outcomes = kept["outcomes"]
 
     def run(self) -> int:
-        """Returns 0 if all tests ran, and the tool had nothing to report."""
+        """Returns 0 if all tests ran and the tool reported nothing."""
         collect = [*PYTEST, "-m", "sanitizer", "--collect-only", "-q", *self.of_pytest]
         collected = subprocess.run(collect, capture_output=True, text=True, check=True)
         tests = [line for line in collected.stdout.splitlines() if "::" in line]
         left = [test for test in tests if test not in self.outcomes]
-        # The ids have the op and then the algorithm, whose kernels are loaded once for a group.
+        # The ids contain the op and then the algorithm, whose kernels are loaded once per group.
         left.sort(key=lambda test: test.split("-")[1:])
         size = self.arguments.tests
         groups = [Group(left[i : i + size]) for i in range(0, len(left), size)]
@@ -179,7 +179,7 @@ class Sanitizer:
         return int(set(counts) != {"clean"})
 
     def take(self, group: Group) -> list[Group]:
-        """Runs a group, keeps what came out, and returns what is to be taken again."""
+        """Runs a group, saves the outcomes, and returns the groups to run again."""
         left = self.end - time.monotonic()
         if left <= 0:
             return []
@@ -195,7 +195,7 @@ class Sanitizer:
         if summary[1] != "0":
             outcome = "reported"
         elif code != 0:
-            outcome = "failed"  # a test, under a tool that had nothing to report
+            outcome = "failed"  # a test failed, but the tool reported nothing
         with self.lock:
             self.outcomes |= dict.fromkeys(group.tests, outcome)
             self.file.write_text(
@@ -217,10 +217,10 @@ def digest_of_kernels() -> str:
 
 
 def run_alone(command: list[str], seconds: float) -> tuple[int, str]:
-    """Runs a command in a process group of its own, of which nothing is left afterwards.
+    """Runs a command in a process group of its own, and ends the group afterwards.
 
-    The process under test goes on, and holds memory of the GPU, when compute-sanitizer dies.
-    Returns the exit status and what was printed.
+    If compute-sanitizer dies, the process under test would continue and hold GPU memory. Returns
+    the exit status and the output.
     """
     with tempfile.TemporaryFile("w+") as printed:
         process = subprocess.Popen(
