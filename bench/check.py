@@ -1,8 +1,8 @@
-"""Is a result right? Errors against a float64 reference, and how large they may be.
+"""Errors of results against a float64 reference, and their bounds.
 
 The function of an op takes the problem, the result, the reference and the operands, and returns two
-numbers: the error in the terms that suit the op, and the largest ratio of an error to its bound,
-which is above 1 (or NaN) if the result is wrong. They run on the device, in 64-bit mode.
+numbers: the error in the measure of the op, and the largest ratio of an error to its bound, which
+is above 1 (or NaN) if the result is wrong. They run on the device, in 64-bit mode.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ def _computed_epsilon(dtype) -> float:
 
 
 def row_length(problem: Problem, x: jax.Array) -> int:
-    """How many elements make one result, or one row of softmax."""
+    """The number of elements per result of a reduction, or per row of softmax."""
     axis = problem.options["axis"]
     axes = range(x.ndim) if axis is None else (axis if isinstance(axis, tuple) else (axis,))
     return math.prod(x.shape[each] for each in axes)
 
 
 def _scale(problem: Problem) -> float:
-    """Returns the factor that derivatives of softmax have."""
+    """Returns the scale factor in derivatives of softmax."""
     scale = problem.options.get("scale")
     return 1.0 if scale is None else abs(scale)
 
 
 def exact(problem: Problem, y, reference, operands) -> Errors:
-    """Every element must be equal; the error is how many are not."""
+    """Every element must be equal; the error is the number of elements that differ."""
     del problem, operands
     equal = y == reference
     if jnp.issubdtype(reference.dtype, jnp.inexact):
@@ -50,7 +50,7 @@ def exact(problem: Problem, y, reference, operands) -> Errors:
 
 
 def _scores(problem: Problem, operands) -> jax.Array:
-    """Returns what softmax exponentiates, in float64: scaled, and -inf where masked."""
+    """Returns the scores of softmax in float64: scaled, and -inf where masked."""
     x, options = operands[0], problem.options
     scores = x.astype(jnp.float64)
     if options.get("scale") is not None:
@@ -69,7 +69,7 @@ def _below_maximum(problem: Problem, scores: jax.Array) -> jax.Array:
 
 
 def _exp_bound(distance: jax.Array, dtype) -> jax.Array:
-    """The relative error of exp(-distance), which loses more the larger the distance is."""
+    """The bound of the relative error of exp(-distance), which grows with the distance."""
     bound = (6 + 1.25 * distance) * _computed_epsilon(dtype)
     bits = jnp.finfo(dtype).bits
     if bits == 16:
@@ -80,20 +80,20 @@ def _exp_bound(distance: jax.Array, dtype) -> jax.Array:
 
 
 def _sum_bound(terms: int, dtype) -> float:
-    """The relative error of a sum of positive terms."""
+    """The bound of the relative error of a sum of positive terms."""
     return (8 + 2 * math.log2(terms + 1)) * _computed_epsilon(dtype)
 
 
 def _at_least_normal(size: jax.Array, dtype) -> jax.Array:
-    """Returns what to divide an error by: results below the normal numbers lose digits.
+    """Returns the divisor of a relative error: subnormal results lose digits.
 
-    Even for float64 the product with a bound is a normal number: XLA divides by such products.
+    Its product with a bound is a normal number even for float64, since XLA divides by it.
     """
     return jnp.maximum(size, max(float(jnp.finfo(dtype).tiny), 1e-290))
 
 
 def softmax(problem: Problem, y, reference, operands) -> Errors:
-    """The largest relative error; exp(x - max) may lose more the farther x is from the maximum."""
+    """The largest relative error; its bound grows with the distance of x from the maximum."""
     distance = _below_maximum(problem, _scores(problem, operands))
     error = jnp.abs(y.astype(jnp.float64) - reference) / _at_least_normal(reference, y.dtype)
     return jnp.max(error), jnp.max(error / _exp_bound(distance, y.dtype))
@@ -112,7 +112,7 @@ def logarithm(problem: Problem, y, reference, operands) -> Errors:
 def softmax_vjp(problem: Problem, dx, reference, operands) -> Errors:
     """The largest error of y * (dy - s), s = sum(y * dy), relative to y * (|dy - s| + sum(y|dy|)).
 
-    The backward pass knows only the rounded y, which moves the factor y as well as the terms of s.
+    The backward pass has only the rounded y, which affects the factor y and the terms of s.
     """
     dy = operands[1].astype(jnp.float64)
     axis, scores = problem.options["axis"], _scores(problem, operands)
@@ -130,7 +130,7 @@ def softmax_vjp(problem: Problem, dx, reference, operands) -> Errors:
 def log_softmax_vjp(problem: Problem, dx, reference, operands) -> Errors:
     """The largest error of dy - exp(y) * sum(dy) relative to |dy| + exp(y) * sum|dy|.
 
-    The backward pass knows only the rounded y, whose absolute error is the relative one of exp(y).
+    The backward pass has only the rounded y, whose absolute error is the relative error of exp(y).
     """
     dy = operands[1].astype(jnp.float64)
     axis, rounding = problem.options["axis"], _epsilon(dx.dtype)
@@ -147,7 +147,7 @@ def log_softmax_vjp(problem: Problem, dx, reference, operands) -> Errors:
 
 
 def _size_of_terms(losses: jax.Array, logsumexps: jax.Array) -> jax.Array:
-    """The size of what a cross entropy is the difference of: logsumexp and the label's logit."""
+    """The size of the two terms of a cross entropy: logsumexp and the label's logit."""
     return 1 + jnp.abs(logsumexps) + jnp.abs(logsumexps - losses)
 
 
@@ -162,9 +162,10 @@ def losses(problem: Problem, y, reference, operands) -> Errors:
 
 
 def cross_entropy_grad(problem: Problem, results, references, operands) -> Errors:
-    """The larger of two errors: of the mean loss as of a logarithm, and of its gradient.
+    """The larger of two errors: of the mean loss, as for `logarithm`, and of its gradient.
 
-    That is (exp(x - logsumexp(x)) - onehot) / rows; its error is relative to the sum of the terms.
+    The gradient is (exp(x - logsumexp(x)) - onehot) / rows; its error is relative to the sum of the
+    absolute terms.
     """
     del problem
     (loss, gradient), (true_loss, true_gradient) = results, references
@@ -188,7 +189,7 @@ def cross_entropy_grad(problem: Problem, results, references, operands) -> Error
     )
 
 
-# Derivatives given what the forward pass has kept, as their kernels have it
+# Derivatives, given the residuals of the forward pass like their kernels
 
 
 def softmax_tangent(problem: Problem, dx, reference, operands) -> Errors:
@@ -203,7 +204,7 @@ def softmax_tangent(problem: Problem, dx, reference, operands) -> Errors:
 def log_softmax_cotangent(problem: Problem, dx, reference, operands) -> Errors:
     """The largest error of ct - exp(y) * sum(ct) relative to |ct| + exp(y) * sum|ct|.
 
-    exp(y) loses more the farther y is from 0.
+    The error of exp(y) grows with the distance of y from 0.
     """
     y, ct = (each.astype(jnp.float64) for each in operands[:2])
     total = jnp.sum(jnp.abs(ct), problem.options["axis"], keepdims=True)
@@ -212,9 +213,9 @@ def log_softmax_cotangent(problem: Problem, dx, reference, operands) -> Errors:
 
 
 def logsumexp_cotangent(problem: Problem, dx, reference, operands) -> Errors:
-    """The largest relative error of softmax * g; exp loses as many digits as its argument has.
+    """The largest relative error of softmax * g, where the error of exp grows with its argument.
 
-    Of cross entropy the label's g is taken off, which may leave little.
+    For cross entropy g is subtracted at the label, which may cancel most of the value.
     """
     axis = problem.options["axis"]
     x, *others = (each.astype(jnp.float64) for each in operands[:4])
@@ -238,9 +239,9 @@ def _linear(problem: Problem, dx, reference, size) -> Errors:
 
 
 def cross_entropy(problem: Problem, results, references, operands) -> Errors:
-    """The largest error of the losses, and of the logsumexps behind them, relative to their terms.
+    """The largest error of the losses and their logsumexps, relative to the terms of the loss.
 
-    These are the logsumexp and the label's logit.
+    The terms are the logsumexp and the label's logit.
     """
     del operands
     loss, true_loss = results[0], references[0]
@@ -255,7 +256,7 @@ def cross_entropy(problem: Problem, results, references, operands) -> Errors:
 
 
 def total(problem: Problem, y, reference, operands) -> Errors:
-    """The largest error of a sum or mean relative to that of the absolute values."""
+    """The largest error of a sum or mean relative to the sum or mean of the absolute values."""
     (x,) = operands
     terms = row_length(problem, x)
     scale = jnp.sum(jnp.abs(x.astype(jnp.float64)), problem.options["axis"])
@@ -268,7 +269,7 @@ def total(problem: Problem, y, reference, operands) -> Errors:
 
 
 def variance(problem: Problem, y, reference, operands) -> Errors:
-    """The largest relative error; a root has half of it."""
+    """The largest relative error; the bound of a square root is half as large."""
     (x,) = operands
     error = jnp.max(jnp.abs(y.astype(jnp.float64) - reference) / reference)
     bound = (4 + math.log2(row_length(problem, x))) * _computed_epsilon(x.dtype)
@@ -276,7 +277,7 @@ def variance(problem: Problem, y, reference, operands) -> Errors:
 
 
 def mean_and_variance(problem: Problem, results, references, operands) -> Errors:
-    """The larger error: of the mean, relative to the mean of magnitudes, or of the variance."""
+    """The larger of the error of the mean, relative to the mean magnitude, and of the variance."""
     (mean, var), (true_mean, true_var) = results, references
     (x,) = operands
     scale = jnp.mean(jnp.abs(x.astype(jnp.float64)), problem.options["axis"])
@@ -291,11 +292,11 @@ def mean_and_variance(problem: Problem, results, references, operands) -> Errors
 
 
 def product(problem: Problem, y, reference, operands) -> Errors:
-    """The largest relative error; each of the factors adds a rounding.
+    """The largest relative error; each of the factors adds a rounding error.
 
-    The worst case, half an epsilon for each, would allow anything of millions of factors. Roundings
-    that lean to neither side add up to lambda * sqrt(factors) / 2 epsilons at most, but for a
-    chance of 2 * exp(-lambda**2 / 2) (Higham and Mary, 2019); lambda is 8 here.
+    The worst case, half an epsilon per factor, is no useful bound for millions of factors. Unbiased
+    rounding errors add up to at most lambda * sqrt(factors) / 2 epsilons, except with probability
+    2 * exp(-lambda**2 / 2) (Higham and Mary, 2019); lambda is 8 here.
     """
     (x,) = operands
     factors = row_length(problem, x)
@@ -305,15 +306,15 @@ def product(problem: Problem, y, reference, operands) -> Errors:
 
 
 def matmul(problem: Problem, y, reference, operands) -> Errors:
-    """The relative error in the Frobenius norm; single elements may be off by 12 times as much.
+    """The relative error in the Frobenius norm; the bound of an element is 12 times as large.
 
-    The rounding of an element's result comes on top: some of a gated product are 30 times as large
-    as most.
+    The rounding error of an element's result is added to its bound, since some elements of a gated
+    product are 30 times as large as most.
 
-    The roundings of a dot product of length K add up like a random walk, to about sqrt(K) / 6 of
-    one. At the default precision XLA multiplies float32 as TF32, which has 10 bits of fraction.
-    Products of 8-bit floats are added with 13 bits of fraction, whose roundings add up alike; a
-    higher precision stops that at 128 products.
+    The rounding errors of a dot product of length K add up like a random walk, to about sqrt(K) / 6
+    of one. At the default precision XLA multiplies float32 in TF32, which has 10 fraction bits.
+    Products of 8-bit floats are accumulated with 13 fraction bits, and these errors add up the same
+    way; a higher precision limits that to 128 products.
     """
     k = problem.shape[-2]
     rounding = _computed_epsilon(y.dtype)

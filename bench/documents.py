@@ -1,8 +1,8 @@
-"""The documents that the ladders come from: their shapes, and the times they claim.
+"""The documents that the ladders come from: their shapes, and the times they report.
 
 Each document optimises one kernel in steps. `python -m bench ladder` runs our version of every step
-on the same shapes and puts the speed-up over the first step next to the document's. The documents
-measured on other GPUs, so their times do not compare with ours; their speed-ups do.
+on the same shapes and shows the speed-up over the first step next to the document's. The documents
+measured on other GPUs, so their times are not comparable with ours, but their speed-ups are.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from bench.problem import Shape
 
 @dataclasses.dataclass(frozen=True)
 class Ladder:
-    """The steps of a document, as algorithms of ours, and how long the document says they take.
+    """The steps of a document, with the names of our algorithms and the document's times.
 
     Attributes:
       op: the op that the document optimises; its kernels are for float32.
       source: the document.
-      device: what it was measured on, as far as it says.
-      steps: our names of its steps, in its order; the first is what speed-ups are relative to.
-      times_us: for each shape the time of every step in microseconds; None where it gives none.
+      device: the device of its measurements, as far as it is given.
+      steps: our names of its steps, in its order; speed-ups are relative to the first.
+      times_us: for each shape the time of every step in microseconds; None if it is not given.
       small_shape: a shape for machines without a GPU.
       aside: algorithms of the family that are meant for other problems than the document's. All
-        the rest are steps of the document, or of ours between and after them.
+        others are steps of the document, or our own steps between and after them.
     """
 
     op: str
@@ -37,14 +37,14 @@ class Ladder:
     aside: tuple[str, ...] = ()
 
     def speedup(self, shape: Shape, step: str) -> float | None:
-        """Returns the speed-up of a step over the first one, as far as the document claims one."""
+        """Returns the document's speed-up of a step over the first one, or None."""
         times = dict(zip(self.steps, self.times_us.get(shape, ()), strict=False))
         first, time = times.get(self.steps[0]), times.get(step)
         return None if first is None or time is None else first / time
 
 
 _SUM_SIZE = 67_108_864
-_SUM_GB_PER_S = (103.72, 164.79, 210.87, 402.45, 589.97, 645.28)  # what the document gives
+_SUM_GB_PER_S = (103.72, 164.79, 210.87, 402.45, 589.97, 645.28)  # the document gives rates
 
 _SGEMM_SIZES = (
     128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384,
@@ -98,7 +98,7 @@ LADDERS: dict[str, Ladder] = {
             (2048, 2048): (287.0, 139.7, 144.6, 243.1, 134.8, 141.9, 197.3),
         },
         small_shape=(32, 128),
-        # For another axis than the last, rows longer than a block holds, and derivatives.
+        # For axes other than the last, rows longer than a block holds, and derivatives.
         aside=("column", "column_two_pass", "strip", "split_pipelined", "elementwise"),
     ),
     "reduce": Ladder(

@@ -1,19 +1,19 @@
-"""What `python -m bench tune` measures: problems on grids of sizes, for each kernel and dtype.
+"""The problems that `python -m bench tune` measures, on grids of sizes for each kernel and dtype.
 
-A grid varies sizes alone; dtype, options and alignment are the same throughout. Rows are aligned if
-their bytes are a multiple of 16, which both XLA and our kernels read faster. Of the others a vertex
-of a grid stands for several lengths, an odd one, an even one and so on: a kernel has to be faster
-for all of them.
+In a grid only sizes vary; dtype, options and alignment are the same. Rows are aligned if their
+bytes are a multiple of 16, and are then read faster by XLA and by our kernels. If rows are not
+aligned, a vertex of a grid stands for several lengths, an odd one, an even one and so on: a kernel
+has to be faster for all of them.
 
-Of products the factors are aligned if the rows of both, as they are stored, and those of the result
-are.
+A product is aligned if the rows of both factors, as they are stored, and of the result are aligned.
 
-Nothing of float16 is measured: classes of bfloat16 hold for it (docs/policy.md).
+float16 is not measured: the classes of bfloat16 hold for it (docs/policy.md).
 
-Left out, so that `None` leaves it to XLA: most arrays of less than 2^14 elements, masks and scales
-of other functions than softmax, causal softmax of more or fewer queries than keys, reductions with
-`where`, `prod`, `min` and `argmin`, axes that lie apart of all but `mean_and_var`, batches of
-products but of float32 at the highest precision, and products with an addend.
+These are left out, so `None` leaves them to XLA: most arrays of less than 2^14 elements, masks and
+scales of functions other than softmax, causal softmax with more or fewer queries than keys,
+reductions with `where`, `prod`, `min` and `argmin`, axes that are not adjacent except for
+`mean_and_var`, batches of products except in float32 at the highest precision, and products with an
+addend.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from jax_gpuops import _measurements, _primitive
 from jax_gpuops._rowwise import Rows
 
 SMALLEST = 2**14
-"""The least elements of an operand, but where a grid says otherwise."""
+"""The least elements of an operand, unless a grid has another limit."""
 
 LARGEST_BYTES = 2**30
 """The most bytes of an operand: it fills a GPU many times over, and leaves room for float64."""
 
 FILLING_BYTES = 2**26
-"""An operand of so many bytes occupies all multiprocessors, and is more than an L2 cache holds."""
+"""An operand of this many bytes occupies all multiprocessors, and exceeds the L2 cache."""
 
 MOST = 2**31 - 1
-"""The largest size that a class names."""
+"""The largest size in a class."""
 
 PRIMITIVES = {
     kernel.name.removeprefix("gpuops_"): primitive
@@ -55,17 +55,17 @@ class Point:
 
     Attributes:
       kernel: the primitive's name, without "gpuops_".
-      shape: of the array that the kernel is named after; of a product, M x K x N, or those of a
-        batch of products.
-      dtype: of that array, or of the factors.
-      axes: along which the rows lie; of a transpose, the permutation; of a product, the factors'
-        dims that are contracted.
-      mask: what leaves elements out: "causal", "padding" (a mask of the columns for each batch),
-        "full" (one of the whole shape), or several of these; empty for none.
+      shape: the shape of the main operand; for a product M x K x N, with the size of a batch first
+        if there is one.
+      dtype: the dtype of the main operand, or of the factors.
+      axes: the axes of the rows; for a transpose the permutation; for a product the contracting
+        dims of both factors.
+      mask: the kind of mask: "causal", "padding" (a mask of the columns for each batch), "full" (a
+        mask of the whole shape), or several of these; empty for none.
       scale: the factor of the operand.
       result: the dtype of the result of a reduction or a product.
-      precision: of a product, as JAX names it.
-      activation: of a layer, which has a bias, too, or a gate; empty for none.
+      precision: the precision of a product, as JAX names it.
+      activation: the activation of a layer, which also has a bias or a gate; empty for none.
     """
 
     kernel: str
@@ -105,7 +105,7 @@ class Point:
 
     @property
     def arrays(self) -> list[tuple[Shape, str]]:
-        """The shapes and dtypes of what the problem is made of: an array and masks, or factors."""
+        """The shapes and dtypes that make the problem: of an array and its masks, or of factors."""
         if not self.is_product:
             return [(self.shape, self.dtype), *((mask, "bool") for mask in self.masks)]
         *batch, m, k, n = self.shape
@@ -116,7 +116,7 @@ class Point:
 
     @property
     def params(self) -> dict[str, Any]:
-        """The parameters of the primitive but `implementation` and `algorithm`."""
+        """The parameters of the primitive except `implementation` and `algorithm`."""
         if self.kernel == "transpose":
             return {"permutation": self.axes}
         if self.is_product:
@@ -141,7 +141,7 @@ class Point:
 
     @property
     def problem(self) -> dict[str, Any]:
-        """What the table of measurements knows of the call."""
+        """The problem of the call, as the table of measurements describes it."""
         kernel = _primitive.KERNELS[PRIMITIVES[self.kernel]]
         arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in self.arrays]
         problem = kernel.problem(*arrays, **self.params)
@@ -151,15 +151,15 @@ class Point:
 
 @dataclasses.dataclass(frozen=True)
 class Grid:
-    """Points whose problems differ in sizes.
+    """Points whose problems differ only in sizes.
 
     Attributes:
-      name: the kernel, the dtype, and what else its points have in common.
-      fixed: what classes name besides the sizes.
-      axes: the sizes that differ, with their values in ascending order.
+      name: the kernel, the dtype, and other common properties of its points.
+      fixed: the keys of classes besides the sizes, with their values.
+      axes: the sizes that vary, with their values in ascending order.
       vertices: the points for each combination of sizes that is measured.
-      open: the sizes above whose largest values problems only take longer, as far as those fill
-        the GPU: the numbers of rows.
+      open: the sizes, numbers of rows, whose classes extend beyond the largest value if that fills
+        the GPU, since larger problems then only take longer.
     """
 
     name: str
@@ -170,14 +170,14 @@ class Grid:
 
 
 def fills_the_gpu(point: Point) -> bool:
-    """True if more rows only take longer."""
+    """True if the point fills the GPU, so that more rows only take longer."""
     if point.is_product:  # the result has more tiles than a GPU has multiprocessors
         return True
     return math.prod(point.shape) * jnp.dtype(point.dtype).itemsize >= FILLING_BYTES
 
 
 def points(grids: Iterable[Grid]) -> list[Point]:
-    """Returns the points of grids, each once, in the order in which they are worth measuring."""
+    """Returns the points of grids, each once, in the order of the grids."""
     each = (point for grid in grids for vertex in grid.vertices.values() for point in vertex)
     return list(dict.fromkeys(each))
 
@@ -205,7 +205,7 @@ def _is_measured(elements: int, dtype: str, smallest: int | None = None) -> bool
 
 
 def _fixed(vertices: dict[tuple[int, ...], tuple[Point, ...]], **more: Any) -> dict[str, Any]:
-    """What all problems of a grid have in common, as classes name it."""
+    """The common fields of all problems of a grid, as classes name them."""
     problems = [point.problem for vertex in vertices.values() for point in vertex]
     named = ("masked", "scaled", "copied", "mean", "var")
     flags = {key: 1 for key in named if problems[0].get(key)}
@@ -232,18 +232,18 @@ def _rows(
     smallest: int | None = None,
     **options: Any,
 ) -> Grid:
-    """Rows that lie one after another, `outer` of them.
+    """Contiguous rows, `outer` of them.
 
-    Of aligned rows of `_WITH_FACTOR` one class holds with a factor and without.
+    For aligned rows of `_WITH_FACTOR` one class holds with a factor and without.
 
     Args:
-      kernel: as a point has it.
-      dtype: as a point has it.
+      kernel: as in `Point`.
+      dtype: as in `Point`.
       columns: the row lengths.
       counts: the numbers of rows.
-      stands_for: how many elements are added to a row length to make those that it stands for.
+      stands_for: the differences between a row length and those that it stands for.
       smallest: the least elements of an operand; None for `SMALLEST`.
-      **options: of the points.
+      **options: options of the points.
     """
     vertices = {
         (n, rows): tuple(
@@ -265,16 +265,16 @@ def _rows(
 
 
 def _odd_rows(kernel: str, dtype: str, columns: Sequence[int], counts, **options: Any) -> Grid:
-    """Rows of no multiple of 16 bytes: one for each smaller power of two that divides the bytes."""
+    """Rows that are not aligned: a length for each smaller power of two that divides the bytes."""
     return _rows(kernel, dtype, columns, counts, stands_for=_unaligned(dtype), **options)
 
 
 _NORMS = (512, 2048, 16384), (1, 8, 64)
-"""Channels of images, and how many images."""
+"""The numbers of channels, and the numbers of images."""
 
 
 def _images(kernel: str, dtype: str, columns, counts, **options: Any) -> Grid:
-    """Rows of channels in 8 images: a kernel reduces each image's, and these are merged."""
+    """Rows of channels in 8 images: a kernel reduces each image, and the results are merged."""
     vertices = {
         (n, rows): (Point(kernel, (8, rows // 8, n), dtype, (0, 2), **options),)
         for n, rows in itertools.product(columns, counts)
@@ -296,10 +296,10 @@ def _unaligned(dtype: str) -> Sequence[int]:
 def _inner(
     kernel: str, dtype: str, columns, inners, counts, *, width: int = 1, **options: Any
 ) -> Grid:
-    """Rows that lie side by side, `inner` of them, as along an axis that is not the last.
+    """Rows along an axis that is not the last, `inner` of them interleaved in memory.
 
-    With a width so many neighbours are one row, as of groups of channels that come last: a kernel
-    reduces each channel, and these are merged.
+    With a `width`, that many adjacent ones form one row, as for groups of channels that come last:
+    a kernel reduces each channel, and the results are merged.
     """
 
     def point(n: int, inner: int, outer: int) -> Point:
@@ -322,10 +322,10 @@ def _inner(
 
 
 _WITH_FACTOR = ("softmax", "softmax_tangent")
-"""Kernels of which aligned rows were as far ahead with a factor as without (docs/policy.md)."""
+"""Kernels that were as far ahead on aligned rows with a factor as without (docs/policy.md)."""
 
 _SCALE = 0.125
-"""The factor of scores: that of heads of 64 elements."""
+"""The factor of scores, for heads of 64 elements."""
 
 
 def _attention(
@@ -337,11 +337,11 @@ def _attention(
     counts: Sequence[int] = _counts(3),
     stands_for: Sequence[int] = (0,),
 ) -> Grid:
-    """Matrices of scores with masks, of which one class holds for each kind in `masks`.
+    """Matrices of scores with masks; a class holds for all kinds of `masks`.
 
-    There are as many rows as go into whole matrices: of odd lengths up to an eighth less than a
-    vertex says. Where there is a mask, classes hold without the factor, too: 107 pairs of points on
-    an H200 were as far ahead with it as without, but for 1 %.
+    The number of rows is rounded down to whole matrices: for odd lengths by up to an eighth. With a
+    mask, classes hold without the factor, too: 107 pairs of points on an H200 were as far ahead
+    with it as without, within 1 %.
     """
     is_odd = columns[0] % 2 == 1
 
@@ -375,7 +375,7 @@ def _attention(
 
 
 def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
-    """The same for rows of no multiple of 16 bytes: those of the least and the most aligned."""
+    """The same for rows that are not aligned to 16 bytes, of the least and the most alignment."""
     columns: tuple[int, ...] = (73, 257, 2049)
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
         columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)
@@ -443,19 +443,19 @@ def _softmax() -> Iterator[Grid]:
 
 
 _LENGTHS = (*(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 32768, 2**18, 2**24),)
-"""Row lengths of softmax, where it is ahead and behind by turns."""
+"""Row lengths of softmax, which is ahead for some and behind for others."""
 
 _FEWER_COUNTS = (*_powers(0, 18, 3), 2**24)
-"""Numbers of rows of functions that are ahead of 2^21 where they are of 2^18 and of 2^24."""
+"""Numbers of rows for functions that are ahead for 2^21 if they are for 2^18 and 2^24."""
 
 
 def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
     return tuple(power + 1 for power in _powers(low, high, step))
 
 
-# Reductions: their dtypes are those of the operand and of the result; a mean of 16-bit floats is
-# made of sums in float32. Classes of sums hold for means, too, which XLA takes longer for, and
-# those of bfloat16 for results of bfloat16 and of float32.
+# Reductions: the dtypes are those of the operand and of the result; a mean of 16-bit floats uses
+# sums in float32. Classes of sums hold for means, too, which take XLA longer, and classes of
+# bfloat16 hold for results of bfloat16 and of float32.
 
 
 def _reduce() -> Iterator[Grid]:
@@ -496,8 +496,8 @@ def _reduce() -> Iterator[Grid]:
         yield _odd_rows("argmax", dtype, (17, 129, 1025, 50257), counts, result="int32")
 
 
-# Transposes, by what is left of them once dims that stay neighbours are merged. Alone many are
-# ahead. None is between neighbours, into which XLA fuses its own.
+# Transposes, after dims that stay adjacent are merged. Many are ahead alone, but none is between
+# neighbouring operations, since XLA fuses its own transpose into these.
 
 
 def _transpose() -> Iterator[Grid]:
@@ -532,8 +532,8 @@ def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
     )
 
 
-# Products. Of 8-bit factors the tensor cores read only those whose terms are contiguous, and XLA is
-# slow with others.
+# Products. The tensor cores read 8-bit factors only if they are contiguous along k, and XLA is slow
+# with others.
 
 
 def _matmul() -> Iterator[Grid]:
@@ -546,7 +546,7 @@ def _matmul() -> Iterator[Grid]:
     rows, cols, depths = (1024, 8192), (1024, 8192, 65536), (1024, 8192)
     for axes in _LAYOUTS.values():
         yield _products("float32", axes, rows, (1024, 65536), (512, *depths), "highest")
-    for name in ("NN", "NT"):  # where terms are divided among blocks
+    for name in ("NN", "NT"):  # sizes for which k is divided among blocks
         yield _products("bfloat16", _LAYOUTS[name], (128, 256, 1024), (512, 1024), (2048, 4096))
     yield _products("float32", _LAYOUTS["NN"], (1025, 8193), (1025, 65537), (1024, 4096))
     heads = {"batch": (16, 64)}
@@ -566,7 +566,7 @@ def _matmul() -> Iterator[Grid]:
 
 
 _LAYOUTS = {"NN": (1, 0), "NT": (1, 1), "TN": (0, 0)}
-"""The dims of a and of b that are contracted; "T": the matrix is stored transposed."""
+"""The contracting dims of a and b; "T": the matrix is stored transposed."""
 
 
 def _products(
@@ -581,18 +581,18 @@ def _products(
 ) -> Grid:
     """Products of one layout.
 
-    With odd sizes a vertex stands for n and k of which one is aligned, and for even ones that are
-    not. Where only n is odd, it stands for even ones, too.
+    With odd sizes a vertex also stands for n and k of which one is aligned, and for even ones that
+    are not aligned. If only n is odd, it also stands for even n.
 
     Args:
-      dtype: of the factors.
-      axes: the dims that are contracted, of a and of b.
+      dtype: the dtype of the factors.
+      axes: the contracting dims of a and b.
       rows: the values of m.
       cols: the values of n.
       depths: the values of k.
-      precision: as a point has it.
+      precision: as in `Point`.
       result: the dtype of the result; that of the factors unless given.
-      batch: how many there are at a time; empty for single products.
+      batch: the sizes of batches; empty for single products.
     """
     how = {"result": result or dtype, "precision": precision}
     more = [(0, 0)]  # of n and of k
@@ -639,11 +639,11 @@ def _layers(
 
     Args:
       kernel: "linear" or "glu".
-      dtype: of the operands and of the result.
+      dtype: the dtype of the operands and of the result.
       rows: the values of m.
       cols: the values of n.
       depths: the values of k.
-      activation: as a point has it.
+      activation: as in `Point`.
     """
     how = {"result": dtype, "precision": "default", "activation": activation}
     is_odd = depths[0] % 2 == 1
@@ -669,4 +669,4 @@ FAMILIES: dict[str, Callable[[], Iterator[Grid]]] = {
     "transpose": _transpose,
     "matmul": _matmul,
 }
-"""The grids of each op family that has some; a family's place in the sweep is its place here."""
+"""The grids of each op family, in the order of the sweep."""

@@ -1,9 +1,9 @@
-"""How long things take on a GPU, measured twice: kernels alone, and calls in a long loop.
+"""Times on a GPU, measured in two ways: kernels alone, and calls in a long loop.
 
-CUPTI, through the profiler of JAX's Mosaic, times each kernel on the device. It does not see
-what is no kernel (copies, memsets) nor the gaps between kernels, so the time of one call in a long
-loop that waits only at its end is measured too. For small problems that loop times Python and the
-launch; for large ones the two should agree, and where they do not, the loop counts.
+CUPTI, through the profiler of JAX's Mosaic, times each kernel on the device. It sees neither copies
+and memsets nor the gaps between kernels, so the time of one call in a long loop that waits only at
+its end is measured too. For small problems the loop measures Python and the launch; for large ones
+the two should agree, and if they do not, the loop counts.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 import jax
 
 LARGE_US = 100.0
-"""From this kernel time on, the host is faster than the GPU and a loop times the GPU."""
+"""The kernel time from which on the host is faster than the GPU, and a loop measures the GPU."""
 
 AGREEMENT = 0.05
-"""How far the two times of a large problem may be apart, as a fraction of the kernel time."""
+"""The largest difference of the two times of a large problem, relative to the kernel time."""
 
 _KEPT_BYTES = 8 << 30  # the profiler keeps the result of every iteration
-_MAX_CHUNK = 35  # over six rounds that makes 200 runs of a kernel that is soon done
+_MAX_CHUNK = 35  # about 200 runs of a short kernel in six rounds
 
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """A function and what to call it with.
+    """A function and its arguments.
 
     Attributes:
-      function: made by `jax.jit`, or compiled; the profiler cannot see into others.
+      function: the result of `jax.jit`, or compiled; the profiler does not support others.
       arguments: arrays, and pytrees of arrays.
     """
 
@@ -39,7 +39,7 @@ class Call:
     arguments: Sequence[Any]
 
     def __call__(self) -> Any:
-        """Returns the function's result, which may still be in the making."""
+        """Returns the function's result, which may not be ready yet."""
         return self.function(*self.arguments)
 
 
@@ -49,8 +49,8 @@ class Timing:
 
     Attributes:
       kernel_us: median of the kernels' time; None if the profiler saw none.
-      loop_us: time per call of the fastest loop: whatever disturbs a loop makes it slower.
-      kernels: how many kernels a call launches.
+      loop_us: time per call of the fastest loop, since any disturbance makes a loop slower.
+      kernels: the number of kernels that a call launches.
     """
 
     kernel_us: float | None
@@ -59,14 +59,14 @@ class Timing:
 
     @property
     def kernels_tell(self) -> bool:
-        """False if the loop shows that more than the kernels takes time."""
+        """False if the loop shows that a call takes longer than its kernels."""
         if self.kernel_us is None:
             return False
         difference = abs(self.loop_us - self.kernel_us)
         return self.kernel_us < LARGE_US or difference <= AGREEMENT * self.kernel_us
 
     def without(self, part: Timing) -> Timing:
-        """Returns the timing of what is left without a part that was timed alone."""
+        """Returns the timing minus that of a part that was timed alone."""
         seen = self.kernel_us is not None and part.kernel_us is not None
         return Timing(
             self.kernel_us - part.kernel_us if seen else None,
@@ -80,7 +80,7 @@ NOTHING = Timing(kernel_us=0.0, loop_us=0.0, kernels=0)
 
 
 def times_us(timings: Sequence[Timing]) -> list[float]:
-    """Returns comparable times: the kernels' if they tell the whole for all, else the loops'."""
+    """Returns comparable times: of the kernels if `kernels_tell` for all, else of the loops."""
     if all(each.kernels_tell for each in timings):
         return [each.kernel_us for each in timings if each.kernel_us is not None]
     return [each.loop_us for each in timings]
@@ -90,9 +90,9 @@ def measure(calls: Sequence[Call], *, rounds: int = 6, seconds: float = 0.2) -> 
     """Times calls in turns, so that they share the GPU's state.
 
     Args:
-      calls: of functions that have been called once.
-      rounds: how many turns each gets.
-      seconds: about how long one call is measured in all; slow ones take at least `rounds` kernel
+      calls: the calls, of functions that have been called once.
+      rounds: the number of turns of each call.
+      seconds: about how long one call is measured in total; slow ones take at least `rounds` kernel
         runs and loops of two calls.
 
     Returns:
@@ -104,8 +104,8 @@ def measure(calls: Sequence[Call], *, rounds: int = 6, seconds: float = 0.2) -> 
     loop_times: list[list[float]] = [[] for _ in calls]
     kernels = [0] * len(calls)
     for turn in range(rounds):
-        # A GPU that gets warm gets slower: in an even number of rounds, two calls are each first
-        # as often as the other.
+        # A GPU gets slower as it warms up: in an even number of rounds, each of two calls comes
+        # first equally often.
         order = [(turn + i) % len(calls) for i in range(len(calls))]
         for i in order:
             call, estimate = calls[i], estimates[i]

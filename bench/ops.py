@@ -28,7 +28,7 @@ SHORT_DTYPES = {
 FAMILIES = ("softmax", "reduce", "transpose", "matmul")
 
 ON_CHIP_BYTES = 60_000_000
-"""About what an H200 holds on the chip: in its L2 cache, or in all its multiprocessors together."""
+"""The approximate capacity of an H200's L2 cache, and of all its multiprocessors together."""
 
 
 def normal(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
@@ -43,12 +43,12 @@ def normal(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
 
 
 def factors(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
-    """Draws factors whose product neither overflows nor vanishes, however many they are.
+    """Draws factors whose product neither overflows nor underflows, whatever their number.
 
-    The logarithm of the product spreads so far that overflow is eight standard deviations away. Of
-    many factors it comes from a few: were all of them near 1, the exact products would lie just
-    below the middle between two floats again and again, and all roundings would lean to one side.
-    The others are 1 or -1; the sign still tells if one is left out.
+    The standard deviation of the logarithm of the product is such that overflow is eight of them
+    away. Of many factors only a few differ from 1 and -1: if all were near 1, the exact products
+    would often be just below the midpoint of two floats, and the roundings would be biased. The
+    sign of the other factors still shows if one is left out.
     """
     if not jnp.issubdtype(dtype, jnp.inexact):
         return normal(key, shape, dtype)
@@ -68,7 +68,7 @@ def labels(key: jax.Array, shape: Shape, dtype: np.dtype, *, classes: int) -> ja
 
 
 def cotangents(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
-    """Draws normal numbers around 1; around 0, a sum that lacks some could pass as rounded."""
+    """Draws normal numbers around 1; around 0, a missing term could pass as a rounding error."""
     return 1 + jax.random.normal(key, shape, dtype)
 
 
@@ -79,7 +79,7 @@ def masks(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
 
 
 def paddings(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
-    """Draws how long each sequence of a batch is, half the longest or more, as a mask."""
+    """Draws the mask of sequences in a batch whose lengths are at least half the longest."""
     longest = shape[-1]
     lengths = jax.random.randint(key, (*shape[:-1], 1), -(-longest // 2), longest + 1)
     return (jnp.arange(longest) < lengths).astype(dtype)
@@ -109,7 +109,7 @@ def draw(operands: Sequence[Operand], seed: str) -> list[jax.Array]:
 
 
 def key(seed: str) -> jax.Array:
-    """Returns the key of random numbers that belongs to a text, such as that of a problem."""
+    """Returns the random key for a text, such as that of a problem."""
     return jax.random.key(zlib.crc32(seed.encode()), impl="rbg")
 
 
@@ -124,9 +124,9 @@ def array_of_factors(problem: Problem) -> list[Operand]:
 
 
 def array_and_mask(problem: Problem) -> list[Operand]:
-    """The op takes an array and, if the problem says so, a mask.
+    """The op takes an array and, with the option `where`, a mask.
 
-    That is one for all matrices in the array or, as "padding", one for the rows of each batch.
+    The mask is the same for all matrices of the array or, for "padding", for the rows of a batch.
     """
     where = problem.options.get("where")
     if not where:
@@ -174,7 +174,7 @@ KINDS_OF_SCALES = ("tensor", "vector", "blocks")
 
 
 def with_scales(matrices: Callable[[Problem], list[Operand]]) -> Callable[..., list[Operand]]:
-    """The op takes two matrices, of which B may lie by rows or columns, and scales of both."""
+    """The op takes two matrices, with B in row-major or column-major order, and scales of both."""
 
     def operands(problem: Problem) -> list[Operand]:
         a, b = matrices(problem)
@@ -200,9 +200,9 @@ def three_matrices(problem: Problem) -> list[Operand]:
 
 
 def dense_layer(problem: Problem) -> list[Operand]:
-    """The op takes x (M, K), weights (K, N) that keep the size of rows of x, and a bias (N,).
+    """The op takes x (M, K), weights (K, N) that keep the magnitude of x, and a bias (N,).
 
-    If the problem says so, it takes a residual (M, N) too.
+    With the option `residual` it takes a residual (M, N) too.
     """
     m, k, n = problem.shape
     draw = functools.partial(_weights, depth=k)
@@ -225,12 +225,12 @@ def _weights(key: jax.Array, shape: Shape, dtype: np.dtype, *, depth: int) -> ja
     return (jax.random.normal(key, shape, jnp.float32) / math.sqrt(depth)).astype(dtype)
 
 
-# What is timed, where it is not just a call of the op's function with the operands. A function in
-# two parts, as `prepare` and `apply` of `Op`, has its first part run before the clock starts.
+# The timed part, if it is not just a call of the op's function with the operands: of `prepare` and
+# `apply` of an `Op`, only the second is timed.
 
 
 def prepare_nothing(function, *operands):
-    """Nothing comes before what is timed."""
+    """Returns the operands: nothing runs before the timed part."""
     del function
     return operands
 
@@ -248,7 +248,7 @@ def _apply_layer(function, x, w, b, residual=None):
 
 
 def _run_forward(function, x, dy, where=None):
-    """Returns the pullback, which holds what the forward pass keeps, and the cotangent."""
+    """Returns the pullback, which contains the residuals, and the cotangent."""
     _, pullback = jax.vjp(lambda x: function(x, where=where), x)
     return pullback, dy
 
@@ -260,7 +260,7 @@ def _run_backward(function, pullback, dy):
 
 
 def _produce_logits(h, labels=None):
-    """Logits as a network has them: an array in memory that only the loss needs."""
+    """Produces logits as in a network: an array in memory that only the loss reads."""
     del labels
     return jax.lax.optimization_barrier(2 * h)
 
@@ -282,7 +282,7 @@ def _each_once(problem: Problem, operands, results) -> int:
 
 
 def _each_once_or_long_rows_twice(problem: Problem, operands, results) -> int:
-    """No chip holds a row above `ON_CHIP_BYTES`: it is read again for the result."""
+    """A row above `ON_CHIP_BYTES` does not fit on the chip, and is read again for the result."""
     x, *_ = operands
     moved = _each_once(problem, operands, results)
     row_bytes = check.row_length(problem, x) * x.dtype.itemsize
@@ -290,7 +290,7 @@ def _each_once_or_long_rows_twice(problem: Problem, operands, results) -> int:
 
 
 def _two_reads_one_write(problem: Problem, operands, results) -> int:
-    """Logits are read for the loss, and read again for the gradient that takes their place."""
+    """Logits are read for the loss, and read again for the gradient that overwrites them."""
     del problem, results
     logits, *_ = operands
     return 3 * logits.size * logits.dtype.itemsize
@@ -298,26 +298,25 @@ def _two_reads_one_write(problem: Problem, operands, results) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Op:
-    """What the benchmark must know of an op: a function of jax_gpuops, or a derivative of one.
+    """The description of an op for the benchmark: a function of jax_gpuops, or a derivative of one.
 
     Attributes:
-      family: the folder of kernels, as `jax_gpuops.algorithms` takes it.
+      family: the op family, as `jax_gpuops.algorithms` takes it.
       upstream: the function of JAX with the same arguments.
-      error: how a result is judged, from `bench.check`.
-      limit: what bounds the speed: the copy or read bandwidth of the memory, or arithmetic.
-      options: what a problem may set, with defaults: keyword arguments of the function, `where` for
-        a mask (True or "padding"), `residual` for an array to add, and `scales` for what has one:
-        "tensor", "vector" or "blocks". None, where it is the default, leaves the function its own
-        default.
-      public: the function of jax_gpuops; None for the one of the op's own name.
-      operands: what the op takes.
-      fixed: further keyword arguments, from the problem.
+      error: the error function of `bench.check`.
+      limit: the bound of the speed: the copy or read bandwidth of the memory, or arithmetic.
+      options: the options of problems, with defaults: keyword arguments of the function, `where`
+        for a mask (True or "padding"), `residual` for an array to add, and `scales` for the kind of
+        scales: "tensor", "vector" or "blocks". The default None means the function's own default.
+      public: the name of the function in jax_gpuops; None for the name of the op.
+      operands: maps a problem to the operands.
+      fixed: maps a problem to further keyword arguments.
       prepare: maps the function and the operands to the arguments of `apply`, untimed.
-      apply: maps the function and these arguments to the results: what is timed.
-      producer: a part of `apply`, as a function of the operands, that is not the op's own; it is
-        timed alone, and its time taken off.
-      bytes: what must be moved, from the problem, the operands and the results.
-      products: of matrices, each with the sizes of the shape.
+      apply: maps the function and these arguments to the results; this is timed.
+      producer: a part of `apply`, as a function of the operands, that does not belong to the op; it
+        is timed alone, and its time is subtracted.
+      bytes: maps the problem, the operands and the results to the bytes that must be moved.
+      products: the number of matrix products, each with the sizes of the shape.
     """
 
     family: str
@@ -341,10 +340,10 @@ class Op:
 
 
 def _with_scale_and_causal(function: Callable) -> Callable:
-    """Adds to a function of `jax.nn` what ours fuse, the way that is fastest in plain JAX.
+    """Adds `scale` and `causal` to a function of `jax.nn`, in the fastest way of plain JAX.
 
-    That is to scale, and to put -inf where a causal mask leaves an element out: XLA fuses both into
-    its softmax. `where` stays the argument of `jax.nn`.
+    It multiplies by the scale, and selects -inf by the causal mask: XLA fuses both into its
+    softmax. `where` remains the argument of `jax.nn`.
     """
 
     def upstream(x, axis=-1, where=None, *, scale=None, causal=None):
@@ -368,13 +367,13 @@ def _gemm(a, b, c, *, alpha, beta):
 
 
 def _linear(x, w, b, *, activation=None, residual=None, precision=None):
-    """A dense layer as a user writes it: XLA has a library add the bias, and some activations."""
+    """A dense layer as users write it: XLA passes the bias and some activations to a library."""
     y = ACTIVATIONS[activation](jnp.matmul(x, w, precision=precision) + b)
     return y if residual is None else y + residual
 
 
 def _glu(x, w_gate, w_up, *, activation=None, precision=None):
-    """A gated layer as a user writes it."""
+    """A gated layer as users write it."""
     gate, up = (jnp.matmul(x, w, precision=precision) for w in (w_gate, w_up))
     return ACTIVATIONS[activation](gate) * up
 
@@ -392,10 +391,10 @@ ACTIVATIONS: dict[str | None, Callable[[jax.Array], jax.Array]] = {
 def _scaled_matmul(
     a, b, a_scale, b_scale, *, transpose_b=False, precision=None, preferred_element_type=None
 ):
-    """A product of quantised matrices as XLA computes it best.
+    """A product of quantised matrices in the form that is fastest in XLA.
 
-    Scales of rows and columns are applied to the sums. Of floats with a scale for each matrix XLA
-    makes one call of cuBLAS, if they are applied to the factors, as those of blocks must be.
+    Scales of rows and columns multiply the sums. For floats with one scale per matrix, XLA makes
+    one cuBLAS call if the scales multiply the factors, as scales of blocks must.
     """
     if transpose_b:
         b, b_scale = (jnp.swapaxes(x, -1, -2) for x in (b, b_scale))
@@ -422,7 +421,7 @@ def _dequantised(x, scale):
 
 
 def _mean_and_var(x, axis=None, dtype=None):
-    """What a normalisation layer computes: of 16-bit floats, in float32."""
+    """The statistics of a normalisation layer, in float32 for 16-bit floats."""
     x = x if dtype is None else x.astype(dtype)
     return jnp.mean(x, axis), jnp.var(x, axis)
 
@@ -432,7 +431,7 @@ def _float32_of_16_bits(problem: Problem) -> dict[str, Any]:
 
 
 _RESULTS = {"float8_e4m3fn": "bfloat16", "float8_e5m2": "bfloat16", "int8": "int32"}
-"""The results of factors whose own dtype has no room for them."""
+"""The dtypes of results for factors whose own dtype has too little range for them."""
 
 
 def _result(problem: Problem) -> dict[str, Any]:
@@ -597,7 +596,7 @@ OPS: dict[str, Op] = {
 }
 
 _OF_OPERANDS = ("where", "scales", "residual")
-"""Options that say what the operands are, and are no arguments."""
+"""Options that determine the operands and are not arguments."""
 
 
 def ours(op: str) -> Callable[..., jax.Array]:
@@ -606,7 +605,7 @@ def ours(op: str) -> Callable[..., jax.Array]:
 
 
 def keywords(problem: Problem) -> dict[str, Any]:
-    """Returns the keyword arguments of a problem, for ours and for XLA; a mask is an operand."""
+    """Returns the keyword arguments of a problem, for our function and for XLA's."""
     op = OPS[problem.op]
     given = {
         name: value
@@ -626,10 +625,10 @@ def make(
     floor: Floor | None = None,
     **options: Any,
 ) -> Problem:
-    """Returns a problem with the op's defaults for what `options` leaves out.
+    """Returns a problem, with the op's defaults for options that are not given.
 
     Raises:
-      ValueError: if the op has no such option, or cannot have such a shape.
+      ValueError: if the op has no such option, or does not support the shape.
     """
     defaults = OPS[op].options
     if unknown := options.keys() - defaults.keys():

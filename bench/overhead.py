@@ -1,8 +1,8 @@
-"""`python -m bench overhead`: what a call of a kernel takes on the host, beside one of XLA.
+"""`python -m bench overhead`: the time of a call of a kernel on the host, compared with XLA.
 
 The arrays are so small that the host takes longer for a call than the GPU. A loop of calls that
-waits only at its end then tells the time of a call on the host. Loops of ours and of XLA's take
-turns.
+waits only at its end then measures the time of a call on the host. Loops of our calls and of XLA's
+take turns.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ class Overhead:
 
     Attributes:
       case: the call.
-      kernel_us: by a kernel of ours.
-      xla_us: by XLA.
+      kernel_us: the time with our kernel.
+      xla_us: the time with XLA.
     """
 
     case: str
@@ -51,7 +51,7 @@ class Overhead:
 
     @property
     def overhead_us(self) -> float:
-        """How much longer ours takes."""
+        """The time that our call takes longer."""
         return self.kernel_us - self.xla_us
 
 
@@ -102,7 +102,7 @@ def command(options: argparse.Namespace) -> int:
 
 
 def measured(case: str, ours: measure.Call, xla: measure.Call, calls: int) -> Overhead:
-    """Times two calls, each of which has been called once, in turns."""
+    """Times two calls in turns; each has been called once before."""
     times: tuple[list[float], list[float]] = ([], [])
     for turn in range(LOOPS):
         for i in (0, 1) if turn % 2 == 0 else (1, 0):
@@ -111,7 +111,7 @@ def measured(case: str, ours: measure.Call, xla: measure.Call, calls: int) -> Ov
 
 
 def table(overheads: list[Overhead]) -> Table:
-    """Returns what is printed."""
+    """Returns the table to print."""
     result = report.new_table("the time of a call on the host, in microseconds")
     for name in ("call", "kernel", "XLA", "more"):
         result.add_column(name, justify="left" if name == "call" else "right", no_wrap=True)
@@ -122,7 +122,7 @@ def table(overheads: list[Overhead]) -> Table:
 
 
 def _reversals() -> tuple[measure.Call, measure.Call]:
-    """The least that a custom call with a kernel takes: one that reverses an array."""
+    """The minimum for a custom call with a kernel: one that reverses an array."""
     x = jnp.arange(60, dtype=jnp.float32)
     reverse = jax.ffi.ffi_call("jax_gpuops_selftest_v1", jax.ShapeDtypeStruct(x.shape, x.dtype))
     ours = measure.Call(jax.jit(lambda x: reverse(x, kernel="reverse")), [x])

@@ -1,9 +1,9 @@
 """Results in a Markdown page: the tables of docs/performance.md.
 
-A comment in the page, `<!-- main.json: REGEX -->`, says which results the table below it has: those
+A comment in the page, `<!-- main.json: REGEX -->`, selects the results in the table below it: those
 of our kernels in that file whose problem, written "op shape dtype options | series", matches. The
-table below `<!-- measurements.json: DEVICE KIND -->` counts the classes of problems that `None`
-takes on that kind of GPU, by the package's measurements.
+table below `<!-- measurements.json: DEVICE KIND -->` counts the classes of problems for which
+`None` runs our kernels on that kind of GPU, by the package's measurements.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _TABLE = re.compile(r"^<!-- (?P<file>\S+\.json): (?P<pattern>.+) -->\n(?:\|.*\n)
 
 
 def filled(page: str, folder: pathlib.Path) -> str:
-    """Returns a page with its tables made anew.
+    """Returns a page with new tables.
 
     Args:
       page: the text.
-      folder: that of the results.
+      folder: the folder of the results.
 
     Raises:
       ValueError: if no result matches the comment of a table, or a GPU has no measurements.
@@ -116,7 +116,7 @@ def is_default(problem: Problem, kind: str) -> bool:
 
 
 def _classes_table(kind: str) -> str:
-    """Counts the classes of problems that `None` takes on a kind of GPU."""
+    """Counts the classes of problems for which `None` runs our kernels on a kind of GPU."""
     classes = _measurements.table().get(kind)
     if not classes:
         raise ValueError(f"there are no measurements of {kind!r}")
@@ -138,7 +138,7 @@ def _classes_table(kind: str) -> str:
 
 
 def _functions(entry: _measurements.Class) -> str:
-    """Returns which functions make the problems of a class."""
+    """Returns the functions whose problems are in a class."""
     if "transpose_a" not in entry:
         return entry.get("function", entry["op"])
     if entry.get("gated"):

@@ -1,8 +1,7 @@
-"""What others make of the same work: PyTorch and Pallas, where they are installed.
+"""The same problems in other libraries, PyTorch and Pallas, if they are installed.
 
-They stand beside XLA in the tables of the softmax family, as rows of their own. Nothing here is
-ever needed: a peer that is not installed, or that has no version of a problem, is left out, and the
-benchmark says so.
+Each has its own rows in the tables of the softmax family. All of them are optional: a peer that is
+not installed, or that does not support a problem, is left out, and the benchmark says so.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ NAMES = ("PyTorch", "Pallas")
 
 
 def call(name: str, problem: Problem, operands: Sequence[jax.Array]) -> measure.Call:
-    """Returns what is timed of a problem, as a peer solves it.
+    """Returns the timed part of a problem, solved by a peer.
 
     Raises:
       ImportError: if the peer is not installed.
-      ValueError: if it has no version of the problem.
+      ValueError: if it does not support the problem.
     """
     return {"PyTorch": _torch, "Pallas": _pallas}[name](problem, operands)
 
 
 def as_jax(result: Any) -> Any:
-    """Returns a result, a peer's or not, as arrays of JAX."""
+    """Returns a result, which may be a peer's, as JAX arrays."""
     if not isinstance(result, _Tensors):
         return result
     return jax.tree.map(jnp.from_dlpack, result.tensors)
@@ -90,7 +89,7 @@ def _torch_backward(name: str, options: dict[str, Any], x, dy, where=None) -> Ca
 
 
 def _torch_function(name: str, options: dict[str, Any], x, where) -> Callable:
-    """Returns torch's function of that name, after what ours would fuse with it."""
+    """Returns torch's function of that name, after the scale and masks that our kernel fuses."""
     import torch
 
     masked = None if where is None else ~where
@@ -131,4 +130,4 @@ _TORCH: dict[str, Callable[..., Callable]] = {
     "log_softmax_vjp": functools.partial(_torch_backward, "log_softmax"),
     "cross_entropy_grad": _torch_cross_entropy_grad,
 }
-"""By op: makes a function without arguments from the problem's options and the operands."""
+"""For each op, makes a function without arguments from the problem's options and the operands."""

@@ -17,8 +17,8 @@ from matplotlib.figure import Figure
 from bench import documents, ops, report
 from bench.results import ProgramResult, Result, Run
 
-# Okabe and Ito's colours, which people with colour vision deficiencies can tell apart, but wine for
-# their yellow, which is faint on white. Markers tell the lines apart without any colour.
+# Okabe and Ito's colours, which people with colour vision deficiencies can distinguish, with wine
+# instead of their yellow, which is faint on white. Markers distinguish the lines without colour.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#882255")
 _MARKERS = "osD^vP*X"
 _XLA_STYLE = {"color": "black", "linestyle": "--", "marker": "x", "label": "XLA"}
@@ -33,8 +33,8 @@ def draw(run: Run, folder: pathlib.Path) -> list[pathlib.Path]:
       folder: where the PNG files go; made if missing.
 
     Returns:
-      The files: for each line of sizes a figure, and for each family one of all that is on none;
-      of whole programs one.
+      The files: a figure for each series of sizes, and one per family for all other results; for
+      whole programs a single one.
     """
     timed = [each for each in run.results if each.timed]
     if run.command == "programs":
@@ -100,7 +100,7 @@ def _draw_lines(op: str, series: str, results: Sequence[Result]) -> Figure:
 
 
 def _draw_dots(results: Sequence[Result]) -> Figure:
-    """Every problem is a line with two dots: ours and XLA, as parts of the ceiling.
+    """Every problem is a line with two dots: ours and XLA, as fractions of the ceiling.
 
     The line between the dots has the colour of the faster one.
     """
@@ -125,7 +125,7 @@ def _draw_dots(results: Sequence[Result]) -> Figure:
 
 
 def _draw_programs(results: Sequence[ProgramResult]) -> Figure:
-    """Every program is a line with a dot for each of our ways: speed, and temporary memory."""
+    """Every program is a line with a dot for each way to run it: speed, and temporary memory."""
     title = "whole programs, relative to plain JAX"
     figure = _figure(14, 1.9 + 0.24 * len(results), title)
     speed, memory = figure.subplots(1, 2, sharey=True, width_ratios=(3, 2))
@@ -172,7 +172,7 @@ def _draw_bars(results: Sequence[Result]) -> Figure:
         for y, each in enumerate(points):
             axes.annotate(
                 _speedup_text(each),
-                (max(each.time_us, xla_us), y),  # right of XLA's line, where it is legible
+                (max(each.time_us, xla_us), y),  # to the right of XLA's line
                 xytext=(4, 0),
                 textcoords="offset points",
                 va="center",
@@ -182,7 +182,7 @@ def _draw_bars(results: Sequence[Result]) -> Figure:
         axes.axvline(ceiling_us, **_CEILING_STYLE, label="time at the measured ceiling")
         axes.invert_yaxis()
         axes.set_xscale("log")
-        # The ceiling of a tiny problem is far off, and would squeeze the bars.
+        # The ceiling of a tiny problem is far to the left, and would compress the bars.
         left = max(ceiling_us, min(*times, xla_us) / 10) / 1.5
         axes.set_xlim(left, max(times) * (max(times) / left) ** 0.4)
         _label_plainly(axes.xaxis)
@@ -222,20 +222,20 @@ def _figure(width: float, height: float, title: str) -> Figure:
 
 
 def _put_title(figure: Figure, run: Run) -> None:
-    """Adds to the title where the numbers are from."""
+    """Adds the device and versions of the run to the title."""
     device, versions = report.environment_text(run).split("; ", 1)
     figure.suptitle(f"{figure.get_suptitle()}; {device}\n{versions}", fontsize=10)
 
 
 def _put_legend(figure: Figure, axes: Axes, more: Sequence[Artist] = ()) -> None:
-    """Puts one legend for all panels below them, where it covers nothing."""
+    """Puts one legend for all panels below them."""
     handles = [*more, *axes.get_legend_handles_labels()[0]]
     columns = -(-len(handles) // 2) if len(handles) > 5 else len(handles)
     figure.legend(handles=handles, loc="outside lower center", ncols=columns, fontsize=8)
 
 
 def _label_plainly(axis: Axis, text: Callable[[float], str] = "{:g}".format) -> None:
-    """Gives a logarithmic axis a handful of ticks without powers of ten, however short it is."""
+    """Gives a logarithmic axis a few ticks with plain numbers, even if it is short."""
     low, high = axis.get_view_interval()
     decades = math.log10(high / low)
     if decades < 0.7:

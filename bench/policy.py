@@ -1,14 +1,14 @@
-"""The table of `implementation=None`, made of what `python -m bench tune` has measured.
+"""The table of `implementation=None`, made from the measurements of `python -m bench tune`.
 
-A vertex of a grid is ours where each of its points is right and at least `ALONE` times as fast as
-XLA alone. Classes also say how fast they are between an elementwise producer and consumer, which
-XLA may fuse with its own lowering: where one makes the operand, `None` asks for at least `BETWEEN`.
-Of `WALLS` this is asked of every point. A problem between vertices is ours where all neighbouring
-vertices are. One with more rows than were measured is ours where the largest measured numbers of
-rows are.
+"Ours" means that `None` runs our kernel. A vertex of a grid is ours if each of its points is right
+and at least `ALONE` times as fast as XLA alone. Classes also have the speed between an elementwise
+producer and consumer, which XLA may fuse with its own lowering: if such a producer makes the
+operand, `None` requires at least `BETWEEN`. For the kernels in `WALLS` every point requires it. A
+problem between vertices is ours if all neighbouring vertices are. A problem with more rows than
+were measured is ours if the largest measured numbers of rows are.
 
-Between the values of a size lie its cells: each value by itself, and the sizes between two of them.
-The cells of a grid that are ours are merged into the classes that the package reads.
+The cells of a size are each of its values, and the ranges between two adjacent values. The cells of
+a grid that are ours are merged into the classes that the package reads.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ ALONE = 1.05
 BETWEEN = 1.0
 
 WALLS = ("transpose", "gemm", "linear", "glu")
-"""Kernels whose neighbours XLA fuses wherever they are: products read and write transposed arrays,
-and have epilogues."""
+"""Kernels whose lowering by XLA is fused with any neighbouring operation: products read and write
+transposed arrays, and have epilogues."""
 
 RULE = (
     f"a point is ours where the kernel is right and at least {ALONE} x the speed of XLA alone; of "
@@ -38,10 +38,10 @@ RULE = (
 )
 
 HEADER = ("device", "driver", "jax", "jaxlib", "uncommitted_changes", "date")
-"""What a table says of the environment of its sweep, besides the commit."""
+"""The fields of the sweep's environment that a table contains, besides the commit."""
 
 Speeds = tuple[float, float]
-"""How fast a kernel is relative to XLA: alone, and between neighbours."""
+"""The speed of a kernel relative to XLA: alone, and between neighbouring operations."""
 
 Box = tuple[tuple[int, int], ...]
 
@@ -50,8 +50,8 @@ def speeds(kernel: str, point: Mapping[str, Any] | None) -> Speeds | None:
     """Returns the speeds of a raw point that is ours, or None for one that is not.
 
     Args:
-      kernel: of the point.
-      point: as `tune` keeps it; None if it was not measured.
+      kernel: the kernel of the point.
+      point: the raw result of `tune`; None if it was not measured.
     """
     if point is None or point["status"] != RIGHT or "between_us" not in point:
         return None
@@ -69,7 +69,7 @@ def classes(
 
     Args:
       grids: the grids.
-      points: the raw points by their names; those that are missing are not ours.
+      points: the raw points by their names; missing points are not ours.
     """
     found = []
     for each in grids:
@@ -83,11 +83,12 @@ def classes(
 
 
 _ALSO = {"bfloat16": "float16"}, {"max": "min", "argmax": "argmin"}
-"""What classes hold for, too: the same code in ours and in XLA's, for as many bytes."""
+"""Dtypes and functions for which the classes of others hold, too: both ours and XLA's run the same
+code on the same number of bytes."""
 
 
 def _also(fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns what classes name, and the same of what these hold for, too.
+    """Returns the fixed fields of classes, and those of all problems for which they hold, too.
 
     Sums and moments of bfloat16 were as far ahead with results of bfloat16 as of float32.
     """
@@ -107,7 +108,7 @@ def _floor(ratio: float) -> float:
 
 
 def cells(each: grid.Grid, points: Mapping[str, Mapping[str, Any]]) -> dict[Box, Speeds]:
-    """Returns the cells of a grid that are ours, with the least speeds at their corners."""
+    """Returns the cells of a grid that are ours, with the least speeds of their vertices."""
     ours = {
         vertex: _least(speeds(point.kernel, points.get(str(point))) for point in corner)
         for vertex, corner in each.vertices.items()
@@ -126,10 +127,10 @@ def cells(each: grid.Grid, points: Mapping[str, Mapping[str, Any]]) -> dict[Box,
 def measured_sizes(
     each: grid.Grid, points: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, tuple[int, ...]]:
-    """Returns the axes of a grid without the sizes of which no point was measured.
+    """Returns the axes of a grid without the sizes for which no point was measured.
 
-    What is measured on both sides of such a size holds for it, as for others that are not on the
-    grid. So a grid may get a size before it is measured.
+    The measurements on both sides of such a size hold for it, as for sizes that are not on the
+    grid. So a size may be added to a grid before it is measured.
     """
     known = [
         vertex
@@ -154,10 +155,10 @@ def _least(each: Iterable[Speeds | None]) -> Speeds | None:
 def _beyond(
     each: grid.Grid, ours: Mapping[tuple[int, ...], Speeds | None], axes: Mapping[str, Any]
 ) -> dict[tuple[int, ...], Speeds | None]:
-    """Returns what is ours of more rows than were measured: what is of the largest numbers.
+    """Returns the speeds for more rows than were measured: those of the largest numbers of rows.
 
-    That is so where the largest numbers fill the GPU. `axes` are those of `measured_sizes`, with
-    `grid.MOST` where they are open.
+    They hold if the largest numbers fill the GPU. `axes` are those of `measured_sizes`, with
+    `grid.MOST` added to the open ones.
     """
     is_open = [name in each.open for name in axes]
     measured = [
@@ -193,12 +194,12 @@ def _intervals(sizes: Sequence[int]) -> list[tuple[tuple[int, int], Sequence[int
 
 
 def merged(cells: Mapping[Box, Speeds]) -> dict[Box, Speeds]:
-    """Joins boxes that touch along one axis and are alike along the others.
+    """Joins boxes that touch along one axis and are equal along the others.
 
-    What is level between neighbours stays apart from what is not.
+    Boxes that are as fast as XLA between neighbouring operations are not joined with others.
 
     Returns:
-      Boxes of the same problems, each with the least speeds of what it is made of.
+      Boxes of the same problems, each with the least speeds of its parts.
     """
     result = dict(cells)
     axes = range(len(next(iter(result)))) if result else ()
@@ -229,7 +230,7 @@ def merged(cells: Mapping[Box, Speeds]) -> dict[Box, Speeds]:
 
 
 def device_table(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what the table says of the device of a raw sweep: a header and the classes."""
+    """Returns the table for the device of a raw sweep: a header and the classes."""
     environment = raw["environment"]
     return {
         "made": "by python -m bench tune",
@@ -242,10 +243,10 @@ def device_table(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def text(devices: Mapping[str, Mapping[str, Any]]) -> str:
-    """Returns the text of a file of measurements: devices in order, one class a line.
+    """Returns the text of a file of measurements: devices in order, one class per line.
 
     Args:
-      devices: what the file says of each kind of device.
+      devices: the table of each kind of device.
     """
     blocks = []
     for kind, device in sorted(devices.items()):

@@ -1,4 +1,4 @@
-"""What can be asked of the benchmark: a problem, and the ways to solve it."""
+"""Problems of the benchmark, and the ways to solve them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Floor:
-    """How fast our kernel must at least be for the problem to count as solved.
+    """The least speed of our kernel for the problem to count as solved.
 
     Attributes:
-      ceiling: the least rate, as a part of what bounds it.
+      ceiling: the least rate, as a fraction of the rate that bounds it.
       ratio: the least speed relative to XLA.
-      slack_us: with `ratio`: so much longer than XLA is never too long. Of a kernel that takes
-        2 us, 5 % are below the resolution of the clock.
+      slack_us: with `ratio`: the time by which a kernel may always be slower than XLA. For a kernel
+        that takes 2 us, 5 % are below the resolution of the clock.
       mean_ratio: the least geometric mean of the speeds relative to XLA, over all problems of a
-        run that have this very floor.
+        run that have an equal floor.
       memory: the most temporary memory of a whole program, relative to plain JAX.
     """
 
@@ -30,7 +30,7 @@ class Floor:
     memory: float | None = None
 
     def __str__(self) -> str:
-        """Returns what a single result must reach, such as "95%, 0.99x"."""
+        """Returns the demands on a single result, such as "95%, 0.99x"."""
         parts = []
         if self.ceiling is not None:
             parts.append(f"{self.ceiling:.0%}")
@@ -48,13 +48,13 @@ class Problem:
 
     Attributes:
       op: the name of an op of `bench.ops`, or of a program of `bench.programs`.
-      shape: the operand's shape; for matrix products (..., M, K, N); for programs as each says.
+      shape: the operand's shape; for matrix products (..., M, K, N); for programs see `Program`.
       dtype: the dtype of the operands.
-      options: the op's options, such as axis; None for one that is left to the op.
-      series: the figure's line that this problem is a point of, if it is.
-      size: where on that line.
-      floor: how fast our kernel must be, if that is settled.
-      model: the published model that has a program of this shape.
+      options: the op's options, such as axis; None for the op's own default.
+      series: the line of a figure to which the problem belongs, or None.
+      size: its position on that line.
+      floor: the least speed of our kernel, or None.
+      model: the published model that has a program of this shape, or None.
     """
 
     op: str

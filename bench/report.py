@@ -1,4 +1,4 @@
-"""Results as text: a table for each family, and what to think of it."""
+"""Results as text: a table for each family, and a verdict."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ warm     operands below 60 MB stay in the L2 cache from call to call"""
 
 
 def console() -> Console:
-    """Returns where to print: as wide as the terminal, or wide enough for the tables."""
+    """Returns the console to print to, as wide as the terminal or wide enough for the tables."""
     plain = Console()
     return plain if plain.is_terminal else Console(width=_WIDTH)
 
 
 def environment_text(run: Run) -> str:
-    """Returns one line on where a run took place."""
+    """Returns one line on the environment of a run."""
     e = run.environment
     versions = f"jax {e['jax']}, jaxlib {e['jaxlib']}, jax_gpuops {e['jax_gpuops']}"
     driver = f", driver {e['driver']}" if e["driver"] else ""
@@ -72,7 +72,7 @@ def new_table(title: str | None = None) -> Table:
 
 
 def progress(console: Console) -> Progress:
-    """Returns the bar that tells how far a run is."""
+    """Returns the progress bar of a run."""
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
 
@@ -81,7 +81,7 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
     """Returns the table of one family.
 
     Args:
-      results: those of the family; refused ones are left out.
+      results: the results of the family; refused ones are left out.
       timed: True for the columns on speed.
       ladder: True for the columns on the speed-up over the first step.
     """
@@ -126,7 +126,7 @@ def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Ta
 
 
 def refusals(results: Iterable[Result]) -> list[str]:
-    """Returns which algorithms did not take some problem, one line for each."""
+    """Returns one line for each algorithm that did not support some problem."""
     refused: dict[str, list[Result]] = {}
     for each in results:
         if each.status == REFUSED:
@@ -139,7 +139,7 @@ def refusals(results: Iterable[Result]) -> list[str]:
 
 
 def floors_text(results: Iterable[Result]) -> list[str]:
-    """Returns how many floors are met, and a line for each that is not."""
+    """Returns a line with the number of floors that are met, and one for each that is not."""
     held = [each for each in results if each.meets_floor is not None]
     if not held:
         return []
@@ -159,7 +159,7 @@ def floors_text(results: Iterable[Result]) -> list[str]:
 
 
 def ladder_text(family: str) -> str:
-    """Returns what the document of a ladder is."""
+    """Returns a sentence on the source of a ladder's document."""
     ladder = documents.LADDERS[family]
     return f'The column "document" is from: {ladder.source}; measured on {ladder.device}.'
 
@@ -173,12 +173,12 @@ def verdict(run: Run, *, timed: bool) -> Text:
 def last_word(
     outcomes: Sequence[tuple[str, Result | Way]], floors: Sequence[str], legend: str, *, timed: bool
 ) -> Text:
-    """Returns what is wrong, which floors are missed, and how to read the tables.
+    """Returns the wrong and failed results, the lines on floors, and the legend.
 
     Args:
-      outcomes: all of a run, each with what it is called.
+      outcomes: all outcomes of a run, each with its name.
       floors: lines on the floors.
-      legend: of the tables.
+      legend: the legend of the tables.
       timed: False if no speed was measured.
     """
     ran = [(name, each) for name, each in outcomes if each.status != REFUSED]
@@ -205,12 +205,12 @@ def last_word(
 
 
 def is_bad(outcome: Result | Way) -> bool:
-    """True if a result is wrong, or did not come about."""
+    """True if a result is wrong or its call failed."""
     return outcome.status in (WRONG, FAILED)
 
 
 def problem_cell(problem: Problem, column: str) -> str:
-    """Returns what a table shows of a problem in one of its columns."""
+    """Returns the cell of a problem in one of a table's columns."""
     return {
         "model": problem.model or "",
         "op": problem.op,
@@ -221,7 +221,7 @@ def problem_cell(problem: Problem, column: str) -> str:
 
 
 def _algorithm_cell(result: Result) -> str:
-    """Marks what the user gets without asking."""
+    """Returns the algorithm, marked if it is the default."""
     asked = result.implementation or result.named_algorithm or result.peer
     return result.algorithm if asked else f"{result.algorithm} (default)"
 
@@ -258,5 +258,5 @@ def _note(result: Result) -> str:
 
 
 def number(value: float | None, form: str) -> str:
-    """Returns a number in a format; nothing for None."""
+    """Returns a formatted number, or an empty string for None."""
     return "" if value is None else form.format(value)

@@ -1,4 +1,4 @@
-"""What the benchmark found, with where and how: the JSON that `--json` writes and `plot` reads."""
+"""Results of the benchmark and their environment: the JSON of `--json`, which `plot` reads."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SCHEMA = 1
 
 XLA = "XLA"
 _ALIKE = ("commit", "uncommitted_changes", "device", "driver", "jax", "jaxlib", "jax_gpuops")
-"""What the parts of one run have in common, of their environments."""
+"""The fields of environments that are equal in all parts of one run."""
 
 RIGHT, WRONG, REFUSED, FAILED = "right", "WRONG", "refused", "FAILED"
 
@@ -36,28 +36,28 @@ class Result:
     Attributes:
       problem: the problem.
       family: the op's family.
-      implementation: as asked for; None is the default.
-      named_algorithm: as asked for; None if the plan chooses.
-      algorithm: what ran: one of our algorithms (several joined by "+", if the op is made of
+      implementation: as requested; None is the default.
+      named_algorithm: as requested; None if the plan chooses.
+      algorithm: the algorithm that ran: one of ours (several joined by "+", if the op consists of
         several kernels), XLA, or the peer.
-      status: RIGHT; WRONG, if an error exceeds its bound; REFUSED, if the algorithm does not take
-        the problem; FAILED, if the call raised.
-      message: why, unless it is right.
-      error: the error against the float64 reference, in the terms of the op; None if not finite.
+      status: RIGHT; WRONG, if an error exceeds its bound; REFUSED, if the algorithm does not
+        support the problem; FAILED, if the call raised an error.
+      message: the reason, unless it is right.
+      error: the error against the float64 reference, in the op's measure; None if not finite.
       excess: the largest error over its bound; at most 1 if a result of ours is right.
       xla_error: the error of XLA on the same data.
-      bytes: what must be moved, as the op counts it.
+      bytes: the bytes that must be moved, as the op counts them.
       operations: the floating-point operations of a matrix product.
       kernel_us: time in kernels, without the producer's; None if not timed or not seen.
       loop_us: time per call in a long loop, without the producer's.
-      time_us: the one of both that counts.
-      kernels: how many kernels a call launches.
+      time_us: the one of these two that counts.
+      kernels: the number of kernels that a call launches.
       xla_kernel_us, xla_loop_us, xla_time_us, xla_kernels: the same for XLA, in turns with ours.
       warm: True if the operands fit the L2 cache.
       rate: GB/s, or TFLOP/s for matrix products.
       xla_rate: the same for XLA.
       ceiling: the rate that bounds it, measured in the same run.
-      speedup: over the first step of the ladder.
+      speedup: the speed-up over the first step of the ladder.
       claimed_speedup: the same from the ladder's document.
       peer: the other library that ran in place of ours, if one did.
     """
@@ -92,7 +92,7 @@ class Result:
 
     @property
     def ours(self) -> bool:
-        """True if kernels of ours ran."""
+        """True if our kernels ran."""
         return self.algorithm not in (XLA, self.peer)
 
     @property
@@ -109,7 +109,7 @@ class Result:
 
     @property
     def meets_floor(self) -> bool | None:
-        """Whether ours is as fast as it must be; None without a floor, or without a speed."""
+        """Whether our kernel meets the floor; None without a floor or a speed."""
         floor = self.problem.floor
         if floor is None or not (self.ours and self.timed):
             return None
@@ -124,7 +124,7 @@ class Result:
 
     @property
     def outcomes(self) -> list[Result]:
-        """What has a status of its own."""
+        """The outcomes that have a status."""
         return [self]
 
     @staticmethod
@@ -138,20 +138,20 @@ class Way:
     """One way to run a whole program: with plain JAX, or with ours.
 
     Attributes:
-      name: "plain JAX", "None" or the implementation that is named.
-      floor: what it must reach, relative to plain JAX.
-      status: RIGHT; WRONG, if an error exceeds its bound; REFUSED, if the kernels do not take the
-        program; FAILED, if it raised, or if there is nothing to judge it by.
-      message: why, unless it is right.
-      calls: how often each kernel of ours is called in the compiled program, by name.
+      name: "plain JAX", "None" or the named implementation.
+      floor: its floor, relative to plain JAX.
+      status: RIGHT; WRONG, if an error exceeds its bound; REFUSED, if the kernels do not support
+        the program; FAILED, if it raised an error or there is no reference.
+      message: the reason, unless it is right.
+      calls: the number of calls of each of our kernels in the compiled program, by name.
       error: the largest error of a result, relative to it in the Frobenius norm, against float64;
         None if not finite.
       excess: the largest error over its bound; at most 1 if the results are right.
       temporary_bytes: the memory that XLA allocates for the program beside operands and results.
       kernel_us: time in kernels; None if not timed or not seen.
       loop_us: time per call in a long loop.
-      time_us: the one of both that counts.
-      kernels: how many kernels a call launches, XLA's among them.
+      time_us: the one of these two that counts.
+      kernels: the number of kernels that a call launches, including XLA's.
     """
 
     name: str
@@ -195,7 +195,7 @@ class ProgramResult:
 
     @property
     def phase(self) -> str:
-        """What was run."""
+        """The part of the program that ran."""
         return "gradient" if self.gradient else "forward"
 
     @property
@@ -205,7 +205,7 @@ class ProgramResult:
 
     @property
     def outcomes(self) -> list[Way]:
-        """What has a status of its own."""
+        """The outcomes that have a status."""
         return self.ways
 
     def ratio(self, way: Way) -> float | None:
@@ -219,7 +219,7 @@ class ProgramResult:
         return way.temporary_bytes / plain if plain and way.temporary_bytes is not None else None
 
     def meets_floor(self, way: Way) -> bool | None:
-        """Returns whether a way is as good as it must be; None without a floor or a speed."""
+        """Returns whether a way meets its floor; None without a floor or a speed."""
         ratio, memory_ratio = self.ratio(way), self.memory_ratio(way)
         if way.floor is None or ratio is None:
             return None
@@ -259,12 +259,12 @@ class Run:
 
     @staticmethod
     def merged(parts: Sequence[Run]) -> Run:
-        """Returns the run that was made in parts: of one command, on the same sources and machine.
+        """Merges the parts of a run of one command, on the same sources and machine.
 
         Its environment is that of the first part, with the command lines of all.
 
         Raises:
-          ValueError: if the parts do not belong together, or a result is in two of them.
+          ValueError: if the parts are of different runs, or a result is in two of them.
         """
         first = parts[0]
         problems: set[str] = set()
@@ -307,21 +307,21 @@ class Run:
 
 
 class Unfinished:
-    """A run that is under way.
+    """A run in progress.
 
-    What it has found is kept beside the file that it is to become. If it is cut short, the same
-    command on the same sources and machine goes on from there.
+    Its results are saved next to the final file. If the run is interrupted, the same command on the
+    same sources and machine continues from them.
 
     Attributes:
-      run: what is there so far.
+      run: the run so far.
     """
 
     def __init__(self, run: Run, path: pathlib.Path | None):
-        """Takes up what such a run left.
+        """Continues an interrupted run, if there is one.
 
         Args:
-          run: a new one, with its command and environment.
-          path: where its JSON is to be; None keeps nothing.
+          run: a new run, with its command and environment.
+          path: the path of its JSON; None saves nothing.
         """
         self.run = run
         self._part = None if path is None else path.with_name(path.name + ".part")
@@ -335,7 +335,7 @@ class Unfinished:
             self.run = left
 
     def solve(self, problem: Problem, solve: Callable[[], Sequence[Any]]) -> list[Any]:
-        """Returns the results of a problem: those that are there, or what `solve` finds."""
+        """Returns the results of a problem, from the run so far or from `solve`."""
         found = self.found(problem)
         if not found:
             found = list(solve())
@@ -343,11 +343,11 @@ class Unfinished:
         return found
 
     def found(self, problem: Problem) -> list[Any]:
-        """Returns the results of a problem that are there."""
+        """Returns the results of a problem in the run so far."""
         return [each for each in self.run.results if each.problem == problem]
 
     def add(self, results: Sequence[Any]) -> None:
-        """Adds all results of a problem, and keeps them."""
+        """Adds all results of a problem, and saves them."""
         self.run.results += results
         if self._part is not None:
             self.run.save(self._part)
@@ -360,7 +360,7 @@ class Unfinished:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Writes a file; if that fails, a file that was there stays as it was."""
+    """Writes a file; if that fails, an existing file is unchanged."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(path.name + ".partial")
     partial.write_text(text)
@@ -380,22 +380,22 @@ def _floor(content: dict[str, Any] | None) -> Floor | None:
 
 
 def _tuples(value: Any) -> Any:
-    """JSON has no tuples; axes are some."""
+    """Converts a list to a tuple, such as axes, since JSON has no tuples."""
     return tuple(value) if isinstance(value, list) else value
 
 
 def finite(number: float) -> float | None:
-    """Returns None for what JSON does not have: NaN and infinity."""
+    """Returns a number, or None for NaN and infinity, which JSON does not have."""
     return number if math.isfinite(number) else None
 
 
 def first_line(error: Exception) -> str:
-    """Returns what an error says, without its details."""
+    """Returns the first line of an error message, or the error's type if it has none."""
     return (str(error) or type(error).__name__).partition("\n")[0]
 
 
 def environment(commit: str | None = None) -> dict[str, Any]:
-    """Returns what a reader needs to judge or repeat the numbers.
+    """Returns the environment of a run, as needed to judge or repeat the numbers.
 
     Args:
       commit: the commit of this checkout; None asks git.
@@ -420,7 +420,7 @@ def environment(commit: str | None = None) -> dict[str, Any]:
 
 
 def _without_folder(argument: str) -> str:
-    """Leaves out the folders of an absolute path, which say nothing to a reader elsewhere."""
+    """Removes the folders of an absolute path, which mean nothing on another machine."""
     return re.sub("(^|=)/.*/", r"\1", argument)
 
 

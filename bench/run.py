@@ -1,4 +1,4 @@
-"""Runs problems: makes the data, checks every result, times what is right."""
+"""Runs problems: draws the operands, checks every result, and times the right ones."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ def has_gpu() -> bool:
 
 
 def check_kernels() -> None:
-    """Raises ValueError if no kernels of ours can run here: XLA would be measured against XLA."""
+    """Raises ValueError if our kernels cannot run here: XLA would be measured against XLA."""
     why = _library.gpu_problem() if has_gpu() else _library.missing("interpret")
     if why is not None:
         raise ValueError(f"there is nothing of ours to measure: {why}; see python -m jax_gpuops")
 
 
 def variants(problem: Problem) -> list[Variant]:
-    """Returns what the main table runs of a problem.
+    """Returns the ways in which the main table runs a problem.
 
-    On a GPU: what the user gets, and our kernels if that is not the same. Without one: every
-    algorithm of ours on the host.
+    On a GPU: the default, and our kernels if these are not the default. Without one: each of our
+    algorithms on the host.
     """
     if not has_gpu():
         return [Variant("interpret", each) for each in algorithms(problem)]
@@ -82,13 +82,13 @@ class Runner:
     ) -> Iterator[list[Result]]:
         """Runs many problems, each as `run` does.
 
-        Compiling would take most of the time, and disturb what is measured. So the programs of a
-        batch of problems are compiled side by side before any of the batch is run.
+        Compilation would take most of the time, and would disturb the measurements. So the programs
+        of a batch of problems are compiled in parallel before any of the batch runs.
 
         Args:
           problems: the problems.
           variants: the ways to run each.
-          cores: how many problems are compiled at a time; None for one on each core.
+          cores: the number of problems that are compiled at a time; None for one per core.
 
         Yields:
           The results of each problem, in order.
@@ -102,17 +102,17 @@ class Runner:
                     yield self._finish(each)
 
     def _finish(self, prepared: _Prepared) -> list[Result]:
-        """Runs what is compiled."""
+        """Runs the compiled programs of a problem."""
         with _mode(prepared.problem.dtype):
             try:
                 if prepared.programs is not None:
                     self._solve(prepared.problem, prepared.programs)
-            except Exception as failure:  # what is left of a long run is worth having
+            except Exception as failure:  # the rest of a long run should go on
                 _fail(prepared.results, failure)
         return prepared.results
 
     def _solve(self, problem: Problem, programs: _Programs) -> None:
-        """Runs, checks and times what is compiled, and completes the results."""
+        """Runs, checks and times compiled programs, and completes the results."""
         operands = programs.draw()
         upstream = programs.upstream(operands)
         judge = _judge(problem, operands, programs.errors)
@@ -123,7 +123,7 @@ class Runner:
                 call = call_with(operands)
                 error, excess = judge(peers.as_jax(call()))
             except Exception as failure:  # the others may work
-                # A peer need not be installed, nor take every problem.
+                # A peer may not be installed, or may not support the problem.
                 result.status = REFUSED if result.peer else FAILED
                 result.message = first_line(failure)
                 continue
@@ -141,7 +141,7 @@ class Runner:
             self._time(programs.producer, *zip(*right, strict=True), upstream, operands)
 
     def rate(self, results: Sequence[Result]) -> None:
-        """Fills in rates and ceilings, once all results of a family are there."""
+        """Fills in rates and ceilings, given all results of a family."""
         for each in results:
             if each.timed:
                 each.rate = _rate(each, each.time_us)
@@ -151,7 +151,7 @@ class Runner:
                 each.ceiling = self._ceiling(each, results)
 
     def _time(self, producer, results, calls, upstream, operands) -> None:
-        """Times calls and XLA's in turns, without the part that is not the op's own."""
+        """Times calls and XLA's in turns, and subtracts the time of the producer."""
         alone = [] if producer is None else [measure.Call(producer, operands)]
         xla, *timings = self._measure([upstream, *calls, *alone])
         part = timings.pop() if alone else measure.NOTHING
@@ -164,7 +164,7 @@ class Runner:
             result.kernels, result.xla_kernels = own.kernels, xla_own.kernels
 
     def _ceiling(self, result: Result, results: Sequence[Result]) -> float:
-        """Returns what bounds a rate: measured bandwidth, or the best product of XLA."""
+        """Returns the bound of a rate: measured bandwidth, or the best product of XLA."""
         problem = result.problem
         limit = ops.OPS[problem.op].limit
         if limit != "matmul":
@@ -200,18 +200,18 @@ def climb(results: Iterable[Result]) -> None:
 
 
 def _mode(dtype: str) -> contextlib.AbstractContextManager:
-    """JAX keeps 64-bit dtypes only in this mode."""
+    """Returns the context in which JAX supports a dtype: 64-bit mode for 64-bit dtypes."""
     return jax.enable_x64(jnp.dtype(dtype) in (np.int64, np.uint64, np.float64, np.complex128))
 
 
 def kernel_calls(
     problem: Problem, *, whole: bool = False, **arguments: Any
 ) -> list[tuple[Primitive, list, dict]]:
-    """Returns the calls of our kernels in what is timed of a problem, without running it.
+    """Returns the calls of our kernels in the timed part of a problem, without running it.
 
     Args:
       problem: the problem.
-      whole: True for those in what comes before, too, such as the forward pass of a derivative.
+      whole: True to include the untimed part, such as the forward pass of a derivative.
       **arguments: `implementation` and `algorithm`.
 
     Returns:
@@ -231,11 +231,11 @@ def kernel_calls(
 
 
 def plans(problem: Problem, variant: Variant, *, whole: bool = False) -> list[jax_gpuops.Plan]:
-    """Returns what each call of our kernels in a problem would run; empty if XLA takes it all.
+    """Returns the plan of each call of our kernels in a problem; empty if XLA runs all of it.
 
     Args:
       problem: the problem.
-      variant: how it is solved.
+      variant: the way to solve it.
       whole: as for `kernel_calls`.
 
     Raises:
@@ -252,7 +252,7 @@ def plans(problem: Problem, variant: Variant, *, whole: bool = False) -> list[ja
 
 
 def _start(problem: Problem, variant: Variant) -> Result:
-    """Returns a result with what is known before anything runs."""
+    """Returns a result with the fields that are known before anything runs."""
     result = Result(
         problem,
         ops.OPS[problem.op].family,
@@ -274,7 +274,7 @@ def _start(problem: Problem, variant: Variant) -> Result:
 
 
 CallWith = Callable[[Sequence[jax.Array]], measure.Call]
-"""Maps operands to the timed part of a problem; what comes before that part is done then."""
+"""Maps operands to the timed part of a problem, after running the untimed part."""
 
 
 @dataclasses.dataclass
@@ -283,10 +283,10 @@ class _Programs:
 
     Attributes:
       draw: draws the operands.
-      upstream: XLA's way.
-      ways: the others, each with its result.
-      errors: as `_errors` of the problem.
-      producer: the op's, if it has one.
+      upstream: the timed part by XLA.
+      ways: the timed part for each result.
+      errors: `_errors` of the problem.
+      producer: the producer of the op, or None.
     """
 
     draw: Callable[..., Any]
@@ -302,7 +302,7 @@ class _Prepared:
 
     Attributes:
       problem: the problem.
-      results: one for each way to run it, with what is known before anything runs.
+      results: one for each way to run it, as `_start` returns it.
       programs: None if nothing can run.
     """
 
@@ -312,9 +312,9 @@ class _Prepared:
 
 
 def _prepare(problem: Problem, variants: Sequence[Variant]) -> _Prepared:
-    """Compiles all that it takes to run a problem, in any thread.
+    """Compiles all programs of a problem, in any thread.
 
-    What fails is noted in its result.
+    Failures are recorded in the results.
     """
     with _mode(problem.dtype):
         prepared = _Prepared(problem, [_start(problem, variant) for variant in variants])
@@ -333,7 +333,7 @@ def _compile(problem: Problem, results: Sequence[Result]) -> _Programs:
     upstream, y = _compiled_call(problem, op.upstream)
     with jax.enable_x64(True):
         lowered = jax.jit(functools.partial(_errors, problem)).lower(y, *operands)
-        # To search for the fastest products would take longer than to compute them.
+        # Autotuning the products would take longer than computing them.
         errors = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
     producer = None if op.producer is None else compiled(op.producer, *operands)
     ways = []
@@ -346,7 +346,7 @@ def _compile(problem: Problem, results: Sequence[Result]) -> _Programs:
 
 
 def _fail(results: Sequence[Result], failure: Exception) -> None:
-    """Notes in the results that seemed right that they did not come to an end."""
+    """Marks the results that seemed right as failed."""
     for each in results:
         if each.status == RIGHT:
             each.status, each.message = FAILED, first_line(failure)
@@ -358,14 +358,14 @@ def compiled(function: Callable, *types: Any) -> jax.stages.Compiled:
 
 
 def _parts(problem: Problem, function: Callable, **arguments: Any) -> tuple[Callable, Callable]:
-    """Returns what comes before the timed part of a problem, and that part, by a function."""
+    """Returns the untimed and the timed part of a problem, solved by a function."""
     op = ops.OPS[problem.op]
     function = functools.partial(function, **ops.keywords(problem), **arguments)
     return functools.partial(op.prepare, function), functools.partial(op.apply, function)
 
 
 def _call(problem: Problem, function: Callable, operands, **arguments: Any) -> measure.Call:
-    """Returns the timed part of a problem, solved by a function; what comes before is done."""
+    """Returns the timed part of a problem, solved by a function, after running the untimed part."""
     prepare, apply = _parts(problem, function, **arguments)
     return measure.Call(jax.jit(apply), prepare(*operands))
 
@@ -373,13 +373,13 @@ def _call(problem: Problem, function: Callable, operands, **arguments: Any) -> m
 def _compiled_call(
     problem: Problem, function: Callable, *, must_have: str = "", **arguments: Any
 ) -> tuple[CallWith, Any]:
-    """Compiles the timed part of a problem, solved by a function, and what comes before.
+    """Compiles the timed and the untimed part of a problem, solved by a function.
 
     Returns:
-      How to call it, and the types of its results.
+      The timed part as a function of the operands, and the types of its results.
 
     Raises:
-      RuntimeError: if its text does not have `must_have`.
+      RuntimeError: if the text of the compiled program does not contain `must_have`.
     """
     prepare, apply = _parts(problem, function, **arguments)
     given = _types(problem)
@@ -403,10 +403,10 @@ def kernel_and_xla(problem: Problem) -> tuple[measure.Call, measure.Call]:
 
 
 def _call_of(result: Result) -> CallWith:
-    """Compiles the timed part of the problem as a result says that it is to be solved.
+    """Compiles the timed part of the problem of a result, in its way.
 
     Raises:
-      RuntimeError: if XLA would compute what should be a kernel of ours.
+      RuntimeError: if XLA would run instead of our kernel.
     """
     if result.peer is not None:
         return functools.partial(peers.call, result.peer, result.problem)
@@ -432,7 +432,7 @@ def _operands(problem: Problem) -> list[jax.Array]:
 
 
 def _rounds(problem: Problem) -> bool:
-    """True if results have an error, against a reference in float64."""
+    """True if results are compared with a float64 reference, and not for equality."""
     is_exact = ops.OPS[problem.op].error is ops.check.exact
     return jnp.issubdtype(problem.dtype, jnp.inexact) and not is_exact
 
@@ -440,7 +440,7 @@ def _rounds(problem: Problem) -> bool:
 def _reference(problem: Problem, *operands: jax.Array) -> Any:
     """Returns XLA's result in float64, for the whole array.
 
-    Ops that round nothing, and integers, have their reference in their own dtype.
+    The reference of exact ops and of integers has their own dtype.
     """
     op, rounds = ops.OPS[problem.op], _rounds(problem)
 
@@ -461,7 +461,7 @@ def _errors(problem: Problem, y: Any, *operands: jax.Array) -> tuple[jax.Array, 
     error = ops.OPS[problem.op].error if rounds else ops.check.exact
     reference = _reference(problem, *operands)
     value, excess = error(problem, y, reference, operands)
-    # Not left to the maxima in `error`: XLA's on CPU lose NaN in long arrays.
+    # The maxima in `error` do not suffice: those of XLA on CPU lose NaN in long arrays.
     lost = excess < 0
     if rounds:
         nan = jax.tree.map(lambda a, b: jnp.any(jnp.isnan(a) != jnp.isnan(b)), y, reference)
@@ -477,7 +477,7 @@ def _judge(
     Args:
       problem: the problem.
       operands: its operands.
-      errors: as `_errors` of the problem, compiled; None compiles it.
+      errors: `_errors` of the problem, compiled; None to compile it.
     """
     errors = errors or jax.jit(functools.partial(_errors, problem))
 
@@ -493,7 +493,7 @@ def _judge(
 
 
 def _allowed_excess(result: Result) -> float:
-    """Returns how many times the bound an error may be."""
+    """Returns the largest allowed ratio of an error to its bound."""
     op = ops.OPS[result.problem.op]
     variant = Variant(result.implementation, result.named_algorithm)
     if op.error is ops.check.exact or (
@@ -501,9 +501,9 @@ def _allowed_excess(result: Result) -> float:
         and all(p.implementation != "xla" for p in plans(result.problem, variant, whole=True))
     ):
         return 1
-    # The bounds are our contract, which has 16-bit floats computed in float32. XLA and others may
-    # round every step of softmax to 16 bits, so several roundings add up where we have one; and so
-    # they do if XLA computes the forward pass of a derivative of ours.
+    # The bounds are our contract: 16-bit floats are computed in float32. XLA and others may round
+    # every step of softmax to 16 bits, so several roundings add up instead of one. XLA does so in
+    # the forward pass of our derivatives, too.
     dtype = jnp.dtype(result.problem.dtype)
     return 8 if jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize == 2 else 1
 

@@ -1,11 +1,11 @@
 """`python -m bench tune`: measures the grids of `bench.grid`, and writes the table of `None`.
 
 Each point is a call of a kernel's primitive. Its result is checked against the reference in
-float64, then it is timed in turns with XLA's lowering of the same primitive on the same arrays.
-Where it is fast enough, so is a program in which an elementwise producer and consumer, which XLA
-may fuse with its own lowering, stand before and behind it.
+float64, then it is timed in turns with XLA's lowering of the same primitive on the same arrays. If
+it is fast enough, a program with an elementwise producer and consumer around the call, which XLA
+may fuse with its own lowering, is timed too.
 
-Compiling takes most of the time. The programs of a batch of points are compiled side by side, on
+Compilation takes most of the time. The programs of a batch of points are compiled in parallel, on
 all cores, before any of the batch is measured.
 """
 
@@ -42,15 +42,16 @@ SECONDS = 0.02
 """About how long one program is measured."""
 
 COMPILE_S, TRACE_S, CALL_S = 0.35, 0.015, 0.05
-"""Estimates of what a program costs: compiling it on a core (0.2 to 0.5 s); tracing it, which no
-two threads do at once; measuring it, starts of the profiler included."""
+"""Estimated times of a program: compilation on a core (0.2 to 0.5 s); tracing, which threads cannot
+do in parallel; measurement, including starts of the profiler."""
 
 PROGRAMS, MEASURED = 6, 4
-"""The programs of a point that is ours: the operands, the check, and each twice, alone and between
-neighbours, the kernel and XLA; the last four are measured."""
+"""The number of programs of a point that is ours, and of those that are measured: one draws the
+operands and one checks; the measured ones are the kernel and XLA, alone and between neighbouring
+operations."""
 
 
-# What a point is made of
+# The parts of a point
 
 
 def _kernel(name: str) -> _primitive.Kernel:
@@ -58,7 +59,7 @@ def _kernel(name: str) -> _primitive.Kernel:
 
 
 def _draw(point: Point) -> tuple[jax.Array, ...]:
-    """Draws the operands of the primitive: an array and what belongs to it, such as a mask."""
+    """Draws the operands of the primitive: an array and others, such as a mask, or factors."""
     keys = iter(jax.random.split(ops.key(str(point)), 4))
     if point.is_product:
         return tuple(ops.normal(next(keys), shape, jnp.dtype(of)) for shape, of in point.arrays)
@@ -87,7 +88,7 @@ _FORWARD = {"softmax_tangent": "softmax", "log_softmax_cotangent": "log_softmax"
 """Maps whose first operand is the result of another."""
 
 _IN_PLACE = ("cross_entropy_cotangent",)
-"""Kernels that write over their first operand, if that is no argument of the program."""
+"""Kernels that overwrite their first operand, unless that is an argument of the program."""
 
 
 def _bind(point: Point, implementation: str, *operands: jax.Array) -> Any:
@@ -97,7 +98,7 @@ def _bind(point: Point, implementation: str, *operands: jax.Array) -> Any:
 
 
 def _produced(point: Point, operands: Sequence[jax.Array]) -> list[jax.Array]:
-    """The operands, one of which an elementwise operation makes; it rounds nothing."""
+    """The operands, one of them produced by an elementwise operation that does not round."""
     at = 1 if point.kernel in _FORWARD else 0
     return [2 * x if i == at else x for i, x in enumerate(operands)]
 
@@ -109,9 +110,9 @@ def _alone(point: Point, implementation: str, *operands: jax.Array) -> Any:
 
 
 def _before(point: Point, *operands: jax.Array) -> jax.Array:
-    """The array that a kernel works in place of. To make it is not of the kernel's time.
+    """Produces the array that a kernel overwrites, which is not part of the kernel's time.
 
-    XLA's lowering needs nothing before it, and would be one kernel with it.
+    XLA's lowering does not need it, and would be fused with it.
     """
     return _produced(point, operands)[0]
 
@@ -187,9 +188,9 @@ class Sweep:
         """Prepares to measure.
 
         Args:
-          implementation: of ours.
+          implementation: the implementation of our kernels.
           timed: times calls in turns; None for `measure.measure`.
-          cores: how many programs are compiled at a time; None for all cores.
+          cores: the number of programs that are compiled at a time; None for all cores.
         """
         self._implementation = implementation
         self._timed = timed or functools.partial(measure.measure, rounds=2, seconds=SECONDS)
@@ -206,11 +207,11 @@ class Sweep:
 
         Args:
           points: the points, in this order.
-          seconds: after which no batch is begun.
-          clock: what tells the time.
+          seconds: the time after which no batch is begun.
+          clock: returns the time.
 
         Yields:
-          What was found of each point of a batch.
+          The raw result of each point of a batch.
         """
         start, size = clock(), 4 * self._cores
         with concurrent.futures.ThreadPoolExecutor(self._cores) as pool:
@@ -288,12 +289,12 @@ class Sweep:
 
 
 def _types(operands: Any) -> Any:
-    """The types of operands, without where they lie."""
+    """The shapes and dtypes of operands, without their shardings."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)
 
 
 def _attempt(function: Callable[[Point], Programs]) -> Callable[[Point], Programs | Exception]:
-    """Returns a function that returns what the function raises."""
+    """Returns a function that returns the error that `function` raises."""
 
     def attempt(point: Point) -> Programs | Exception:
         try:
@@ -307,12 +308,12 @@ def _attempt(function: Callable[[Point], Programs]) -> Callable[[Point], Program
 def _attempted(
     function: Callable[[Programs], dict[str, Any]], programs: Programs | Exception
 ) -> dict[str, Any]:
-    """Returns what the function finds, or why it finds nothing."""
+    """Returns the result of the function, or of its failure."""
     try:
         if isinstance(programs, Exception):
             raise programs
         return function(programs)
-    except Exception as failure:  # what is left of a long sweep is worth having
+    except Exception as failure:  # the rest of a long sweep should go on
         return {"status": FAILED, "message": run.first_line(failure)}
 
 
@@ -325,13 +326,14 @@ def _ratio(found: Mapping[str, Any]) -> float:
 
 @dataclasses.dataclass
 class Raw:
-    """What was measured on one machine.
+    """The measurements of one machine.
 
     Attributes:
-      environment: as `bench.results.environment` gives it.
-      points: what was found of each point, by its name: "status", as of other results, and a
-        "message" unless it is right; the microseconds "us" of ours and "xla_us" of XLA alone, and
-        where ours is ahead "between_us" and "between_xla_us" between neighbours.
+      environment: as `bench.results.environment` returns it.
+      points: the raw result of each point, by its name: "status", as in other results, and a
+        "message" unless it is right; the times in microseconds "us" of our kernel and "xla_us" of
+        XLA alone, and if ours is fast enough "between_us" and "between_xla_us" between neighbouring
+        operations.
     """
 
     environment: dict[str, Any]
@@ -346,7 +348,7 @@ class Raw:
         return [point for point in points if str(point) not in self.points]
 
     def save(self, path: pathlib.Path) -> None:
-        """Writes a file, a point a line; if that fails, a file that was there stays as it was."""
+        """Writes a file, one point per line; if that fails, an existing file is unchanged."""
         lines = (f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in self.points.items())
         text = (
             f'{{\n "schema": {SCHEMA},\n "environment": {json.dumps(self.environment)},\n'
@@ -359,7 +361,7 @@ class Raw:
         """Reads what `save` wrote.
 
         Raises:
-          ValueError: if the file is not there, or was not written by `save`.
+          ValueError: if the file does not exist, or was not written by `save`.
         """
         try:
             content = json.loads(path.read_text())
@@ -372,7 +374,7 @@ class Raw:
         return Raw(content["environment"], content["points"])
 
     def difference(self, environment: Mapping[str, Any]) -> str:
-        """Returns in what another environment differs, so that its points are not comparable."""
+        """Returns the differences from another environment that make points not comparable."""
         return ", ".join(
             f"{key} {self.environment.get(key)} and not {environment.get(key)}"
             for key in ("device", "driver", "jax", "jaxlib", "commit", "uncommitted_changes")
@@ -422,13 +424,13 @@ def command(options: argparse.Namespace) -> int:
     """Runs `python -m bench tune`.
 
     Args:
-      options: as parsed by the arguments of `add_arguments`.
+      options: the parsed arguments of `add_arguments`.
 
     Returns:
       The exit code: 0, or 1 if a result is wrong.
 
     Raises:
-      ValueError: if the options make no sense here, with what to do.
+      ValueError: if the options cannot be used here; the message says what to do.
     """
     console = report.console()
     grids = grid.grids(options.family)
@@ -477,7 +479,7 @@ def command(options: argparse.Namespace) -> int:
 def sweep(
     measuring: Sweep, raw: Raw, points: Sequence[Point], path: pathlib.Path, seconds: float
 ) -> None:
-    """Measures the points that are missing, with a progress bar, and saves them batch by batch."""
+    """Measures the missing points, with a progress bar, and saves them batch by batch."""
     missing = raw.missing(points)
     with report.progress(report.console()) as progress:
         done = len(points) - len(missing)
@@ -518,7 +520,7 @@ def _summary(raw: Raw, out: pathlib.Path) -> str:
 
 
 def grid_table(grids: Sequence[grid.Grid], points: Sequence[Point]) -> Table:
-    """Returns a table of the grids that have some of the points: what varies, and how many."""
+    """Returns a table of the grids that have some of the points: varying sizes and counts."""
     cores = os.cpu_count() or 1
     minutes = estimate_s(len(points), cores) / 60
     kernels = collections.Counter(point.kernel for point in points)
@@ -540,11 +542,12 @@ def grid_table(grids: Sequence[grid.Grid], points: Sequence[Point]) -> Table:
 
 
 def estimate_s(points: int, cores: int) -> float:
-    """Estimates the seconds that a sweep takes if ours is ahead at each point.
+    """Estimates the seconds that a sweep takes if our kernel is ahead at each point.
 
     Args:
-      points: how many.
-      cores: how many programs are compiled at a time; each core is 0.6 times as fast as if alone.
+      points: the number of points.
+      cores: the number of programs that are compiled at a time; each core is 0.6 times as fast as
+        if it were alone.
     """
     compiling = PROGRAMS * COMPILE_S / max(1, 0.6 * cores)
     return points * (compiling + PROGRAMS * TRACE_S + MEASURED * CALL_S)

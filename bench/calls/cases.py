@@ -117,7 +117,7 @@ def memory(problem: Problem) -> int:
 
 @functools.cache
 def _drawn(draw: Draw) -> dict[str, Problem]:
-    """Returns the calls by their text without the model, since two models may make the same call."""
+    """Returns the calls by their text without the model, since models may make equal calls."""
     r = random.Random(draw.seed)
     known = {} if draw.earlier is None else _drawn(draw.earlier)
     drawn: dict[str, Problem] = {}

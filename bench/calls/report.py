@@ -63,7 +63,7 @@ class Call:
 
     @property
     def is_slow(self) -> bool:
-        """True if `None` is slower than plain JAX."""
+        """True if `None` is slower than `LEAST`."""
         return self.default.timed and self.default.ratio < LEAST
 
 

@@ -1,4 +1,4 @@
-"""Which shapes the programs run: those of published models, and what must be reached there."""
+"""The shapes of the programs, from published models, and their floors."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from bench.problem import Floor, Problem, Shape, first_of_each_op
 from bench.programs import texts
 
 _DEFAULT = Floor(ratio=0.98)
-"""Whoever only swaps the import loses nothing."""
+"""Swapping only the import must not lose speed."""
 
 
 def problems(names: Sequence[str] = (), *, gpu: bool, quick: bool = False) -> list[Problem]:
     """Returns the problems of programs, grouped by program.
 
     Args:
-      names: of which programs; none for all.
-      gpu: True for the shapes of published models, False for sizes that a host runs in no time.
+      names: the names of programs; empty for all.
+      gpu: True for the shapes of published models, False for sizes that run fast on the host.
       quick: True for only the first problem of each program.
     """
     found = [each for each in (_gpu() if gpu else _host()) if each.op in (names or texts.PROGRAMS)]
@@ -25,12 +25,12 @@ def problems(names: Sequence[str] = (), *, gpu: bool, quick: bool = False) -> li
 
 
 def floor(problem: Problem, *, gradient: bool, named: bool) -> Floor | None:
-    """Returns what a way to run a program must reach, relative to plain JAX.
+    """Returns the floor of a way to run a program, relative to plain JAX.
 
     Args:
       problem: a problem of a program.
       gradient: True for the gradient, False for the forward pass alone.
-      named: True if kernels were asked for, False if only the import was swapped.
+      named: True if kernels were requested, False if only the import was swapped.
     """
     has_narrow_logits = problem.op == "lm_head" and "logits" not in problem.options
     is_small = has_narrow_logits or problem.op == "lm_head_loss"

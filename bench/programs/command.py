@@ -16,12 +16,12 @@ SUMMARY = "whole programs, with plain JAX and with ours"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what only this command takes."""
+    """Adds the arguments of this command."""
     add_names(parser, "program", texts.PROGRAMS)
 
 
 def problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
-    """Returns what to run, before `--only`.
+    """Returns the problems to run, before `--only` is applied.
 
     Raises:
       ValueError: if an option was given that whole programs do not have.

@@ -1,4 +1,4 @@
-"""Results of programs as text: a table for each program, a summary, and what to think of it."""
+"""Results of programs as text: a table for each program, a summary, and a verdict."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ floor      what must be reached, relative to plain JAX: speed, temporary memory"
 
 
 def heading(name: str) -> Text:
-    """Returns what to print above the table of a program."""
+    """Returns the heading of a program's table."""
     program = texts.PROGRAMS[name]
     return Text(f"{name}: {program.summary}; shape {program.shape}", "italic")
 
@@ -47,7 +47,7 @@ def table(results: Sequence[ProgramResult], *, timed: bool) -> Table:
     """Returns the table of one program.
 
     Args:
-      results: those of the program.
+      results: the results of the program.
       timed: True for the columns on speed and memory.
     """
     result = new_table()
@@ -85,7 +85,7 @@ def table(results: Sequence[ProgramResult], *, timed: bool) -> Table:
 
 
 def summary(results: Sequence[ProgramResult]) -> Table:
-    """Returns one line for each program: how our ways compare with plain JAX."""
+    """Returns a table that compares our ways with plain JAX, with rows for each program."""
     result = new_table("summary, relative to plain JAX")
     for column in ("program", "way"):
         result.add_column(column, no_wrap=True)
@@ -116,7 +116,7 @@ def summary(results: Sequence[ProgramResult]) -> Table:
 
 
 def refusals(results: Sequence[ProgramResult]) -> list[str]:
-    """Returns which programs could not be run as asked, one line for each."""
+    """Returns one line for each program that could not be run as requested."""
     return [
         f"Not run: {way.name} on {each}: {way.message}"
         for each in results

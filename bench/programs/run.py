@@ -1,11 +1,11 @@
-"""Runs programs with plain JAX and with ours: checks every result, times what is right.
+"""Runs programs with plain JAX and with ours: checks every result, and times the right ones.
 
-The rule of the check. The same text runs once more, with plain JAX, in float64. Against its results
-and gradients every way has two errors: the Frobenius norm of the difference relative to that of
-the reference, and the largest difference of an element relative to the element, or to the root mean
-square of all where the element is smaller. Neither may be more than `_FACTOR` times that of plain
-JAX on the same data; where plain JAX is better than one rounding of the dtype, one rounding counts.
-Integers, such as tokens, must differ nowhere, or for plain JAX as well.
+The check: the same program also runs with plain JAX in float64, as the reference. The results and
+gradients of every way have two errors: the Frobenius norm of the difference relative to that of the
+reference, and the largest difference of an element relative to the element, or to the root mean
+square of all elements if that is larger. Neither may be more than `_FACTOR` times the error of
+plain JAX on the same data, or that many roundings of the dtype if plain JAX is better than one.
+Integers, such as tokens, must not differ unless those of plain JAX do, too.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ PLAIN = "plain JAX"
 DEFAULT = "None"
 
 _FACTOR = 4
-"""How many times plain JAX's error another way's may be."""
+"""The largest error of a way, relative to that of plain JAX."""
 
 _PLAIN_LIMIT = 32
-"""How many roundings plain JAX's error in the Frobenius norm may be; beyond, it proves nothing."""
+"""The largest error of plain JAX in the Frobenius norm, in roundings, for a meaningful check."""
 
 _TF32_ROUNDING = 2.0**-10
 """XLA multiplies float32 matrices in TF32 on a GPU, unless told otherwise."""
 
 
 def named() -> str:
-    """Returns the implementation that is our kernels on this machine."""
+    """Returns the implementation that runs our kernels on this machine."""
     return "cuda" if run.has_gpu() else "interpret"
 
 
@@ -68,7 +68,7 @@ class Runner:
         try:
             arguments = _arguments(problem)
             reference = _reference(problem, arguments)
-        except Exception as failure:  # what is left of a long run is worth having
+        except Exception as failure:  # the rest of a long run should go on
             for each in results:
                 _fail(each, failure)
             return results
@@ -80,7 +80,7 @@ class Runner:
         return results
 
     def _solve(self, result: ProgramResult, arguments: _Arguments, reference: Any) -> None:
-        """Compiles, checks and times what is not refused, and completes the result."""
+        """Compiles, checks and times the ways that are not refused, and completes the result."""
         result.warm = sum(x.nbytes for x in jax.tree.leaves(arguments)) < ops.ON_CHIP_BYTES
         ways, calls, ys = [], [], []
         for way in result.ways:
@@ -97,7 +97,7 @@ class Runner:
             ways.append(way)
             calls.append(call)
         _judge(result, ways, ys, reference)
-        del ys, reference  # they may be as large as all that a program needs
+        del ys, reference  # they may take as much memory as the program
         right = [(way, call) for way, call in zip(ways, calls, strict=True) if way.status == RIGHT]
         if self._timed:
             timings = measure.measure([call for _, call in right], seconds=self._seconds)
@@ -107,7 +107,7 @@ class Runner:
 
 
 def _fail(result: ProgramResult, failure: Exception) -> None:
-    """Notes in the ways that seemed right that they did not come to an end."""
+    """Marks the ways that seemed right as failed."""
     for way in result.ways:
         if way.status == RIGHT:
             way.status, way.message = FAILED, first_line(failure)
@@ -117,7 +117,7 @@ _Arguments = tuple[list[jax.Array], list[jax.Array]]  # operands, and cotangents
 
 
 def _start(problem: Problem, gradient: bool) -> ProgramResult:
-    """Returns a result with what is known before anything runs."""
+    """Returns a result with the fields that are known before anything runs."""
     ways = [
         Way(PLAIN),
         Way(DEFAULT, cases.floor(problem, gradient=gradient, named=False)),
@@ -127,7 +127,7 @@ def _start(problem: Problem, gradient: bool) -> ProgramResult:
 
 
 def _function(problem: Problem, functions: texts.Functions, *, gradient: bool) -> Callable:
-    """Returns the program as a function of the operands and, with its gradient, of cotangents."""
+    """Returns the program as a function of the operands and, for the gradient, of cotangents."""
     program = texts.PROGRAMS[problem.op]
     forward = functools.partial(program.function, functions, **problem.options)
     if not gradient:
@@ -151,7 +151,7 @@ def _needs_cotangent(y) -> bool:
 
 
 def _as_cotangents(value: Any, given: Sequence[jax.Array]) -> Any:
-    """Returns the cotangents of all results, given those of arrays of floats; a loss has 1."""
+    """Returns the cotangents of all results, given those of float arrays; that of a loss is 1."""
     remaining = iter(given)
 
     def cotangent(y):
@@ -185,7 +185,7 @@ def _reference(problem: Problem, arguments: _Arguments) -> Any:
     given = arguments[: 1 + has_gradient]
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         lowered = jax.jit(widened).lower(*given)
-        # To search for the fastest products would take longer than to compute them once.
+        # Autotuning the products would take longer than computing them once.
         results = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})(*given)
     return results if has_gradient else (results, ())
 
@@ -195,12 +195,12 @@ def _widen(x: jax.Array) -> jax.Array:
 
 
 def _call(result: ProgramResult, way: Way, arguments: _Arguments) -> measure.Call:
-    """Compiles a program, and notes what that tells.
+    """Compiles a program, and records its calls of kernels and its temporary memory.
 
     Raises:
-      TypeError: if a kernel was asked for that does not take the program.
+      TypeError: if a kernel was requested that does not support the program.
       ValueError: likewise.
-      RuntimeError: if XLA would compute what should be kernels of ours.
+      RuntimeError: if XLA would run instead of our kernels.
     """
     functions = texts.plain() if way.name == PLAIN else texts.ours()
     function = _function(result.problem, functions, gradient=result.gradient)
@@ -217,11 +217,11 @@ def _call(result: ProgramResult, way: Way, arguments: _Arguments) -> measure.Cal
     return measure.Call(compiled, given)
 
 
-# Is it right?
+# The check
 
 
 def _judge(result: ProgramResult, ways: Sequence[Way], ys: Sequence[Any], reference: Any) -> None:
-    """Fills in errors, and the status of what is wrong; the first way is plain JAX."""
+    """Fills in errors, and the status of wrong ways; the first way is plain JAX."""
     names = _names(result)
     errors = [_errors(y, reference) for y in ys]
     plain, roundings = (
@@ -242,7 +242,7 @@ def _judge(result: ProgramResult, ways: Sequence[Way], ys: Sequence[Any], refere
 
 
 def _names(result: ProgramResult) -> list[str]:
-    """Returns what the leaves of the results are called."""
+    """Returns the names of the leaves of the results."""
     program = texts.PROGRAMS[result.problem.op]
     gradients = [
         f"gradient of {name}"
@@ -273,7 +273,7 @@ def _errors(y: Any, reference: Any) -> np.ndarray:
 
 @jax.jit
 def _two_errors(y: jax.Array, reference: jax.Array) -> jax.Array:
-    """Returns both errors of one result; NaN if it has one."""
+    """Returns both errors of one result; NaN if it contains NaN."""
     if not jnp.issubdtype(reference.dtype, jnp.inexact):
         return jnp.full(2, jnp.mean(y != reference))
     difference = jnp.abs(y.astype(jnp.float64) - reference)

@@ -1,12 +1,11 @@
-"""The programs: each is one text, written as a user of JAX writes it, for plain JAX and for ours.
+"""The programs, each written once, as users of JAX write it, for plain JAX and for ours.
 
 A program takes its ops from a `Functions`, and everything else from JAX: elementwise operations,
 `top_k`, random numbers, and matrix products other than dense layers and those with a loss, which
-`bench matmul` measures.
-A new program is added to `PROGRAMS`, and nowhere else.
+`bench matmul` measures. A new program is added to `PROGRAMS`, and nowhere else.
 
-So that the same text gives the reference in float64, a program names no dtype to compute in:
-`_wide` is float32 for 16-bit floats.
+The same code also gives the reference in float64, so a program names no computation dtype: `_wide`
+is float32 for 16-bit floats.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from bench.problem import Problem, Shape
 
 @dataclasses.dataclass(frozen=True)
 class Functions:
-    """The ops that programs are written with: those of jax_gpuops, or plain JAX's in their place.
+    """The ops of programs: those of jax_gpuops, or their equivalents in plain JAX.
 
     The arguments are those of jax_gpuops: `where`, `scale` and `causal` for softmax.
     """
@@ -46,7 +45,7 @@ class Functions:
 
 
 def _masked(op: str) -> Callable[..., jax.Array]:
-    """Returns a function of `jax.nn` for rows of which at least one element is not masked.
+    """Returns a function of `jax.nn` for rows that are not fully masked.
 
     Plain JAX masks by -inf, which is faster than the argument `where` of `jax.nn`.
     """
@@ -68,7 +67,7 @@ def _mean_cross_entropy(x, w, labels, *, preferred_element_type=None, rows_per_c
 
 
 def plain() -> Functions:
-    """Returns what a user without jax_gpuops writes, in the form that is fastest."""
+    """Returns the functions in plain JAX, in the fastest form."""
     return Functions(
         softmax=_masked("softmax"),
         log_softmax=_masked("log_softmax"),
@@ -157,7 +156,7 @@ def _mlp(f: Functions, x, *parameters, activation):
 
 
 def _normalized(f: Functions, x, axes):
-    """Returns x with mean 0 and variance 1 over some axes, and the two."""
+    """Returns x normalized to mean 0 and variance 1 over some axes, its mean and its variance."""
     x = x.astype(_wide(x))
     mean = f.mean(x, axes, keepdims=True)
     variance = f.mean(jnp.square(x - mean), axes, keepdims=True)
@@ -185,7 +184,7 @@ def _sampling(f: Functions, logits, seed, *, top_k, temperature):
 
 
 def _images(f: Functions, images, mean, deviation, *, to):
-    """The statistics are those of each channel; the channels of NHWC are last."""
+    """Normalizes images per channel, and converts them to the layout NCHW or from it to NHWC."""
     if to == "NCHW":
         return f.transpose((images.astype(mean.dtype) - mean) / deviation, (0, 3, 1, 2))
     return (f.transpose(images, (0, 2, 3, 1)).astype(mean.dtype) - mean) / deviation
@@ -200,21 +199,21 @@ def _heads(f: Functions, x, bias):
 
 
 def _scaled(key: jax.Array, shape: Shape, dtype: np.dtype) -> jax.Array:
-    """Draws weights that keep the size of what they multiply: their first dim is summed over."""
+    """Draws weights that keep the magnitude of their operand; they are contracted in dim 0."""
     return (jax.random.normal(key, shape, jnp.float32) / math.sqrt(shape[0])).astype(dtype)
 
 
 def _signs(key: jax.Array, shape: Shape, dtype: np.dtype, *, size: float = 1.0) -> jax.Array:
     """Draws -size, 0 or size.
 
-    The product of such matrices is exact in any precision, so all ways to compute it agree on which
-    expert is the best.
+    The product of such matrices is exact in any precision, so all ways to compute it select the
+    same experts.
     """
     return size * jax.random.randint(key, shape, -1, 2).astype(dtype)
 
 
 def _lengths(key: jax.Array, shape: Shape, dtype: np.dtype, *, longest: int) -> jax.Array:
-    """Draws how long sequences are: half the longest, or more."""
+    """Draws the lengths of sequences: half the longest, or more."""
     return jax.random.randint(key, shape, -(-longest // 2), longest + 1, dtype)
 
 
@@ -318,16 +317,16 @@ def _heads_operands(problem: Problem) -> dict[str, Operand]:
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """A program, and what the benchmark must know of it.
+    """A program, and its description for the benchmark.
 
     Attributes:
       function: maps a `Functions`, the operands, and the problem's options to the results.
-      summary: one line on what it computes.
-      shape: what the dims of the problem's shape are.
+      summary: a one-line description of what it computes.
+      shape: the meaning of the dims of the problem's shape.
       operands: maps a problem to the operands, by name.
       results: the names of the results.
-      has_gradient: True if the gradient is measured too: with respect to all operands that are
-        floats. A result that is a scalar is a loss, and the cotangents of other results are drawn.
+      has_gradient: True if the gradient with respect to all float operands is measured too. A
+        scalar result is a loss, and the cotangents of other results are drawn.
       has_products: True if it multiplies matrices, which XLA does in TF32 for float32 on a GPU.
     """
 
@@ -427,4 +426,4 @@ PROGRAMS: dict[str, Program] = {
         ("heads",),
     ),
 }
-"""By name."""
+"""The programs by name."""
