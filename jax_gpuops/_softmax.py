@@ -379,8 +379,8 @@ def logsumexp_parts(
 ) -> tuple[jax.Array, jax.Array]:
     """The two parts of `logsumexp(scale * x)`, from which gradients are computed.
 
-    Their sum would be less accurate than the second part if the first is large. In both parts, `x`
-    and the maximum are subtracted before they are multiplied by the scale and rounded.
+    Their sum would be less accurate than the second part if the first is large. The maximum is
+    subtracted from `x` before the multiplication by the scale, so no rounded products cancel.
 
     Returns:
       The maximum of each row, or its minimum if the scale is negative; as in JAX, it is 0 if its
