@@ -463,7 +463,11 @@ def test_a_measured_point_is_in_a_class_if_and_only_if_its_vertex_is_ours(sweep)
     each, states = sweep
     classes = table_of(each, states)
     assert classes == table_of(each, dict(reversed(states.items())))
-    for points in each.vertices.values():
+    measured = {str(point): {} for point, state in states.items() if state != "missing"}
+    axes = policy.measured_sizes(each, measured).values()
+    for sizes, points in each.vertices.items():
+        if not all(size in axis for size, axis in zip(sizes, axes, strict=True)):
+            continue  # off the grid until a point of the size is measured
         inside = [e for e in classes if _measurements.contains(e, points[0].problem)]
         assert bool(inside) == all(is_ours_at(point, states[point]) for point in points)
         for entry in inside:
