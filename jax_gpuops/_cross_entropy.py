@@ -136,8 +136,8 @@ def _as_rows(logits, labels, where, axes):
         where = jnp.expand_dims(where, axes)
     if where is not None and where.ndim != logits.ndim:
         raise ValueError(
-            f"where must have the rank of logits, {logits.ndim}, or that rank without axis, "
-            f"{logits.ndim - len(axes)}, got shape {where.shape}"
+            f"where must have {logits.ndim} dimensions as logits, or "
+            f"{logits.ndim - len(axes)} as logits without axis, got shape {where.shape}"
         )
     masks = [] if where is None else [where]
     if len(axes) == 1:

@@ -327,7 +327,9 @@ _JITTED = {
 def check_dtype(x: jax.Array) -> None:
     """Raises NoKernelError for a dtype that the kernels of softmax do not take."""
     if x.dtype.name not in DTYPES:
-        raise NoKernelError(f"dtype {x.dtype} is not among {', '.join(DTYPES)}", TypeError)
+        raise NoKernelError(
+            f"kernels do not support dtype {x.dtype}, only {', '.join(DTYPES)}", TypeError
+        )
 
 
 # Functions for the references

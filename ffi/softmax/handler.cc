@@ -37,7 +37,7 @@ Problem to_problem(Function function, const ffi::AnyBuffer& x, const Where& wher
   const ffi::Span<const std::int64_t> dims = x.dimensions();
   const RowSizes sizes = row_sizes(dims, attributes.inner_dims);
   require(!attributes.causal || (dims.size() >= 2 && attributes.inner_dims == 0),
-          "causal needs the last axis of at least two");
+          "causal requires the last of at least two axes");
   return {function,
           dtype_of(x),
           sizes.outer,
@@ -64,7 +64,7 @@ void require_rows(const ffi::AnyBuffer& buffer, const Problem& problem, const ch
 
 void require_labels(const ffi::AnyBuffer& labels, const Problem& problem) {
   require(labels.element_type() == ffi::S32 || labels.element_type() == ffi::S64,
-          "labels must be of int32 or int64");
+          "labels must have dtype int32 or int64");
   require(static_cast<std::int64_t>(labels.element_count()) == problem.rows(),
           "there must be one label for each row");
 }
@@ -82,7 +82,7 @@ void run(const Queue& queue, Problem problem, const Attributes& attributes, cons
          const Where& where, Buffers buffers) {
   if (x.element_count() == 0) {
     require(!reduces(problem.function) || problem.rows() == 0,
-            "logsumexp of rows without elements has no kernel");
+            "kernels do not compute the logsumexp of rows without elements");
     return;
   }
   std::optional<Operand> mask;
@@ -111,7 +111,7 @@ template <Function kFunction>
 void run_forward(Queue queue, ffi::AnyBuffer x, Where where, Out y, Out workspace,
                  Attributes attributes) {
   const Problem problem = to_problem(kFunction, x, where, attributes);
-  require_like(*y, x, "the result must be like x");
+  require_like(*y, x, "the result must have the dtype and size of x");
   const Operand x_memory(x);
   const Result y_memory(y);
   Buffers buffers;
@@ -183,8 +183,8 @@ template <Function kFunction>
 void run_tangent(Queue queue, ffi::AnyBuffer y, ffi::AnyBuffer t, Where where, Out result,
                  Out workspace, Attributes attributes) {
   const Problem problem = to_problem(kFunction, y, where, attributes);
-  require_like(t, y, "t must be like y");
-  require_like(*result, y, "the result must be like y");
+  require_like(t, y, "t must have the dtype and size of y");
+  require_like(*result, y, "the result must have the dtype and size of y");
   const Operand y_memory(y);
   const Operand t_memory(t);
   const Result result_memory(result);
@@ -203,7 +203,7 @@ void run_elementwise(Queue queue, Function function, const ffi::AnyBuffer& x,
   const Problem problem = to_problem(function, x, where, attributes);
   require_parts(maximum, log_sum, problem);
   require_rows(g, problem, "the cotangent must have one element for each row");
-  require_like(*result, x, "the result must be like x");
+  require_like(*result, x, "the result must have the dtype and size of x");
   const Operand x_memory(x);
   const Operand maximum_memory(maximum);
   const Operand log_sum_memory(log_sum);

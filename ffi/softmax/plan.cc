@@ -194,32 +194,36 @@ std::int64_t strip_steps(const Problem& problem) {
 
 // Why the rows cannot be read in packs along the last axis; empty if they can.
 std::string refusal_of_rows(const Problem& problem) {
-  if (problem.inner != 1) return "takes rows along the last axis only";
+  if (problem.inner != 1) return "supports only the last axis; 'strided' supports any axis";
   if (!is_aligned(problem)) {
-    return "needs arrays at multiples of 16 bytes; 'strided' takes any address";
+    return "requires arrays aligned to 16 bytes; 'strided' supports any alignment";
   }
   return "";
 }
 
 std::string refusal_of_column(const Problem& problem) {
-  return problem.inner != 1 ? "" : "takes another axis than the last; 'strided' takes any";
+  return problem.inner != 1 ? "" : "does not support the last axis; 'strided' supports any axis";
 }
 
 std::string refusal_of_strip(const Problem& problem, const Device& device) {
   if (std::string why = refusal_of_column(problem); !why.empty()) return why;
-  if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-  if (!is_aligned(problem)) return "needs arrays at multiples of 16 bytes";
-  if (problem.masked) return "takes no mask; 'column' does";
+  if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
+  if (!is_aligned(problem)) return "requires arrays aligned to 16 bytes";
+  if (problem.masked) return "does not support a mask; 'column' does";
   if (problem.inner % pack_elements(problem) != 0) {
-    return "takes whole packs of 16 bytes beside the axis only; 'column' takes any number";
+    return "requires dimensions after the axis of a multiple of 16 bytes; 'column' supports any "
+           "size";
   }
-  if (problem.outer > kMostBlocksBeyondX) return "takes fewer rows of strips";
+  if (problem.outer > kMostBlocksBeyondX) {
+    return "supports dimensions before the axis of at most " + std::to_string(kMostBlocksBeyondX) +
+           " elements; 'column' supports any size";
+  }
   if (divide_up(problem.columns, kStripWarps * packs_held(problem, kStripSteps)) >
       kMostClusterBlocks) {
-    return "cannot hold " + columns_text(problem) + "; 'column_two_pass' takes any length";
+    return "cannot hold " + columns_text(problem) + "; 'column_two_pass' supports any length";
   }
   if (strip_steps(problem) <= strip_held(is_linear_in_t(problem.function))) {
-    return "takes longer axes; 'column' takes short ones";
+    return "requires a longer axis; 'column' supports short ones";
   }
   return "";
 }
@@ -229,7 +233,8 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
   if ((algorithm == Algorithm::kElementwise) != is_elementwise(problem.function)) {
     return algorithm == Algorithm::kElementwise
                ? "computes only the gradients of logsumexp and cross entropy"
-               : "has a reduction, which the gradients of logsumexp and cross entropy do not need";
+               : "does not compute the gradients of logsumexp and cross entropy; 'elementwise' "
+                 "does";
   }
   if (is_ladder(algorithm)) {
     if (algorithm < Algorithm::kBlockShared && problem.function != Function::kSoftmax) {
@@ -238,16 +243,17 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
     if (problem.function > Function::kLogSumExp) {
       return "computes softmax, log_softmax and logsumexp only";
     }
-    if (has_mask(problem)) return "takes no mask";
-    if (problem.scaled) return "takes no scale";
+    if (has_mask(problem)) return "does not support a mask or causal";
+    if (problem.scaled) return "does not support a scale other than 1";
   }
   const auto packed_rows_that = [&](bool fit, const std::string& where, const char* instead) {
     std::string why = refusal_of_rows(problem);
     if (!why.empty() || fit) return why;
-    return "cannot hold " + columns_text(problem) + where + "; '" + instead + "' takes any length";
+    return "cannot hold " + columns_text(problem) + where + "; '" + instead +
+           "' supports any length";
   };
   const auto on_hopper = [&](std::string why) {
-    return why.empty() && !device.runs_hopper_code() ? "needs a GPU of compute capability 9.0"
+    return why.empty() && !device.runs_hopper_code() ? "requires a GPU of compute capability 9.0"
                                                      : why;
   };
   switch (algorithm) {
@@ -255,15 +261,17 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       if (fits_shared(problem, device)) return "";
       return "cannot hold " + columns_text(problem) + " in " +
              std::to_string(device.shared_bytes_per_block) +
-             " bytes of shared memory; 'block_uncached' takes any length";
+             " bytes of shared memory; 'block_uncached' supports any length";
     case Algorithm::kWarp:
       return packed_rows_that(fits_warp(problem), " in registers", "block_two_pass");
     case Algorithm::kStaged:
       if (fits_staged(problem)) return "";
-      return "takes rows of at most " + std::to_string(kStagedColumns) +
-             " neighbouring elements without a mask";
+      return "supports only rows of at most " + std::to_string(kStagedColumns) +
+             " elements along the last axis, without a mask";
     case Algorithm::kSmallBlock:
-      if (problem.rows() * problem.columns > kMostBlocks) return "takes less than 2^31 elements";
+      if (problem.rows() * problem.columns > kMostBlocks) {
+        return "supports only arrays of fewer than 2^31 elements; 'block' supports any number";
+      }
       return packed_rows_that(fits_small_block(problem), " in registers", "block_two_pass");
     case Algorithm::kBlock:
       return packed_rows_that(fits_block(problem), " in registers", "block_two_pass");
@@ -277,15 +285,17 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
     case Algorithm::kSplitPipelined: {
       const std::string why = on_hopper(refusal_of_rows(problem));
       if (!why.empty() || fits_ring(problem, device)) return why;
-      if (reduces(problem.function)) return "needs results for the elements; 'split' does not";
-      return "takes rows that the shared memory of the GPU holds, and that of a block does not, "
-             "not " +
-             columns_text(problem) + "; 'split' takes any length";
+      if (reduces(problem.function)) {
+        return "does not compute logsumexp and cross entropy; 'split' does";
+      }
+      return "supports only rows that fit in the shared memory of the GPU but not in that of one "
+             "block, got " +
+             columns_text(problem) + "; 'split' supports any length";
     }
     case Algorithm::kColumn:
       if (std::string why = refusal_of_column(problem); !why.empty()) return why;
       if (column_sizes(problem, true).fits_block()) return "";
-      return "cannot hold " + columns_text(problem) + "; 'column_two_pass' takes any length";
+      return "cannot hold " + columns_text(problem) + "; 'column_two_pass' supports any length";
     case Algorithm::kColumnTwoPass:
       return refusal_of_column(problem);
     case Algorithm::kStrip:
@@ -741,7 +751,7 @@ Choice choose_column(const Problem& problem, const Device& device) {
   if (sizes.groups * kColumnLanes > kColumnThreads &&
       2 * problem.inner * element_bytes(problem) >= kStripBytes &&
       refusal_of_strip(problem, device).empty()) {
-    return {Algorithm::kStrip, "the axis is not the last; blocks hold it in strips"};
+    return {Algorithm::kStrip, "the axis is not the last; blocks hold strips of the array"};
   }
   if (sizes.fits_block()) return {Algorithm::kColumn, "the axis is not the last"};
   return {Algorithm::kColumnTwoPass, "the axis is not the last, and too long for a block to hold"};
@@ -749,15 +759,16 @@ Choice choose_column(const Problem& problem, const Device& device) {
 
 Choice choose(const Problem& problem, const Device& device) {
   if (is_elementwise(problem.function)) {
-    return {Algorithm::kElementwise, "no element waits for another"};
+    return {Algorithm::kElementwise, "the function needs no reduction"};
   }
   const std::string rows = columns_text(problem);
   if (problem.inner != 1) return choose_column(problem, device);
   if (!is_even(problem) && fits_staged(problem) && problem.columns <= 256) {
-    return {Algorithm::kStaged, rows + " share packs of 16 bytes with their neighbours"};
+    return {Algorithm::kStaged,
+            rows + " are short and do not begin and end at multiples of 16 bytes"};
   }
   if (layout_of(problem) == RowLayout::kStrided) {
-    return {Algorithm::kStrided, "an array is not at a multiple of 16 bytes"};
+    return {Algorithm::kStrided, "an array is not aligned to 16 bytes"};
   }
   if (fits_warp(problem) && !block_is_faster(problem)) {
     return {Algorithm::kWarp, rows + " fit the registers of a warp"};
@@ -768,7 +779,7 @@ Choice choose(const Problem& problem, const Device& device) {
             rows + " fit the registers of a block"};
   }
   if (reduces(problem.function)) {
-    return {Algorithm::kSplit, rows + " are cut into slices that fit the registers of a block"};
+    return {Algorithm::kSplit, rows + " are split into slices that fit the registers of a block"};
   }
   if (device.runs_hopper_code() && fits_cluster_shared(problem)) {
     if (cluster_is_faster(problem, device)) {
@@ -778,12 +789,13 @@ Choice choose(const Problem& problem, const Device& device) {
   }
   if (ring_is_faster(problem, device)) {
     return {Algorithm::kSplitPipelined,
-            rows + " fit the shared memory of blocks that run together"};
+            rows + " fit the shared memory of blocks that run concurrently"};
   }
   if (expected_rows(problem) < 16 * device.multiprocessors) {
     return {Algorithm::kSplit, "few " + rows + ", too long for a cluster"};
   }
-  return {Algorithm::kBlockTwoPass, rows + " fit no registers: blocks read them twice"};
+  return {Algorithm::kBlockTwoPass,
+          rows + " are too long for the registers of a block, which reads them twice"};
 }
 
 }  // namespace
@@ -797,13 +809,14 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
     if (!is_elementwise(problem.function) &&
         !(has_whole_packs(problem) && problem.inner == 1 && is_aligned(problem))) {
       throw std::invalid_argument(
-          "batch_invariant takes rows along the last axis, of whole packs of 16 bytes, in arrays "
-          "at multiples of 16 bytes");
+          "batch_invariant requires rows along the last axis, each of a multiple of 16 bytes, in "
+          "arrays aligned to 16 bytes");
     }
     planned.batch_invariant = true;
     choice = choose(planned, device);
   } else {
-    choice = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm), "named by the caller"};
+    choice = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm),
+              "the caller named the algorithm"};
     const std::string why = refusal(choice.algorithm, problem, device);
     if (!why.empty()) {
       throw std::invalid_argument("algorithm '" + std::string(algorithm) + "' " + why);
