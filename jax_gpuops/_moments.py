@@ -214,14 +214,16 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         for dtype in (a.dtype, result.dtype if named is None else jnp.dtype(named)):
             if dtype.name not in _reduce.FLOATS:
                 floats = ", ".join(_reduce.FLOATS)
-                raise NoKernelError(f"dtype {dtype} is not among {floats}", TypeError)
+                raise NoKernelError(
+                    f"kernels do not support dtype {dtype}, only {floats}", TypeError
+                )
         if "mean" in operands:
-            raise NoKernelError("mean is given, and kernels compute it")
+            raise NoKernelError("mean is given, but kernels compute it themselves")
         for key in ("ddof", "correction"):
             if key in operands:
                 raise NoKernelError(
-                    f"{key} is an array, and kernels take a number that is known when the program "
-                    "is traced",
+                    f"{key} is an array, but kernels require a number that is known when the "
+                    "program is traced",
                     TypeError,
                 )
         _rowwise.check_unsharded("a", a, axes)

@@ -310,7 +310,9 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
         dtype = computation if finishes else result.dtype
         element = _element_dtype(reduction, a.dtype, dtype)
         if element.name not in _DTYPES:
-            raise NoKernelError(f"dtype {element} is not among {', '.join(_DTYPES)}", TypeError)
+            raise NoKernelError(
+                f"kernels do not support dtype {element}, only {', '.join(_DTYPES)}", TypeError
+            )
         _rowwise.check_unsharded("a", a, axes)
         how = {"implementation": implementation, "algorithm": algorithm}
         y = _bind(reduction, a, *masks, axes=axes, dtype=np.dtype(dtype), **how)

@@ -407,13 +407,13 @@ def test_it_is_a_kernel_or_an_error(implementation):
         ops.mean_and_var(x, algorithm="batch_invariant")
     with pytest.raises(TypeError, match="must be True or False, got 1"):
         ops.max(x, batch_invariant=1)
-    with pytest.raises(TypeError, match="dtype complex64 is not among"):
+    with pytest.raises(TypeError, match="not support dtype complex64"):
         ops.sum(x.astype(np.complex64), batch_invariant=True)
-    with pytest.raises(ValueError, match="batch_invariant=True cannot run this, XLA can"):
+    with pytest.raises(ValueError, match="batch_invariant=True cannot run this, leave it"):
         ops.var(x, -1, mean=x[:, :1], batch_invariant=True)
     with (
         ops.use(implementation, strict=False),
-        pytest.raises(TypeError, match="dtype int32 is not among"),
+        pytest.raises(TypeError, match="not support dtype int32"),
     ):
         ops.std(x.astype(np.int32), -1, batch_invariant=True)
     with pytest.raises(ValueError, match=r"where of shape \(3, 8, 8\) does not broadcast"):
@@ -433,5 +433,5 @@ def test_rows_at_other_addresses_are_an_error():
     """The threads that read an element would be others."""
     x = np.ones((8, 8), np.float32)
     for function in (ops.sum, ops.argmin, ops.var):
-        with helpers.buffers_at(4), pytest.raises(jax.errors.JaxRuntimeError, match="multiple of"):
+        with helpers.buffers_at(4), pytest.raises(jax.errors.JaxRuntimeError, match="aligned to"):
             function(x, -1, batch_invariant=True, implementation="interpret").block_until_ready()

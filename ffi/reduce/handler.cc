@@ -57,7 +57,7 @@ void run(Function function, const Queue& queue, const ffi::AnyBuffer& x,
                         static_cast<std::int64_t>(workspace->size_bytes())};
   require(static_cast<std::int64_t>(y->element_count()) == problem.rows(),
           "the result must have one element for each row");
-  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   buffers.x = elements.data();
   buffers.y = results.data();
   buffers.workspace = memory.data();
@@ -67,7 +67,7 @@ void run(Function function, const Queue& queue, const ffi::AnyBuffer& x,
     buffers.mask = row_mask(*where, mask->data(), x.dimensions(), attributes.inner_dims);
   }
   if (problem.rows() == 0) return;
-  require(problem.columns > 0, "the reduction of rows without elements has no kernel");
+  require(problem.columns > 0, "kernels do not reduce rows without elements");
   plan_and_launch(queue, "reduce", problem, attributes.algorithm,
                   [&](const Queue& to_queue, const Plan& chosen) {
                     launch(to_queue, chosen, problem, buffers);
@@ -84,7 +84,7 @@ void run_one(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
 void run_mean(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
               ffi::Result<ffi::AnyBuffer> workspace, Attributes attributes) {
   const DType result = dtype_of(*y);
-  require(result >= DType::kFloat16, "kernels compute means of floats");
+  require(result >= DType::kFloat16, "the mean must have a floating-point dtype");
   Buffers buffers{};
   buffers.divisor = static_cast<double>(row_sizes(x.dimensions(), attributes.inner_dims).columns);
   run(Function::kSum, queue, x, std::nullopt, y, workspace, attributes, buffers);
@@ -116,7 +116,7 @@ void run_moments(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> mean
   }
   const DType result = dtype_of(*mean);
   require(result == DType::kFloat32 || result == DType::kFloat64,
-          "moments are of float32 or float64");
+          "moments must have dtype float32 or float64");
   const Result second(variance);
   const Result third(low);
   Buffers buffers{};

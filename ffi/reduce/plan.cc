@@ -125,7 +125,8 @@ void check(const Problem& problem) {
       std::tuple(problem.function, problem.dtype, problem.result);
   for (const DType each : {dtype, result}) {
     if (!is_float(each) && !is_integer(each)) {
-      throw std::invalid_argument("no reduction kernel takes " + std::string(info(each).name));
+      throw std::invalid_argument("reduction kernels do not support dtype " +
+                                  std::string(info(each).name));
     }
   }
   bool right = dtype == result;
@@ -139,13 +140,14 @@ void check(const Problem& problem) {
     right |= is_16_bit_float(dtype) && result == DType::kFloat32;
   }
   if (!right) {
-    throw std::invalid_argument(
-        "the result has a dtype that the kernels do not compute from that of x");
+    throw std::invalid_argument("reduction kernels do not compute a result of dtype " +
+                                std::string(info(result).name) + " from x of dtype " +
+                                std::string(info(dtype).name));
   }
   if (problem.masked && (is_arg(function) || !is_float(dtype))) {
     throw std::invalid_argument(
-        "kernels take masks of floats, but not for argmax and argmin; other elements must be "
-        "masked before");
+        "reduction kernels support a mask only for floating-point x, and not for argmax and "
+        "argmin; apply the mask to x first");
   }
 }
 
@@ -241,68 +243,69 @@ std::int64_t most_held_columns(const Problem& problem) {
 std::string refusal(Algorithm algorithm, const Problem& problem, const Device& device) {
   const bool takes_apart = algorithm == Algorithm::kColumn || algorithm == Algorithm::kInterleaved;
   if (!takes_apart && problem.inner != 1) {
-    return "takes rows whose elements are neighbours in memory, but here they lie " +
-           std::to_string(problem.inner) + " elements apart; 'column' takes these";
+    return "requires rows that are contiguous in memory, but their elements are " +
+           std::to_string(problem.inner) + " elements apart; 'column' supports these";
   }
   if (is_step(algorithm)) {
     if (!is_value(problem.function)) {
-      return "computes sum, prod, max and min; 'multiple', 'row' and 'column' compute all "
+      return "computes only sum, prod, max and min; 'multiple', 'row' and 'column' compute all "
              "functions";
     }
-    if (problem.masked) return "takes no mask; 'multiple', 'row' and 'column' do";
+    if (problem.masked) return "does not support a mask; 'multiple', 'row' and 'column' do";
   }
   switch (algorithm) {
     case Algorithm::kHeld:
-      if (problem.masked) return "takes no mask; 'row' does";
+      if (problem.masked) return "does not support a mask; 'row' does";
       if (problem.function == Function::kMeanAndVar) {
-        return "computes no mean and variance; 'row' does";
+        return "does not compute mean and variance; 'row' does";
       }
       if (problem.rows() > std::numeric_limits<std::int32_t>::max()) {
-        return "takes fewer rows; 'row' takes any number";
+        return "supports fewer than 2^31 rows; 'row' supports any number";
       }
       if (!has_whole_packs(problem) && !holds_edges(problem.dtype)) {
-        return "takes rows of whole packs of 16 bytes, in an array at a multiple of these, unless "
-               "float32, float16 or bfloat16; 'row' takes any";
+        return "requires rows of a multiple of 16 bytes, in an array aligned to 16 bytes, unless x "
+               "is float32, float16 or bfloat16; 'row' does not";
       }
       if (const auto least = least_held_columns(problem, device); problem.columns < least) {
-        return "takes rows of at least " + std::to_string(least) +
-               " elements, if there are so many; 'row' takes any";
+        return "supports rows of fewer than " + std::to_string(least) +
+               " elements only in smaller arrays; 'row' supports any size";
       }
       if (problem.columns > most_held_columns(problem)) {
-        return "takes rows of up to " + std::to_string(most_held_columns(problem)) +
-               " elements; 'row' takes any length";
+        return "supports rows of at most " + std::to_string(most_held_columns(problem)) +
+               " elements, got " + std::to_string(problem.columns) + "; 'row' supports any length";
       }
       return "";
     case Algorithm::kStaged:
-      if (problem.masked) return "takes no mask; 'row' does";
-      if (!is_aligned(problem)) return "needs an array at a multiple of 16 bytes; 'row' does not";
+      if (problem.masked) return "does not support a mask; 'row' does";
+      if (!is_aligned(problem)) return "requires an array aligned to 16 bytes; 'row' does not";
       if (row_bytes(problem) > kMostStagedBytes) {
-        return "takes rows of up to " + std::to_string(kMostStagedBytes) + " bytes, not " +
-               std::to_string(row_bytes(problem)) + "; 'row' takes any length";
+        return "supports rows of at most " + std::to_string(kMostStagedBytes) + " bytes, got " +
+               std::to_string(row_bytes(problem)) + "; 'row' supports any length";
       }
       return "";
     case Algorithm::kCluster:
-      if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
+      if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
       if (problem.rows() > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks) {
-        return "takes fewer rows; 'row' takes any number";
+        return "supports fewer than 2^28 rows; 'row' supports any number";
       }
       if (problem.columns > kMostClusterColumns) {
-        return "takes rows of up to 2^30 elements; 'multiple' takes any length";
+        return "supports rows of at most 2^30 elements; 'multiple' supports any length";
       }
       return "";
     case Algorithm::kInterleaved:
       if (problem.inner <= 1) {  // or 0 for an array without elements
-        return "takes rows whose elements lie apart; 'row' takes neighbours in memory";
+        return "does not support rows that are contiguous in memory; 'row' does";
       }
-      if (problem.masked) return "takes no mask; 'column' does";
+      if (problem.masked) return "does not support a mask; 'column' does";
       if (problem.outer > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks ||
           problem.columns * problem.inner > kMostInterleavedRun) {
-        return "takes fewer and shorter runs; 'column' takes any";
+        return "supports less than 2^28 as the product of the dimensions before the axis, and less "
+               "than 2^31 as that of the others; 'column' supports any size";
       }
       if (interleaved_period(problem) > kInterleavedPacks ||
           interleaved_bytes(problem) > static_cast<std::int64_t>(device.shared_bytes_per_block)) {
-        return "takes rows whose elements lie fewer than " + std::to_string(problem.inner) +
-               " elements apart; 'column' takes any number";
+        return "does not support rows whose elements are " + std::to_string(problem.inner) +
+               " elements apart; 'column' does";
       }
       return "";
     default:
@@ -644,9 +647,9 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   };
   if (problem.inner != 1) {
     const std::string apart =
-        "the elements of a row lie " + std::to_string(problem.inner) + " elements apart";
+        "the elements of a row are " + std::to_string(problem.inner) + " elements apart";
     if (takes(Algorithm::kInterleaved) && interleaved_is_best(problem)) {
-      return {Algorithm::kInterleaved, apart + ", which is few packs, or not whole ones"};
+      return {Algorithm::kInterleaved, apart + ", which is few bytes or not a multiple of 16"};
     }
     return {Algorithm::kColumn, apart};
   }
@@ -654,19 +657,19 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
       problem.batch_invariant ? "rows" : std::to_string(problem.rows()) + " rows";
   const std::string rows_of = rows + " of " + std::to_string(problem.columns);
   if (takes(Algorithm::kHeld) && !staged_is_better_than_held(problem, device)) {
-    return {Algorithm::kHeld, rows_of + " elements are held by a group of threads each"};
+    return {Algorithm::kHeld, rows_of + " elements, each held by a group of threads"};
   }
   if (takes(Algorithm::kCluster) && cluster_is_best(problem, device)) {
-    return {Algorithm::kCluster, rows_of + " elements are read by a cluster of blocks each"};
+    return {Algorithm::kCluster, rows_of + " elements, each read by a cluster of blocks"};
   }
   if (row_bytes(problem) > kMultipleBytes &&
       expected_rows(problem) < kMultipleRows * device.multiprocessors) {
-    return {Algorithm::kMultiple, rows + " would leave multiprocessors idle if a block took each"};
+    return {Algorithm::kMultiple, rows + " would leave multiprocessors idle with one block each"};
   }
   if (takes(Algorithm::kStaged) && staged_is_best(problem)) {
-    return {Algorithm::kStaged, rows_of + " elements are short, and no whole packs of 16 bytes"};
+    return {Algorithm::kStaged, rows_of + " elements, short and not a multiple of 16 bytes"};
   }
-  return {Algorithm::kRow, rows_of + " neighbouring elements"};
+  return {Algorithm::kRow, rows_of + " elements that are contiguous in memory"};
 }
 
 }  // namespace
@@ -680,13 +683,14 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   } else if (algorithm == kBatchInvariant) {
     if (problem.inner != 1 || !has_whole_packs(problem)) {
       throw std::invalid_argument(
-          "batch_invariant takes rows along the last axis, of whole packs of 16 bytes, in an array "
-          "at a multiple of 16 bytes");
+          "batch_invariant requires rows along the last axis, each of a multiple of 16 bytes, in "
+          "an array aligned to 16 bytes");
     }
     planned.batch_invariant = true;
     chosen = choose(planned, device);
   } else {
-    chosen = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm), "named by the caller"};
+    chosen = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm),
+              "the caller named the algorithm"};
     if (const std::string why = refusal(chosen.first, problem, device); !why.empty()) {
       throw std::invalid_argument("algorithm '" + std::string(name_of(chosen.first)) + "' " + why);
     }

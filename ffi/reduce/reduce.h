@@ -94,7 +94,8 @@ constexpr bool is_step(Algorithm algorithm) { return algorithm < Algorithm::kMul
 inline constexpr std::string_view kHarris =
     "Mark Harris, Optimizing Parallel Reduction in CUDA, NVIDIA, 2007";
 inline constexpr std::string_view kContiguousValues =
-    "sum, prod, max and min only; no mask of floats; rows that are contiguous in memory";
+    "sum, prod, max and min only; no mask if x is floating-point; rows that are contiguous in "
+    "memory";
 inline constexpr std::string_view kContiguous = "rows that are contiguous in memory";
 
 inline constexpr AlgorithmInfo kAlgorithms[] = {
@@ -110,29 +111,35 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      kContiguousValues, "unroll_kernel"},
     {"multiple", "Several blocks per row, many elements per thread, 16-byte loads.", kHarris,
      kContiguous, "multiple_kernel"},
-    {"row", "A group of threads per row, of a few lanes up to a block, by its length.",
+    {"row", "A group of threads per row, from a few lanes to a block, depending on its length.",
      "NVIDIA CUB, segmented reduction", kContiguous, "row_kernel multiple_kernel"},
     {"held",
-     "As row, but without a loop: its threads load the whole row before they fold any of it.",
+     "As row, but without a loop: the threads load the whole row before they combine any of it.",
      "NVIDIA CUB, segmented reduction",
-     "sum, prod, max, min, argmax and argmin; no mask of floats; rows that are contiguous in "
-     "memory, of up to 64 KiB, and of whole packs of 16 bytes if not float32, float16 or bfloat16",
+     "sum, prod, max, min, argmax and argmin; no mask if x is floating-point; rows that are "
+     "contiguous in memory, of at most 64 KiB, and of a multiple of 16 bytes unless float32, "
+     "float16 or bfloat16",
      "held_kernel"},
-    {"staged", "Tiles of whole rows in shared memory; each lane folds rows of its own.",
+    {"staged", "Tiles of whole rows in shared memory; each lane reduces whole rows.",
      "this project",
-     "no mask of floats; rows that are contiguous in memory, of up to 1024 bytes; arrays at a "
-     "multiple of 16 bytes",
+     "no mask if x is floating-point; rows that are contiguous in memory, of at most 1024 bytes; "
+     "arrays aligned to 16 bytes",
      "staged_kernel"},
-    {"cluster", "As multiple, by a cluster of blocks, through shared memory.", "this project",
-     "rows that are contiguous in memory, of up to 2^30 elements; compute capability 9.0",
+    {"cluster",
+     "As multiple, but the blocks of a row are a cluster and combine their results through shared "
+     "memory.",
+     "this project",
+     "rows that are contiguous in memory, of at most 2^30 elements; compute capability 9.0",
      "cluster_kernel"},
-    {"column", "Lanes along the contiguous axis inside the rows, threads down the columns.",
+    {"column",
+     "Lanes along the contiguous dimension, which is not reduced; each steps along the reduced "
+     "axis.",
      "PyTorch, Reduce.cuh; XLA, column reduction", "none", "column_kernel combine_kernel"},
     {"interleaved",
-     "Blocks read whole columns at a time, so that a thread's packs all hold the same rows.",
+     "Blocks read 16 bytes per thread at a stride at which a thread always gets the same rows.",
      "this project",
-     "no mask of floats; rows whose elements lie apart, and whose columns begin at a pack again "
-     "after at most 512 packs",
+     "no mask if x is floating-point; an axis that is not the last; the least common multiple of "
+     "16 bytes and the bytes of the dimensions after it is at most 8 KiB",
      "interleaved_kernel combine_kernel"},
 };
 
