@@ -78,7 +78,8 @@ def _apply(a, *, permutation: Permutation, implementation, algorithm):
     def kernel():
         if _element_bits(a.dtype) // 8 not in _ELEMENT_BYTES:
             raise NoKernelError(
-                f"dtype {a.dtype} is not among those of 1, 2, 4, 8 or 16 bytes", TypeError
+                f"kernels do not support dtype {a.dtype}, only dtypes of 1, 2, 4, 8 or 16 bytes",
+                TypeError,
             )
         return _primitive.bind(
             _transpose_p,

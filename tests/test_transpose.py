@@ -321,7 +321,7 @@ def test_plan(shape, axes, dtype, algorithm, implementation):
 def test_elements_smaller_than_a_byte_go_to_xla(dtype, implementation):
     x = jnp.arange(6).reshape(2, 3).astype(dtype)
     np.testing.assert_array_equal(jax_gpuops.transpose(x).astype(int), x.astype(int).T)
-    with pytest.raises(TypeError, match=f"dtype {dtype} is not among those of 1, 2, 4, 8 or 16"):
+    with pytest.raises(TypeError, match=f"dtype {dtype}, only dtypes of 1, 2, 4, 8 or 16"):
         jax_gpuops.transpose(x, implementation=implementation)
     with pytest.raises(TypeError, match="algorithm='tiled' cannot run this"):
         jax_gpuops.transpose(x, algorithm="tiled")
@@ -330,7 +330,7 @@ def test_elements_smaller_than_a_byte_go_to_xla(dtype, implementation):
 def test_random_keys_go_to_xla(implementation):
     keys = jax.random.split(jax.random.key(0), (2, 3))
     assert jax_gpuops.transpose(keys).shape == (3, 2)
-    with pytest.raises(TypeError, match="is not among"):
+    with pytest.raises(TypeError, match="do not support dtype"):
         jax_gpuops.transpose(keys, implementation=implementation)
 
 

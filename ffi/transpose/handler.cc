@@ -34,14 +34,14 @@ int element_bytes(ffi::DataType type) {
     case ffi::U2:
     case ffi::U4:
     case ffi::F4E2M1FN:
-      throw std::invalid_argument("transpose kernels take no elements smaller than a byte");
+      throw std::invalid_argument("transpose kernels do not support elements smaller than a byte");
     default:
       return static_cast<int>(ffi::ByteWidth(type));
   }
 }
 
 void run(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, Attributes attributes) {
-  require(y->element_type() == x.element_type(), "x and the result must have one dtype");
+  require(y->element_type() == x.element_type(), "x and the result must have the same dtype");
   const auto dims = x.dimensions();
   const auto result_dims = y->dimensions();
   const Operand from(x);
@@ -51,7 +51,7 @@ void run(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y, Attribute
                         {attributes.permutation.begin(), attributes.permutation.end()},
                         common_alignment({from.data(), to.data()})};
   check(problem);
-  require(result_dims.size() == dims.size(), "x and the result must have one rank");
+  require(result_dims.size() == dims.size(), "x and the result must have the same rank");
   for (std::size_t i = 0; i < dims.size(); ++i) {
     require(result_dims[i] == dims[problem.permutation[i]],
             "the result must have the permuted shape of x");

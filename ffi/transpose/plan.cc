@@ -90,24 +90,28 @@ void check(Algorithm algorithm, const Movement& movement, const Problem& problem
       return;
     case Algorithm::kCopy:
       if (!keeps_runs) {
-        refuse("moves contiguous runs of several elements, and this permutation keeps none");
+        refuse("requires contiguous runs of several elements, and this permutation keeps none");
       }
       return;
     case Algorithm::kTiled:
     case Algorithm::kSwizzled:
       if (movement.dims.size() <= 1) {
-        refuse("transposes, and here all elements stay where they are; 'copy' takes this");
+        refuse(
+            "requires a permutation that moves elements, and here all elements stay where they "
+            "are; 'copy' supports this");
       }
       if (movement.has_long_runs()) {
-        refuse("takes permutations without long contiguous runs, and this one keeps runs of " +
-               std::to_string(movement.dims.back().size * movement.word_bytes) +
-               " bytes; 'copy' takes these");
+        refuse(
+            "supports only permutations without long contiguous runs, and this one keeps runs "
+            "of " +
+            std::to_string(movement.dims.back().size * movement.word_bytes) +
+            " bytes; 'copy' supports these");
       }
       if (algorithm == Algorithm::kSwizzled && movement.has_runs()) {
         refuse("transposes single words, and this permutation keeps runs of " +
                std::to_string(movement.dims.back().size) + " words of " +
                std::to_string(movement.word_bytes) +
-               " bytes, the widest that sizes and addresses allow; 'tiled' takes these");
+               " bytes, the widest that sizes and addresses allow; 'tiled' supports these");
       }
       return;
   }
@@ -156,22 +160,24 @@ Config configure(Algorithm algorithm, Movement movement) {
 std::pair<Algorithm, std::string> choose(const Movement& movement, const Problem& problem) {
   const std::string words = std::to_string(movement.word_bytes) + "-byte words";
   if (movement.has_long_runs()) {
-    return {Algorithm::kCopy, "contiguous runs are kept, and move in " + words};
+    return {Algorithm::kCopy, "contiguous runs are kept, and are copied in " + words};
   }
   const auto [row, column, run] = turned_dims(movement);
   const std::string matrices =
       "matrices of " + std::to_string(row->size) + " x " + std::to_string(column->size) + " ";
   if (run != nullptr) {
-    return {Algorithm::kTiled,
-            matrices + "runs of " + std::to_string(run->size) + " " + words + " need tiles"};
+    return {Algorithm::kTiled, matrices + "runs of " + std::to_string(run->size) + " " + words +
+                                   " are transposed in tiles"};
   }
   if (std::min(row->size, column->size) < kSwizzledExtent) {
-    return {Algorithm::kTiled, matrices + words + " need tiles of their own shape"};
+    return {Algorithm::kTiled, matrices + words + " are too narrow for square tiles"};
   }
   if (!vectors_fit(movement, problem)) {
-    return {Algorithm::kTiled, matrices + words + " have rows that vectors do not divide"};
+    return {Algorithm::kTiled,
+            matrices + words + " have rows that cannot be read and written in vectors"};
   }
-  return {Algorithm::kSwizzled, matrices + words + " have rows that vectors divide"};
+  return {Algorithm::kSwizzled,
+          matrices + words + " have rows that can be read and written in vectors"};
 }
 
 }  // namespace
@@ -190,7 +196,7 @@ void check(const Problem& problem) {
   }
   const int bytes = problem.element_bytes;
   if (bytes < 1 || bytes > 16 || (bytes & (bytes - 1)) != 0) {
-    throw std::invalid_argument("elements must have 1, 2, 4, 8 or 16 bytes, not " +
+    throw std::invalid_argument("elements must have 1, 2, 4, 8 or 16 bytes, got " +
                                 std::to_string(bytes));
   }
   if (problem.alignment < bytes) {
@@ -233,11 +239,11 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
     return {chosen, std::move(reason), config, std::move(movement)};
   }
   const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
-  if (is_empty) return {named, "named by the caller", {}, std::move(movement)};
+  if (is_empty) return {named, "the caller named the algorithm", {}, std::move(movement)};
   check(named, movement, problem);
   if (named == Algorithm::kNaive) movement = canonicalize(problem, problem.element_bytes);
   const Config config = configure(named, movement);
-  return {named, "named by the caller", config, std::move(movement)};
+  return {named, "the caller named the algorithm", config, std::move(movement)};
 }
 
 }  // namespace transpose

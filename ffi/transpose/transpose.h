@@ -43,14 +43,14 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      kReductionAndTranspose, "none", "naive_kernel"},
     {"tiled", "A block transposes a tile in shared memory, padded so that columns use all banks.",
      kReductionAndTranspose,
-     "permutations that move data and keep no runs of 64 contiguous bytes or more", "tiled_kernel"},
+     "permutations that move data and keep no contiguous runs of 64 bytes or more", "tiled_kernel"},
     {"swizzled",
      "Threads transpose small blocks in registers and access shared memory in 16-byte chunks.",
      "Notes on transpose kernels for Hopper: vector accesses and an XOR swizzle",
      "permutations that move data and keep no contiguous runs, or runs of 2, 4, 8 or 16 bytes "
      "that are aligned to their size",
      "swizzled_kernel"},
-    {"copy", "Runs of elements that stay contiguous move in words of up to 16 bytes.",
+    {"copy", "Runs of elements that stay contiguous are copied in words of up to 16 bytes.",
      "The vectorised copy of CUDA practice",
      "permutations that keep contiguous runs of several elements", "copy_kernel"},
 };
