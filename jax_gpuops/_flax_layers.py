@@ -33,7 +33,9 @@ class Linear(nnx.Linear):
         self, in_features: int, out_features: int, *, activation: str | None = None, **kwargs: Any
     ):
         if "dot_general" in kwargs:
-            raise TypeError("this layer has no dot_general: the product is a part of its kernel")
+            raise TypeError(
+                "this layer does not support dot_general: its kernel computes the product"
+            )
         check_activation(activation)
         super().__init__(in_features, out_features, **kwargs)
         self.activation = activation
@@ -74,7 +76,9 @@ class Dense(linen.Dense):
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Applies the layer along the last dimension of the input."""
         if self.dot_general is not None or self.dot_general_cls is not None:
-            raise TypeError("this layer has no dot_general: the product is a part of its kernel")
+            raise TypeError(
+                "this layer does not support dot_general: its kernel computes the product"
+            )
         shape = (jnp.shape(inputs)[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
         bias = None

@@ -61,7 +61,7 @@ def glu(
     _linear.check_operands("glu", arrays)
     if jnp.shape(arrays["w_up"]) != jnp.shape(arrays["w_gate"]):
         raise ValueError(
-            f"w_gate and w_up must have one shape, got {jnp.shape(arrays['w_gate'])} and "
+            f"w_gate and w_up must have the same shape, got {jnp.shape(arrays['w_gate'])} and "
             f"{jnp.shape(arrays['w_up'])}"
         )
     _linear.check_activation(activation)

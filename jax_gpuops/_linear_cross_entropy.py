@@ -81,18 +81,20 @@ def linear_cross_entropy(
     if reduction not in ("mean", "sum"):
         raise ValueError(
             f'reduction must be "mean" or "sum", got {reduction!r}; '
-            "softmax_cross_entropy_with_integer_labels has the losses of all rows"
+            "softmax_cross_entropy_with_integer_labels returns the losses of all rows"
         )
     dtype = jnp.result_type(arrays["x"], arrays["w"])
     logits_dtype = _arguments.dtype_of_arrays(
         dtype if preferred_element_type is None else preferred_element_type
     )
     if not jnp.issubdtype(logits_dtype, jnp.floating):
-        raise TypeError(f"preferred_element_type must be one of floats, got {logits_dtype}")
+        raise TypeError(
+            f"preferred_element_type must be a floating-point dtype, got {logits_dtype}"
+        )
     if logits_dtype.itemsize < 2:
         raise TypeError(
-            f"logits must have 16 bits or more, got dtype {logits_dtype}; preferred_element_type "
-            "sets another one"
+            f"logits must have 16 bits or more, got dtype {logits_dtype}; set another one with "
+            "preferred_element_type"
         )
     return _jitted(
         *arrays.values(),
@@ -414,7 +416,7 @@ def _added(how: _How, total, x, dz) -> jax.Array:
         def xla():
             return total + lax.dot_general(a, b, numbers, how.precision, dtype)
 
-        why = "XLA adds a product to a sum in place"  # a kernel's product is a separate array
+        why = "XLA adds the product to the sum in place"  # a kernel's product is a separate array
         return left_to_xla(_NAME, [a, b], why, xla, "a kernel")
     axis = 1 - how.width_axis
 

@@ -270,8 +270,9 @@ def canonical(precision: Any) -> Any:
     except ValueError:  # a string that names no precision
         pass
     raise ValueError(
-        "precision must be None, a jax.lax.Precision or its name, a pair of these, or a "
-        f"jax.lax.DotAlgorithm or the name of a preset of it, got {precision!r}"
+        "precision must be None, a jax.lax.Precision or its name, a pair of these, a "
+        "jax.lax.DotAlgorithm, or a jax.lax.DotAlgorithmPreset or its name, got "
+        f"{precision!r}"
     )
 
 
@@ -304,8 +305,8 @@ def check_sharding(*operands, out_sharding=None) -> None:
     """Raises NoKernelError if the type of an operand or of the result has an explicit sharding."""
     if out_sharding is not None or any(map(_primitive.has_explicit_sharding, operands)):
         raise NoKernelError(
-            "matmul kernels run within one device and have no rule for explicit sharding: call "
-            "them inside jax.shard_map"
+            "matmul kernels run on one device and do not support explicit sharding; call them "
+            "inside jax.shard_map"
         )
 
 
@@ -338,18 +339,21 @@ def bind_product(
     precision = canonical(precision)
     if a.dtype != b.dtype or a.dtype.name not in results:
         raise NoKernelError(
-            f"matmul kernels take two operands of one dtype among {', '.join(results)}, got "
-            f"{a.dtype} and {b.dtype}",
+            f"matmul kernels require two operands of the same dtype, one of {', '.join(results)}, "
+            f"got {a.dtype} and {b.dtype}",
             TypeError,
         )
     if preferred_element_type.name not in results[a.dtype.name]:
         raise NoKernelError(
-            f"matmul kernels have no result of dtype {preferred_element_type} for operands of "
-            f"{a.dtype}; preferred_element_type may be {' or '.join(results[a.dtype.name])}",
+            f"matmul kernels do not support a result of dtype {preferred_element_type} for "
+            f"operands of dtype {a.dtype}; set preferred_element_type to "
+            f"{' or '.join(results[a.dtype.name])}",
             TypeError,
         )
     if isinstance(precision, lax.DotAlgorithm):
-        raise NoKernelError(f"matmul kernels take no algorithm without a name: {precision}")
+        raise NoKernelError(
+            f"matmul kernels support no precision without a preset, such as {precision}"
+        )
     params |= {"precision": precision, "preferred_element_type": preferred_element_type}
     if algorithm is None:
         _primitive.check_plan(p, a, b, *others, implementation=implementation, **params)
@@ -370,7 +374,7 @@ def bind_product(
             _measurements.may_hold("matmul", known | _measurements.traits(form)) for form in forms
         ):
             raise NoKernelError(
-                "no measurement says that a kernel is level with XLA", second_best="a kernel"
+                "no measurement shows a kernel to be as fast as XLA", second_best="a kernel"
             )
     return _primitive.bind(
         p,
@@ -454,8 +458,8 @@ def _matmul(
         result = jax.eval_shape(xla)  # raises as JAX does
         if preferred_element_type is not None and a.dtype != b.dtype:
             raise NoKernelError(
-                "with a preferred_element_type, matmul kernels take operands of one dtype, not "
-                f"{a.dtype} and {b.dtype}",
+                "with preferred_element_type, matmul kernels require operands of the same dtype, "
+                f"got {a.dtype} and {b.dtype}",
                 TypeError,
             )
         dtype = jnp.result_type(a, b)

@@ -112,7 +112,7 @@ def _as_scale(name: str, scale: Any) -> Any:
     if isinstance(scale, int | float):
         return np.float32(scale)
     if jnp.result_type(scale) != np.float32:
-        raise TypeError(f"{name} must be of float32, got {jnp.result_type(scale)}; cast it")
+        raise TypeError(f"{name} must have dtype float32, got {jnp.result_type(scale)}; cast it")
     return scale
 
 
@@ -122,7 +122,7 @@ def _check_dtypes(a, b, result: np.dtype) -> None:
         if dtype not in _RESULTS:
             raise TypeError(
                 f"scaled_matmul takes arrays of {', '.join(_RESULTS)}, but {name} is of dtype "
-                f"{dtype}; multiply others by their scales, and use matmul"
+                f"{dtype}; multiply such arrays by their scales and call matmul"
             )
     if names[0] != names[1] and "int8" in names:
         raise TypeError(f"a and b must both be integers or both floats, got {' and '.join(names)}")
@@ -140,9 +140,9 @@ def _check_shapes(a, b, a_scale, b_scale, *, transpose_b: bool) -> None:
             raise ValueError(f"{name} must have at least two dimensions, got shape {shape}")
     (m, k), (b_k, n) = a_shape[-2:], b_shape[-2:][:: -1 if transpose_b else 1]
     if k != b_k:
-        form = "(..., n, k), since transpose_b is True," if transpose_b else "(..., k, n)"
+        form = "(..., n, k), since transpose_b is True" if transpose_b else "(..., k, n)"
         raise ValueError(
-            f"scaled_matmul takes a of shape (..., m, k) and b of shape {form} got {a_shape} and "
+            f"scaled_matmul takes a of shape (..., m, k) and b of shape {form}, got {a_shape} and "
             f"{b_shape}"
         )
     try:
@@ -174,11 +174,11 @@ def _check_scale(
     ):
         tensor, vector, blocks = forms
         each = "row" if factor == "a" else "column"
-        batch = "" if len(factor_shape) == 2 else ", after dims of 1 or of the batch"
+        batch = "" if len(factor_shape) == 2 else f", after the batch dimensions of {factor} or 1"
         raise ValueError(
-            f"{name} must be a number or have the shape {tensor}, {vector} for a scale of each "
-            f"{each}, or {blocks} for each block of {BLOCK}{batch}, where {factor} has the shape "
-            f"{factor_shape}; got {shape}"
+            f"{name} must be a number or, for {factor} of shape {factor_shape}, have the shape "
+            f"{tensor}, or {vector} with a scale for each {each}, or {blocks} with a scale for "
+            f"each block of {BLOCK}{batch}; got shape {shape}"
         )
 
 
@@ -195,7 +195,7 @@ def _refuse(primals, tangents):
     del primals, tangents
     raise TypeError(
         "scaled_matmul has no derivatives: its factors were rounded to 8 bits. Pass its operands "
-        "through jax.lax.stop_gradient, or give the layer around it its derivatives by "
+        "through jax.lax.stop_gradient, or define the derivatives of the layer around it with "
         "jax.custom_vjp"
     )
 

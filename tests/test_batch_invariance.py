@@ -116,9 +116,9 @@ def test_it_is_a_kernel_or_an_error():
         ops.matmul(a, a, batch_invariant=True, algorithm="naive")
     with pytest.raises(TypeError, match="must be True or False, got 1"):
         ops.matmul(a, a, batch_invariant=1)
-    with pytest.raises(TypeError, match="matmul kernels take two operands of one dtype among"):
+    with pytest.raises(TypeError, match="matmul kernels require two operands of the same"):
         ops.matmul(np.ones((8, 8), np.int32), a.astype(np.int32), batch_invariant=True)
-    refused = "batch_invariant=True cannot run this, XLA can: leave it out"
+    refused = "batch_invariant=True cannot run this, leave it out to run XLA"
     with pytest.raises(TypeError, match=refused):
         ops.matmul(np.ones((8, 8), np.int32), a.astype(np.int32), batch_invariant=True)
     with pytest.raises(TypeError, match=refused):

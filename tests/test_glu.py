@@ -93,9 +93,9 @@ def test_any_order_of_threads(on_tensor_cores):
 @pytest.mark.parametrize(
     ("shapes", "dtype", "text"),
     [
-        (((4, 8), (8, 8), (8, 8)), "float32", "has a gate for float16 and bfloat16"),
-        (((4, 8), (8, 9), (8, 9)), "bfloat16", "factors whose rows are whole 16 bytes"),
-        (((4, 9), (9, 8), (9, 8)), "bfloat16", "factors whose rows are whole 16 bytes"),
+        (((4, 8), (8, 8), (8, 8)), "float32", "gated products only of float16 and bfloat16"),
+        (((4, 8), (8, 9), (8, 9)), "bfloat16", "factors whose rows are a multiple of 16 bytes"),
+        (((4, 9), (9, 8), (9, 8)), "bfloat16", "factors whose rows are a multiple of 16 bytes"),
     ],
 )
 def test_other_problems_are_two_products(shapes, dtype, text, on_tensor_cores):
@@ -166,7 +166,7 @@ def test_bad_arguments(implementation):
     x, w = jnp.ones((4, 6)), jnp.ones((6, 3))
     with pytest.raises(ValueError, match="w_gate of shape"):
         jax_gpuops.glu(x, jnp.ones((5, 3)), w, implementation=implementation)
-    with pytest.raises(ValueError, match="w_gate and w_up must have one shape"):
+    with pytest.raises(ValueError, match="w_gate and w_up must have the same shape"):
         jax_gpuops.glu(x, w, jnp.ones((6, 4)), implementation=implementation)
     with pytest.raises(ValueError, match="activation must be None or one of"):
         jax_gpuops.glu(x, w, w, activation="tanh", implementation=implementation)
@@ -174,7 +174,7 @@ def test_bad_arguments(implementation):
         jax_gpuops.glu(x, w, w.astype(int), implementation=implementation)
     with pytest.raises(TypeError, match="preferred_element_type must be a floating-point"):
         jax_gpuops.glu(x, w, w, preferred_element_type=int, implementation=implementation)
-    with pytest.raises(ValueError, match="algorithm 'shared' has no gate"):
+    with pytest.raises(ValueError, match="algorithm 'shared' does not support gated"):
         jax_gpuops.glu(x, w, w, implementation=implementation, algorithm="shared")
 
 

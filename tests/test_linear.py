@@ -110,7 +110,9 @@ def test_the_highest_precision(sizes, implementation):
     how = {"precision": "highest", "implementation": implementation}
     assert_linear(jax_gpuops.linear(x, w, b, activation="relu", **how), x, w, b, "relu")
     for algorithm in ("bf16_x6", "fp16_x3", "fma_pipelined"):
-        with pytest.raises(ValueError, match=f"'{algorithm}' has no bias and no activation"):
+        with pytest.raises(
+            ValueError, match=f"'{algorithm}' does not support a bias or an activation"
+        ):
             jax_gpuops.linear(x, w, b, algorithm=algorithm, **how)
 
 
@@ -383,7 +385,7 @@ def test_integers_are_refused():
 @pytest.mark.parametrize("activation", ["gelu", None])
 def test_what_kernels_cannot_take_runs_in_xla(activation, implementation):
     x, w = jnp.ones((4, 5), jnp.complex64), jnp.ones((5, 3), jnp.complex64)
-    with pytest.raises(TypeError, match="matmul kernels take two operands of one dtype among"):
+    with pytest.raises(TypeError, match="matmul kernels require two operands of the same"):
         jax_gpuops.linear(x, w, activation=None, implementation=implementation)
     with jax_gpuops.use(implementation, strict=False):
         y = jax_gpuops.linear(x, w, activation=activation)
@@ -396,7 +398,7 @@ def test_arrays_with_explicit_shardings_are_refused():
     with jax.default_device(devices[0]), jax.set_mesh(mesh):
         x = jax.device_put(np.ones((4, 6), np.float32), NamedSharding(mesh, P("d", None)))
         w = jax.device_put(np.ones((6, 3), np.float32), NamedSharding(mesh, P(None, None)))
-        with pytest.raises(ValueError, match="no rule for explicit sharding"):
+        with pytest.raises(ValueError, match="not support explicit sharding"):
             jax_gpuops.linear(x, w, implementation="interpret")
         assert jax.typeof(jax_gpuops.linear(x, w, activation="silu")).sharding.spec[0] == "d"
 

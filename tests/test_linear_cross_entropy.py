@@ -388,7 +388,7 @@ def test_explain_lists_products_and_losses():
         *("linear_cross_entropy", "cross_entropy", "cross_entropy_cotangent")
     }
     reasons = [call.plan.reason for call in calls if call.op == "linear_cross_entropy"]
-    assert "XLA adds a product to a sum in place" in reasons
+    assert "XLA adds the product to the sum in place" in reasons
 
 
 def test_use_sets_the_implementation(implementation):
@@ -497,7 +497,12 @@ X, W, LABELS, F8 = jnp.ones((4, 6)), jnp.ones((6, 5)), jnp.zeros(4, int), "float
         ((X, W, LABELS), {"reduction": "none"}, ValueError, 'must be "mean" or "sum"'),
         ((X, W, LABELS), {"rows_per_chunk": 0}, ValueError, "must be None or at least 1, got 0"),
         ((X, W, LABELS), {"rows_per_chunk": 1.5}, TypeError, "rows_per_chunk must .* int.* 1.5"),
-        ((X, W, LABELS), {"preferred_element_type": "int32"}, TypeError, "one of floats, got"),
+        (
+            (X, W, LABELS),
+            {"preferred_element_type": "int32"},
+            TypeError,
+            "floating-point dtype, got",
+        ),
         ((X.astype(F8), W.astype(F8), LABELS), {}, TypeError, "16 bits or more, got dtype float8"),
         ((X, W, LABELS), {"implementation": "gpu"}, ValueError, "must be None or one of 'cuda'"),
     ],
@@ -510,7 +515,7 @@ def test_bad_calls_raise_when_they_are_traced(arguments, how, error, text):
 def test_what_no_kernel_takes_is_an_error_where_one_is_named(implementation):
     how = {"preferred_element_type": "bfloat16"}
     assert ours(X, W, LABELS, **how).dtype == _primitive.accumulator("bfloat16")
-    with pytest.raises(TypeError, match="no result of dtype bfloat16 for operands of float32"):
+    with pytest.raises(TypeError, match="a result of dtype bfloat16 for operands"):
         ours(X, W, LABELS, implementation=implementation, **how)
 
 

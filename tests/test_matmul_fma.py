@@ -87,9 +87,9 @@ def test_results_of_any_size(m, n, transpose_b, fma_pipelined):
 @pytest.mark.parametrize(
     ("shapes", "why"),
     [
-        (((8, 7), (7, 8)), "takes factors whose rows, as stored, are whole 16 bytes"),
-        (((8, 8), (8, 6)), "takes factors whose rows, as stored, are whole 16 bytes"),
-        (((8, 0), (0, 8)), "takes a depth of at least 1"),
+        (((8, 7), (7, 8)), "requires factors whose rows, as stored, are a multiple of 16 bytes"),
+        (((8, 8), (8, 6)), "requires factors whose rows, as stored, are a multiple of 16 bytes"),
+        (((8, 0), (0, 8)), "requires a depth k of at least 1"),
     ],
 )
 def test_what_it_refuses(shapes, why, fma_pipelined):
@@ -104,7 +104,7 @@ def test_addresses_within_a_pack_are_refused_at_run_time(fma_pipelined):
     x = jnp.ones((16, 16))
     with (
         helpers.buffers_at(8),
-        pytest.raises(jax.errors.JaxRuntimeError, match="takes arrays aligned to 16 bytes"),
+        pytest.raises(jax.errors.JaxRuntimeError, match="requires arrays aligned to 16 bytes"),
     ):
         jax.block_until_ready(jax_gpuops.matmul(x, x, **fma_pipelined))
 
@@ -341,7 +341,9 @@ def test_slices_at_addresses_within_a_pack(fma_sliced):
 
 def test_slices_of_other_dtypes_are_refused(fma_sliced):
     x = jnp.ones((8, 8), "bfloat16")
-    with pytest.raises(ValueError, match=r"algorithm 'fma_sliced' takes float32, not bfloat16"):
+    with pytest.raises(
+        ValueError, match=r"algorithm 'fma_sliced' supports only float32, not bfloat16"
+    ):
         jax_gpuops.matmul(x, x, **fma_sliced)
 
 

@@ -251,7 +251,7 @@ def test_slices_are_counted(mma):
     how = {"implementation": mma["implementation"], "algorithm": "mma_pipelined"}
     deepest = 1 << 34
     jax_gpuops.plan("matmul", [(1, deepest), (deepest, 1)], "bfloat16", **how)
-    with pytest.raises(ValueError, match=r"takes a depth of at most 2\^34"):
+    with pytest.raises(ValueError, match=r"supports a depth k of at most 2\^34"):
         jax_gpuops.plan("matmul", [(1, deepest + 1), (deepest + 1, 1)], "bfloat16", **how)
 
 

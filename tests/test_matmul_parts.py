@@ -601,19 +601,19 @@ def test_a_product_by_its_preset(bf16_x6):
     [
         (
             lambda x, **how: jax_gpuops.gemm(x[:, :0], x[:0], x, beta=1, **how),
-            "has nothing to add c to without a depth",
+            "supports c only for a depth k of at least 1",
         ),
         (
             lambda x, **how: jax_gpuops.matmul(x, x, precision="F32_F32_F32", **how),
-            "multiplies float32 by .*, not by F32_F32_F32",
+            "multiplies float32 .* not .*F32_F32_F32",
         ),
         (
             lambda x, **how: jax_gpuops.matmul(x.astype("bfloat16"), x.astype("bfloat16"), **how),
-            "takes float32, not bfloat16",
+            "supports only float32, not bfloat16",
         ),
         (
             lambda x, **how: jax_gpuops.linear(x, x, x[0], precision="highest", **how),
-            "has no bias and no activation",
+            "does not support a bias or an activation",
         ),
     ],
 )
@@ -625,7 +625,7 @@ def test_what_they_refuse(call, why, parts):
 def test_float16_refuses_depths_that_its_counts_do_not_hold(fp16_x3):
     implementation = fp16_x3["implementation"]
     plan(implementation, (8, 8, 2**26), "highest", algorithm="fp16_x3")
-    with pytest.raises(ValueError, match=r"'fp16_x3' takes a depth of at most 2\^26"):
+    with pytest.raises(ValueError, match=r"'fp16_x3' supports a depth k of at most 2\^26"):
         plan(implementation, (8, 8, 2**26 + 1), "highest", algorithm="fp16_x3")
 
 

@@ -104,7 +104,7 @@ cudaDataType_t data_type(DType dtype) {
     case DType::kFloat64:
       return CUDA_R_64F;
     default:
-      throw std::invalid_argument("algorithm 'cublas' has no dtype " +
+      throw std::invalid_argument("algorithm 'cublas' does not support dtype " +
                                   std::string(info(dtype).name));
   }
 }

@@ -71,7 +71,7 @@ Problem to_problem(const ffi::AnyBuffer& a, const ffi::AnyBuffer& b, const ffi::
   problem.n = b_matrix[problem.transpose_b ? 0 : 1];
   problem.k = a_matrix[problem.transpose_a ? 0 : 1];
   require(problem.k == b_matrix[problem.transpose_b ? 1 : 0], "a and b must have the same depth k");
-  require(a.element_type() == b.element_type(), "a and b must have one dtype");
+  require(a.element_type() == b.element_type(), "a and b must have the same dtype");
   problem.dtype = dtype_of(a);
   problem.result_dtype = dtype_of(result);
   problem.precision = enum_from_name<Precision>(attributes.precision);
@@ -106,17 +106,18 @@ bool has_shape_of(const ffi::AnyBuffer& buffer, const ffi::AnyBuffer& other) {
 ScaleKind kind_of_scale(const ffi::AnyBuffer& scale, const ffi::AnyBuffer& factor,
                         std::int64_t extent, std::int64_t blocks, std::int64_t depth,
                         bool transposed) {
-  require(scale.element_type() == ffi::F32, "scales must be of float32");
+  require(scale.element_type() == ffi::F32, "scales must have dtype float32");
   const auto dims = scale.dimensions(), of_factor = factor.dimensions();
   require(
       dims.size() == 2 || (dims.size() == 3 && of_factor.size() == 3 && dims[0] == of_factor[0]),
-      "scales must have two dimensions, or the batch of their factor before these");
+      "scales must have two dimensions, or three of which the first is the batch of their factor");
   const std::int64_t own = dims.end()[transposed ? -1 : -2];
   const std::int64_t deep = dims.end()[transposed ? -2 : -1];
   if (own == 1 && deep == 1) return ScaleKind::kTensor;
   if (own == extent && deep == 1) return ScaleKind::kVector;
-  require(own == blocks && deep == divide_up(depth, kScaleBlock),
-          "scales must be one, or one for each row of a or column of b, or one for each block");
+  require(
+      own == blocks && deep == divide_up(depth, kScaleBlock),
+      "there must be one scale, or one for each row of a or column of b, or one for each block");
   return ScaleKind::kBlocks;
 }
 
@@ -138,7 +139,7 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
               const Attributes& attributes) {
   const auto& [c, bias, up, a_scale, b_scale] = others;
   require((attributes.algorithm == name_of(Algorithm::kCublas)) == (kBackend == Backend::kCublas),
-          "algorithm 'cublas', and no other, has a target of its own");
+          "algorithm 'cublas' must be called by its own FFI target, and no other algorithm may");
   Problem problem = to_problem(a, b, *result, attributes);
   require(has_shape_of_product(*result, problem), "the result must have the shape of the product");
   require(!c || (c->element_type() == result->element_type() && has_shape_of_product(*c, problem)),
@@ -199,7 +200,7 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
 template <Backend kBackend>
 void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend c, Out result, Out workspace,
          Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.c = c;
   multiply<kBackend>(queue, a, b, others, result, workspace, attributes);
@@ -208,7 +209,7 @@ void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend c, Out result, 
 // A product with a bias in place of c.
 void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Out result,
                 Out workspace, Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.bias = bias;
   multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
@@ -217,7 +218,7 @@ void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Ou
 // The same with a c, too.
 void run_linear_add(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Addend bias,
                     Out result, Out workspace, Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.c = c;
   others.bias = bias;
@@ -227,7 +228,7 @@ void run_linear_add(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuf
 // A gated product: b is the gate's factor.
 void run_glu(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer up, Out result,
              Out workspace, Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.up = up;
   multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
@@ -236,7 +237,7 @@ void run_glu(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer up,
 // A product of factors with scales.
 void run_scaled(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer a_scale,
                 ffi::AnyBuffer b_scale, Out result, Out workspace, Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must be of bytes");
+  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.a_scale = a_scale;
   others.b_scale = b_scale;

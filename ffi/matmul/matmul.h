@@ -203,70 +203,72 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"block_tiled", "A 128 x 128 tile per block, 8 x 8 elements per thread, in registers.",
      kGemmLadder, "none", "block_tiled_kernel"},
     {"bank_conflict_free",
-     "block_tiled with a transposed in shared memory, and quarters that the lanes read without "
-     "bank conflicts.",
+     "block_tiled with a transposed in shared memory, and the elements of a thread in four "
+     "quarters of the tile, which lanes read without bank conflicts.",
      kGemmLadder, "none", "bank_conflict_free_kernel"},
     {"double_buffered",
      "bank_conflict_free with two buffers: the next tile loads while this one is multiplied.",
      kGemmLadder, "none", "double_buffered_kernel"},
     {"tensor_core",
-     "Tensor cores: blocks that stay take tile after tile; one warp copies by tensor maps, others "
-     "multiply by wgmma.",
+     "Tensor cores by wgmma: persistent blocks compute one tile after another; one warp copies by "
+     "TMA, the others multiply.",
      "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
-     "float16, bfloat16, float32 by TF32 where the precision allows it, float8_e4m3fn, float8_e5m2 "
-     "and int8; arrays aligned to 16 bytes; alpha 1; a bias or an activation of floats of 16 or 32 "
-     "bits alone, those of 16 not transposed; c of 16 bits alone, of factors that are not "
-     "transposed; scales of 8 bits alone, of blocks of float8 alone; compute capability 9.0",
+     "float16, bfloat16, float32 in TF32 where the precision allows it, float8_e4m3fn, float8_e5m2 "
+     "and int8; arrays aligned to 16 bytes; alpha = 1; a bias or an activation only for float32, "
+     "and for 16-bit floats that are not transposed; c only for 16-bit floats that are not "
+     "transposed; scales only for 8-bit factors, those of blocks only for float8; compute "
+     "capability 9.0",
      "align_rows_kernel transpose_rows_kernel transpose_bytes_kernel persistent_kernel "
      "turned_kernel"},
     {"split_k",
-     "Tensor cores for few tiles: the blocks of a cluster divide the depth of a tile, and exchange "
-     "their sums.",
+     "Tensor cores for few tiles: the blocks of a cluster divide the depth k of a tile and "
+     "exchange their partial sums.",
      "jax_gpuops",
-     "as tensor_core, but no dtypes of 8 bits, no c, and a depth of more than 128 bytes",
+     "those of tensor_core, and no 8-bit dtypes, no c, and a depth k of more than 128 bytes",
      "align_rows_kernel transpose_rows_kernel split_k_kernel"},
     {"skinny",
-     "Tensor cores for few rows or columns: the other factor is read once, each warp of a block "
-     "with a part of the depth.",
+     "Tensor cores for few rows or columns: the other factor is read once, and each warp of a "
+     "block multiplies a part of the depth k.",
      "jax_gpuops",
-     "float16 and bfloat16; at most 1024 rows or columns; no c, alpha 1; compute capability 8.0",
+     "float16 and bfloat16; at most 1024 rows or columns; no c; alpha = 1; compute capability 8.0 "
+     "or later",
      "skinny_kernel"},
     {"bf16_x6",
-     "float32 at full accuracy on tensor cores: three bfloat16 parts of each element, six products "
-     "of parts, sums that leave the tensor cores every 32 or 64 of the depth.",
+     "float32 at full accuracy on tensor cores: each element is split into three bfloat16 parts, "
+     "six products of parts are added, and every 32 or 64 elements of the depth k the sums leave "
+     "the tensor cores.",
      kBF16X6Source,
-     "float32; precision up to the highest, or BF16_BF16_F32_X6; no bias, no activation; compute "
+     "float32; any jax.lax.Precision, or BF16_BF16_F32_X6; no bias or activation; compute "
      "capability 9.0",
      "split_rows_kernel split_columns_kernel part_products_kernel double_buffered_kernel"},
     {"fp16_x3",
-     "bf16_x6 in half of its time, where few elements are small beside the largest of their row: "
-     "two float16 parts of each element, three products of parts. Else bf16_x6 behind it does the "
-     "work.",
-     kFP16X3Source,
-     "float32; precision up to the highest; no bias, no activation; compute capability 9.0",
+     "As bf16_x6 in half its time, for data in which few elements are small compared to the "
+     "largest of their row: two float16 parts of each element, three products of parts. For other "
+     "data bf16_x6 runs after it, in the same call.",
+     kFP16X3Source, "float32; any jax.lax.Precision; no bias or activation; compute capability 9.0",
      "split_rows_kernel split_columns_kernel part_products_kernel double_buffered_kernel"},
     {"fma_pipelined",
-     "float32 by FMAs alone: one thread copies by tensor maps, eight warps multiply tiles of 128 x "
-     "256 or 128 x 128.",
+     "float32 by FMAs: one thread copies by TMA, eight warps multiply tiles of 128 x 256 or 128 x "
+     "128.",
      "jax_gpuops",
-     "float32; arrays aligned to 16 bytes, factors with rows of whole 16 bytes; no bias, no "
-     "activation; compute capability 9.0",
+     "float32; arrays aligned to 16 bytes; factors whose rows are a multiple of 16 bytes; no bias "
+     "or activation; compute capability 9.0",
      "fma_pipelined_kernel"},
     {"fma_sliced",
-     "float32 by FMAs for few tiles: small ones, of which each warp of a block multiplies a slice "
-     "of the depth, copied by cp.async into a ring of its own; of fewer than multiprocessors, the "
-     "blocks of a cluster share the depth too.",
+     "float32 by FMAs for few tiles: each warp of a block multiplies a slice of the depth k of a "
+     "small tile, copied by cp.async into its own ring of stages; if there are fewer tiles than "
+     "multiprocessors, the blocks of a cluster share the depth too.",
      "jax_gpuops, after NVIDIA CUTLASS's sliced-K kernels",
-     "float32; compute capability 8.0, with clusters 9.0", "fma_sliced_kernel"},
+     "float32; compute capability 8.0 or later, 9.0 for clusters", "fma_sliced_kernel"},
     {"mma_pipelined",
-     "Tensor cores of any GPU: slices of the factors come by asynchronous copies into a ring of "
-     "stages, warps multiply them by mma.sync.",
+     "Tensor cores of any GPU: slices of the factors are copied asynchronously into a ring of "
+     "stages, and warps multiply them by mma.sync.",
      "jax_gpuops, after NVIDIA CUTLASS's multistage kernels",
-     "float16, bfloat16, float32 by TF32 where the precision allows it, and float64; compute "
-     "capability 8.0",
+     "float16, bfloat16, float32 in TF32 where the precision allows it, and float64; compute "
+     "capability 8.0 or later",
      "mma_pipelined_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
-     "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only; no bias, no activation"},
+     "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only; no bias or activation"},
 };
 
 inline std::string_view name_of(Algorithm algorithm) {

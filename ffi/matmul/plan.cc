@@ -38,8 +38,8 @@ Precision own_precision(DType dtype) {
       return Precision::kDefault;
     default:
       throw std::invalid_argument(
-          "matmul kernels take float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 and "
-          "int8, not " +
+          "matmul kernels support float16, bfloat16, float32, float64, float8_e4m3fn, float8_e5m2 "
+          "and int8, not " +
           text(info(dtype).name));
   }
 }
@@ -66,29 +66,29 @@ void check(const Problem& problem) {
   // A jax.lax.Precision is a lower bound, which the kernels may exceed; a preset is not.
   if (problem.precision > Precision::kHighest && !implements(problem)) {
     if (problem.dtype == DType::kInt8) {
-      throw std::invalid_argument("matmul kernels multiply int8 exactly, not by " +
+      throw std::invalid_argument("matmul kernels multiply int8 exactly, not with precision " +
                                   text(kPrecisions[static_cast<int>(problem.precision)]));
     }
     throw std::invalid_argument("matmul kernels multiply " + text(info(problem.dtype).name) +
-                                " by " + text(kPrecisions[static_cast<int>(own)]) + ", not by " +
-                                text(kPrecisions[static_cast<int>(problem.precision)]));
+                                " with precision " + text(kPrecisions[static_cast<int>(own)]) +
+                                ", not " + text(kPrecisions[static_cast<int>(problem.precision)]));
   }
   if (has_epilogue(problem) && problem.scaled) {
-    throw std::invalid_argument("matmul kernels have no bias and no activation with alpha");
+    throw std::invalid_argument("matmul kernels do not support a bias or an activation with alpha");
   }
   if (has_scales(problem)) {
     if (!is_8_bit(problem.dtype)) {
-      throw std::invalid_argument("matmul kernels have scales for factors of 8 bits, not for " +
+      throw std::invalid_argument("matmul kernels support scales only for 8-bit factors, not for " +
                                   text(info(problem.dtype).name));
     }
     if (problem.has_c || problem.scaled || has_epilogue(problem)) {
       throw std::invalid_argument(
-          "matmul kernels have no scales with c, alpha, a bias, an activation or a gate");
+          "matmul kernels do not support scales with c, alpha, a bias, an activation or a gate");
     }
   }
   if (!takes_result(problem)) {
-    throw std::invalid_argument("matmul kernels have no result of dtype " +
-                                text(info(problem.result_dtype).name) + " for operands of " +
+    throw std::invalid_argument("matmul kernels do not support a result of dtype " +
+                                text(info(problem.result_dtype).name) + " for operands of dtype " +
                                 text(info(problem.dtype).name));
   }
 }
@@ -163,9 +163,11 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
 
 // Why the algorithm does not take the problem; empty if it does.
 std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device& device) {
-  if (problem.gated && algorithm != Algorithm::kTensorCore) return "has no gate";
+  if (problem.gated && algorithm != Algorithm::kTensorCore) {
+    return "does not support gated products; 'tensor_core' does";
+  }
   if (is_8_bit(problem.dtype) && algorithm != Algorithm::kTensorCore) {
-    return "takes no " + text(info(problem.dtype).name) + "; 'tensor_core' does";
+    return "does not support " + text(info(problem.dtype).name) + "; 'tensor_core' does";
   }
   std::string why;
   switch (algorithm) {
@@ -189,14 +191,14 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
       return refusal_of_mma_pipelined(problem, device);
     case Algorithm::kCublas:
       if (device.simulated) why = "is CUDA only: the host has no cuBLAS";
-      if (has_epilogue(problem)) why = "has no bias and no activation";
+      if (has_epilogue(problem)) why = "does not support a bias or an activation";
       break;
     default:
       break;
   }
   if (!why.empty()) return why;
   if (asks_for_tf32(problem) || asks_for_bf16_x6(problem)) {
-    return "multiplies float32 by F32_F32_F32, not by " +
+    return "multiplies float32 with precision F32_F32_F32, not " +
            text(kPrecisions[static_cast<int>(problem.precision)]);
   }
   return "";
@@ -207,48 +209,49 @@ void require(Algorithm algorithm, const std::string& what, const Problem& proble
              const Device& device) {
   const std::string why = refusal_of(algorithm, problem, device);
   if (why.empty()) return;
-  throw std::invalid_argument("matmul kernels " + what + " by '" + text(name_of(algorithm)) +
-                              "' alone, which " + why);
+  throw std::invalid_argument("no algorithm computes this " + what + ": '" +
+                              text(name_of(algorithm)) + "' " + why);
 }
 
 // The best of our kernels, and why.
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
   if (is_8_bit(problem.dtype)) {
-    require(Algorithm::kTensorCore, "multiply " + text(info(problem.dtype).name), problem, device);
+    require(Algorithm::kTensorCore, "product of " + text(info(problem.dtype).name), problem,
+            device);
   }
   if (asks_for_tf32(problem)) {
-    require(Algorithm::kMmaPipelined, "multiply float32 by TF32_TF32_F32", problem, device);
+    require(Algorithm::kMmaPipelined, "product of float32 with precision TF32_TF32_F32", problem,
+            device);
   }
   if (asks_for_bf16_x6(problem)) {
-    require(Algorithm::kBF16X6, "multiply float32 by BF16_BF16_F32_X6", problem, device);
-    return {Algorithm::kBF16X6, "the algorithm of BF16_BF16_F32_X6"};
+    require(Algorithm::kBF16X6, "product of float32 with precision BF16_BF16_F32_X6", problem,
+            device);
+    return {Algorithm::kBF16X6, "the only algorithm for precision BF16_BF16_F32_X6"};
   }
   if (problem.gated) {
-    require(Algorithm::kTensorCore, "gate a product", problem, device);
-    return {Algorithm::kTensorCore, "it alone has a gate"};
+    require(Algorithm::kTensorCore, "gated product", problem, device);
+    return {Algorithm::kTensorCore, "the only algorithm for gated products"};
   }
   const std::int64_t tiles =
       problem.batch * divide_up(problem.m, kTile) * divide_up(problem.n, kTile);
   if (work_of(problem) >= kLeastTensorCoreWork && prefers_skinny(problem, device)) {
     return {Algorithm::kSkinny,
-            "so few rows or columns that reading the other factor is what takes "
-            "the time"};
+            "so few rows or columns that reading the other factor takes most of the time"};
   }
   if (wants_tensor_cores(problem) && refusal_of_tensor_core(problem, device).empty()) {
     if (refusal_of_split_k(problem, device).empty()) {
       if (split_k_time(problem, device) < tensor_core_time(problem, device)) {
         const int splits = configure_split_k(problem, device).splits;
         return {Algorithm::kSplitK, "so few tiles that " + std::to_string(splits) +
-                                        " blocks can share each, on tensor cores"};
+                                        " blocks share each, on tensor cores"};
       }
     }
-    return {Algorithm::kTensorCore, "tensor cores take the problem"};
+    return {Algorithm::kTensorCore, "tensor cores support the problem"};
   }
   if (wants_tensor_cores(problem) && refusal_of_mma_pipelined(problem, device).empty()) {
-    return {Algorithm::kMmaPipelined,
-            problem.dtype == DType::kFloat64
-                ? "tensor cores multiply float64 too, as exactly"
-                : "tensor cores take the problem, by the instructions of all GPUs"};
+    return {Algorithm::kMmaPipelined, problem.dtype == DType::kFloat64
+                                          ? "tensor cores multiply float64 with the same accuracy"
+                                          : "tensor cores support the problem, by mma.sync"};
   }
   if (prefers_fp16_x3(problem, device)) {
     return {
@@ -270,9 +273,9 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
                              : "the warps of " + std::to_string(splits) + " blocks") +
                 " share the depth of each"};
   }
-  if (is_small) return {Algorithm::kCoalesced, "the problem is too small for tiles to pay"};
+  if (is_small) return {Algorithm::kCoalesced, "the problem is too small to benefit from tiles"};
   if (prefers_fma_pipelined(problem, device)) {
-    return {Algorithm::kFmaPipelined, "tensor copies can supply FMAs with the factors"};
+    return {Algorithm::kFmaPipelined, "tensor copies (TMA) can supply the FMAs with data"};
   }
   if (std::min(problem.m, problem.n) > kLeastTiledExtent && 2 * tiles >= device.multiprocessors) {
     return {Algorithm::kDoubleBuffered,
@@ -296,7 +299,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   if (!why.empty()) {
     throw std::invalid_argument("algorithm '" + text(name_of(named)) + "' " + why);
   }
-  return {named, "named by the caller", configure(problem, named, device)};
+  return {named, "the caller named the algorithm", configure(problem, named, device)};
 }
 
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {

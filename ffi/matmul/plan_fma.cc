@@ -150,39 +150,39 @@ bool suits_fma_sliced(const Problem& problem, const Device& device) {
 // Why fma_pipelined does not take the problem; empty if it does.
 std::string refusal_of_fma_pipelined(const Problem& problem, const Device& device) {
   if (problem.dtype != DType::kFloat32) {
-    return "takes float32, not " + text(info(problem.dtype).name);
+    return "supports only float32, not " + text(info(problem.dtype).name);
   }
-  if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-  if (has_epilogue(problem)) return "has no bias and no activation";
-  if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
-  if (problem.k < 1) return "takes a depth of at least 1";
+  if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
+  if (has_epilogue(problem)) return "does not support a bias or an activation";
+  if (problem.alignment < 16) return "requires arrays aligned to 16 bytes";
+  if (problem.k < 1) return "requires a depth k of at least 1";
   for (const StoredFactor& factor : {stored_a(problem), stored_b(problem)}) {
     if (!fits_tensor_copies(factor.length * factor.element_bytes)) {
-      return "takes factors whose rows, as stored, are whole 16 bytes";
+      return "requires factors whose rows, as stored, are a multiple of 16 bytes";
     }
   }
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
       std::max(problem.m, problem.n) > (std::int64_t{1} << 37) / problem.k) {
-    return "takes extents of at most 2^30 and factors of at most 512 GiB";
+    return "supports sizes of at most 2^30 and factors of at most 512 GiB";
   }
   const double tiles = static_cast<double>(problem.batch) *
                        static_cast<double>(divide_up(problem.m, kFmaRows)) *
                        static_cast<double>(divide_up(problem.n, kFmaTiles[1].cols));
-  return tiles > static_cast<double>(most) ? "takes at most 2^30 tiles" : "";
+  return tiles > static_cast<double>(most) ? "supports at most 2^30 tiles" : "";
 }
 
 // Why fma_sliced does not take the problem; empty if it does.
 std::string refusal_of_fma_sliced(const Problem& problem, const Device& device) {
   if (problem.dtype != DType::kFloat32) {
-    return "takes float32, not " + text(info(problem.dtype).name);
+    return "supports only float32, not " + text(info(problem.dtype).name);
   }
-  if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
-  if (problem.k > kMostSlicedDepth) return "takes a depth of at most 2^30";
+  if (device.compute_capability < 80) return "requires a GPU of compute capability 8.0 or later";
+  if (problem.k > kMostSlicedDepth) return "supports a depth k of at most 2^30";
   const double tiles = static_cast<double>(problem.batch) *
                        static_cast<double>(divide_up(problem.m, kSlicedTiles[1].rows)) *
                        static_cast<double>(divide_up(problem.n, kSlicedTiles[1].cols));
-  return tiles > static_cast<double>(kMostTensorExtent) ? "takes at most 2^30 tiles" : "";
+  return tiles > static_cast<double>(kMostTensorExtent) ? "supports at most 2^30 tiles" : "";
 }
 
 double fma_time(const Problem& problem, const Device& device) {

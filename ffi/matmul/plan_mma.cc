@@ -54,8 +54,8 @@ std::string refusal_of_mma_pipelined(const Problem& problem, const Device& devic
     return "multiplies float32 in TF32, which precision " +
            text(kPrecisions[static_cast<int>(problem.precision)]) + " excludes";
   }
-  if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
-  return problem.k > kMostMmaDepth ? "takes a depth of at most 2^34" : "";
+  if (device.compute_capability < 80) return "requires a GPU of compute capability 8.0 or later";
+  return problem.k > kMostMmaDepth ? "supports a depth k of at most 2^34" : "";
 }
 
 Config configure_mma_pipelined(const Problem& problem, const Device& device) {

@@ -69,23 +69,23 @@ double parts_time(const Problem& problem, const Device& device, const PartsTimes
 
 // Why neither kind of parts takes the problem; empty if either may.
 std::string refusal_of_parts(const Problem& problem, const Device& device) {
-  if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-  if (problem.has_c && problem.k == 0) return "has nothing to add c to without a depth";
-  if (has_epilogue(problem)) return "has no bias and no activation";
+  if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
+  if (problem.has_c && problem.k == 0) return "supports c only for a depth k of at least 1";
+  if (has_epilogue(problem)) return "does not support a bias or an activation";
   const std::int64_t most = kMostTensorExtent;
   const std::int64_t longest_row = (std::int64_t{1} << 38) / std::max<std::int64_t>(problem.k, 1);
   if (std::max({problem.m, problem.n, problem.k}) > most || problem.batch > most / kBF16Parts ||
       std::max(problem.m, problem.n) + kTensorLineBytes > longest_row) {
-    return "takes extents of at most 2^30, a third of it for a batch, and factors of less than "
-           "1 TiB";
+    return "supports sizes of at most 2^30, a batch of at most a third of that, and factors of "
+           "less than 1 TiB";
   }
   const double tiles =
       static_cast<double>(problem.batch) *
       static_cast<double>(divide_up(problem.m, kPartsTile) * divide_up(problem.n, kPartsTile));
-  if (tiles > static_cast<double>(most)) return "takes at most 2^30 tiles";
+  if (tiles > static_cast<double>(most)) return "supports at most 2^30 tiles";
   const std::int64_t needed = problem.k == 0 ? 0 : parts_workspace(problem).bytes;
   if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {
-    return "needs " + std::to_string(needed) +
+    return "requires " + std::to_string(needed) +
            " bytes of workspace for the parts of its factors, and has " +
            std::to_string(problem.workspace);
   }
@@ -97,10 +97,10 @@ std::string refusal_of_parts(const Problem& problem, const Device& device) {
 // Why bf16_x6 does not take the problem; empty if it does.
 std::string refusal_of_bf16_x6(const Problem& problem, const Device& device) {
   if (problem.dtype != DType::kFloat32) {
-    return "takes float32, not " + text(info(problem.dtype).name);
+    return "supports only float32, not " + text(info(problem.dtype).name);
   }
   if (problem.precision == Precision::kF32F32F32 || problem.precision == Precision::kTF32TF32F32) {
-    return "multiplies float32 by BF16_BF16_F32_X6, not by " +
+    return "multiplies float32 with precision BF16_BF16_F32_X6, not " +
            text(kPrecisions[static_cast<int>(problem.precision)]);
   }
   return refusal_of_parts(problem, device);
@@ -109,13 +109,14 @@ std::string refusal_of_bf16_x6(const Problem& problem, const Device& device) {
 // Why fp16_x3 does not take the problem; empty if it does.
 std::string refusal_of_fp16_x3(const Problem& problem, const Device& device) {
   if (problem.dtype != DType::kFloat32) {
-    return "takes float32, not " + text(info(problem.dtype).name);
+    return "supports only float32, not " + text(info(problem.dtype).name);
   }
   if (problem.precision > Precision::kHighest) {
-    return "multiplies float32 by three float16 products, which no precision names, not by " +
+    return "multiplies float32 by three float16 products, which no preset names, and does not "
+           "support precision " +
            text(kPrecisions[static_cast<int>(problem.precision)]);
   }
-  if (problem.k > kMostFP16X3Depth) return "takes a depth of at most 2^26";
+  if (problem.k > kMostFP16X3Depth) return "supports a depth k of at most 2^26";
   return refusal_of_parts(problem, device);
 }
 

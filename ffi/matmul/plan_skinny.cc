@@ -99,22 +99,22 @@ double other_time(const Problem& problem, const Device& device) {
 // Why skinny does not take the problem; empty if it does.
 std::string refusal_of_skinny(const Problem& problem, const Device& device) {
   if (!is_16_bit_float(problem.dtype)) {
-    return "takes float16 and bfloat16, not " + text(info(problem.dtype).name);
+    return "supports only float16 and bfloat16, not " + text(info(problem.dtype).name);
   }
-  if (device.compute_capability < 80) return "needs a GPU of compute capability 8.0";
-  if (problem.has_c) return "adds no c";
-  if (problem.scaled) return "has no alpha other than 1";
+  if (device.compute_capability < 80) return "requires a GPU of compute capability 8.0 or later";
+  if (problem.has_c) return "does not support c";
+  if (problem.scaled) return "supports only alpha = 1";
   if (std::min(problem.m, problem.n) > kMostSkinnyExtent) {
-    return "takes at most " + std::to_string(kMostSkinnyExtent) + " rows or columns";
+    return "supports at most " + std::to_string(kMostSkinnyExtent) + " rows or columns";
   }
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most) {
-    return "takes extents of at most 2^30";
+    return "supports sizes of at most 2^30";
   }
   // The number of blocks along x of the grid if they are the smallest.
   const auto blocks = static_cast<double>(problem.batch) *
                       static_cast<double>(divide_up(std::max(problem.m, problem.n), 16));
-  return blocks > static_cast<double>(most) ? "takes at most 2^30 tiles of 16 rows" : "";
+  return blocks > static_cast<double>(most) ? "supports at most 2^30 tiles of 16 rows" : "";
 }
 
 Config configure_skinny(const Problem& problem, const Device& device) {

@@ -300,64 +300,72 @@ SplitKChoice best_split_k(const Problem& problem, const Device& device) {
 std::string refusal_of_c(const Problem& problem) {
   if (!problem.has_c) return "";
   if (!is_16_bit_float(problem.dtype) || problem.result_dtype != problem.dtype) {
-    return "adds c to products of float16 and bfloat16 with results of these";
+    return "supports c only for float16 and bfloat16, with a result of the same dtype";
   }
-  if (problem.gated) return "adds no c to a gated product";
+  if (problem.gated) return "does not support c in a gated product";
   if (problem.transpose_a || problem.transpose_b) {
-    return "adds c to products of factors that are not transposed";
+    return "supports c only for factors that are not transposed";
   }
-  return problem.k == 0 ? "adds c to products of a depth of at least 1" : "";
+  return problem.k == 0 ? "supports c only for a depth k of at least 1" : "";
 }
 
 // Why tensor_core does not take the problem; empty if it does.
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device) {
   if (problem.dtype == DType::kFloat64) {
-    return "takes float16, bfloat16, float32, float8_e4m3fn, float8_e5m2 and int8, not float64";
+    return "supports float16, bfloat16, float32, float8_e4m3fn, float8_e5m2 and int8, not float64";
   }
   if (problem.dtype == DType::kFloat32 && !may_use_tf32(problem)) {
     return "multiplies float32 in TF32, which precision " +
            text(kPrecisions[static_cast<int>(problem.precision)]) + " excludes";
   }
-  if (!device.runs_hopper_code()) return "needs a GPU of compute capability 9.0";
-  if (problem.scaled) return "has no alpha other than 1";
+  if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
+  if (problem.scaled) return "supports only alpha = 1";
   const std::string why = refusal_of_c(problem);
   if (!why.empty()) return why;
   if (has_epilogue(problem)) {
-    if (is_8_bit(problem.dtype)) return "has no bias and no activation for factors of 8 bits";
-    if (problem.k == 0) return "adds a bias to products of a depth of at least 1";
+    if (is_8_bit(problem.dtype)) {
+      return "does not support a bias or an activation for 8-bit factors";
+    }
+    if (problem.k == 0) return "supports a bias or an activation only for a depth k of at least 1";
     const bool transposed = problem.transpose_a || problem.transpose_b;
     if (transposed && is_16_bit_float(problem.dtype)) {
-      return "has a bias and an activation for factors that are not transposed";
+      return "supports a bias or an activation of 16-bit floats only for factors that are not "
+             "transposed";
     }
   }
   if (problem.gated) {
     if (!is_16_bit_float(problem.dtype) || problem.result_dtype != problem.dtype) {
-      return "has a gate for float16 and bfloat16 and results of these";
+      return "supports gated products only of float16 and bfloat16, with a result of the same "
+             "dtype";
     }
-    if (problem.has_bias) return "has no bias with a gate";
-    if (copies_bytes(problem) > 0) return "has a gate for factors whose rows are whole 16 bytes";
+    if (problem.has_bias) return "does not support a bias in a gated product";
+    if (copies_bytes(problem) > 0) {
+      return "supports gated products only of factors whose rows are a multiple of 16 bytes";
+    }
   }
   if (scales_blocks(problem)) {
-    if (problem.dtype == DType::kInt8) return "has scales of blocks for 8-bit floats, not for int8";
+    if (problem.dtype == DType::kInt8) {
+      return "supports scales of blocks only for 8-bit floats, not for int8";
+    }
     if (problem.b_scale == ScaleKind::kVector) {
-      return "has no scales of the columns of b beside those of blocks of a";
+      return "does not support scales of the columns of b together with those of blocks of a";
     }
   }
-  if (problem.alignment < 16) return "takes arrays aligned to 16 bytes";
+  if (problem.alignment < 16) return "requires arrays aligned to 16 bytes";
   const std::int64_t most = kMostTensorExtent;
   if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
       std::max(problem.m, problem.n) * problem.k > kMostTensorBytes / bytes_of(problem.dtype) ||
       problem.m * problem.n > kMostTensorBytes / bytes_of(problem.result_dtype)) {
-    return "takes extents of at most 2^30 and matrices of at most 512 GiB";
+    return "supports sizes of at most 2^30 and matrices of at most 512 GiB";
   }
   // The number of tiles if they are the smallest.
   const double tiles = static_cast<double>(problem.batch) *
                        static_cast<double>(divide_up(problem.m, 64) *
                                            divide_up(problem.n, result_cols(problem, 128)));
-  if (tiles > static_cast<double>(most)) return "takes at most 2^30 tiles";
+  if (tiles > static_cast<double>(most)) return "supports at most 2^30 tiles";
   const std::int64_t needed = copies_bytes(problem);
   if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {
-    return "needs " + std::to_string(needed) +
+    return "requires " + std::to_string(needed) +
            " bytes of workspace for copies of factors that tensor copies cannot read, and has " +
            std::to_string(problem.workspace);
   }
@@ -413,11 +421,11 @@ Tail tail_of(const Problem& problem, const Config& config) {
 std::string refusal_of_split_k(const Problem& problem, const Device& device) {
   const std::string why = refusal_of_tensor_core(problem, device);
   if (!why.empty()) return why;
-  if (is_8_bit(problem.dtype)) return "takes no " + text(info(problem.dtype).name);
-  if (problem.has_c) return "adds no c";
+  if (is_8_bit(problem.dtype)) return "does not support " + text(info(problem.dtype).name);
+  if (problem.has_c) return "does not support c";
   if (depth_steps(problem) >= 2) return "";
   const auto bytes = bytes_of(problem.dtype);
-  return "takes a depth of more than " + std::to_string(kTensorLineBytes / bytes);
+  return "requires a depth k of more than " + std::to_string(kTensorLineBytes / bytes);
 }
 
 double split_k_time(const Problem& problem, const Device& device) {
