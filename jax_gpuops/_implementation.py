@@ -198,5 +198,5 @@ def dispatch(
         raise why.error(f'{why}; implementation="{name}" cannot run this, "xla" can')
     if algorithm is not None:
         asked = asked_for(algorithm)
-        raise why.error(f"{why}; {asked} cannot run this, XLA can: leave it out")
+        raise why.error(f"{why}; {asked} cannot run this, leave it out to run XLA")
     return _report.left_to_xla(op, operands, str(why), xla, why.second_best)

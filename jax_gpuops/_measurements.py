@@ -170,7 +170,7 @@ def _objection(entry: Any) -> str | None:
         return f'"op" must be one of {", ".join(KEYS)}, got {op!r}'
     if unknown := entry.keys() - KEYS[op] - {"op", "ratio", "between"}:
         return (
-            f"{op} has no {', '.join(map(repr, sorted(unknown)))}; it has "
+            f"a class of {op} has no key {', '.join(map(repr, sorted(unknown)))}; its keys are "
             f"{', '.join(sorted(KEYS[op]))}"
         )
     for key in ("ratio", "between"):
@@ -238,7 +238,7 @@ def best(problem: dict[str, Any], fusible: bool = False) -> tuple[str, str]:
         if not fusible or entry.get("between", 0) >= 1:
             return "cuda", f"measured on {kind}: at least {entry['ratio']:.2f} x the speed of XLA"
     if holding:
-        return "xla", "XLA may fuse what makes an operand with its own lowering"
+        return "xla", "XLA may fuse what computes an operand with its own lowering of the op"
     return "xla", f"no measurement on {kind} shows a kernel to be as fast as XLA for this problem"
 
 

@@ -166,7 +166,7 @@ def _shapes(shape: Any) -> list[tuple[int, ...]]:
         result = [tuple(operator.index(size) for size in each) for each in shapes]
     except TypeError:
         raise TypeError(
-            f"shape must be a sequence of ints, or a sequence of these, got {shape!r}"
+            f"shape must be a sequence of ints, or a sequence of such sequences, got {shape!r}"
         ) from None
     if any(size < 0 for each in result for size in each):
         raise ValueError(f"shape must have no negative sizes, got {shape!r}")

@@ -277,7 +277,7 @@ _MOST_ELEMENTS = 2**60  # kernels count elements, and their bytes, in 64 bits
 def _check_reduced(avals: Iterable[Any]) -> None:
     for aval in avals:
         if aval.sharding.spec.unreduced:
-            raise NoKernelError(f"an operand is unreduced, {aval}")
+            raise NoKernelError(f"an operand has an unreduced sharding, {aval}")
 
 
 def _check_problem(kernel, implementation, algorithm, *avals, **params) -> None:
@@ -511,7 +511,7 @@ def plan_call(site: Site, implementation: Implementation, algorithm: str | None)
         name, why = site.algorithm(chosen, algorithm)
         second_best = "xla"
         if chosen == "cuda" and (implementation is not None or algorithm is not None):
-            second_best += f" (None {_what_none_does(site)})"
+            second_best += f" (implementation=None {_what_none_does(site)})"
         return _report.Plan(chosen, name, f"{reason}; {why}", second_best)
     return _report.Plan("xla", None, reason, _kernel_instead(site))
 

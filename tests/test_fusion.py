@@ -136,7 +136,9 @@ def test_the_reason_is_told():
     (call,) = jax_gpuops.explain(
         lambda x, w: jax_gpuops.softmax(x + w), X, W, platform="cuda"
     ).calls
-    assert call.plan.reason == "XLA may fuse what makes an operand with its own lowering"
+    assert (
+        call.plan.reason == "XLA may fuse what computes an operand with its own lowering of the op"
+    )
     assert call.plan.second_best == "cuda: some"
 
 

@@ -42,15 +42,27 @@ def mask(*shape):
 @pytest.mark.parametrize(
     ("target", "results", "operands", "attributes", "text"),
     [
-        ("softmax", [struct(4, 9), BYTES], [(4, 8)], SOFTMAX, "the result must be like x"),
-        ("softmax", [struct(4, 8, dtype="float16"), BYTES], [(4, 8)], SOFTMAX, "must be like x"),
+        (
+            "softmax",
+            [struct(4, 9), BYTES],
+            [(4, 8)],
+            SOFTMAX,
+            "the result must have the dtype and size of x",
+        ),
+        (
+            "softmax",
+            [struct(4, 8, dtype="float16"), BYTES],
+            [(4, 8)],
+            SOFTMAX,
+            "dtype and size of x",
+        ),
         ("softmax", [struct(), BYTES], [()], SOFTMAX, "at least one dimension"),
         ("softmax", Y, [(4, 8)], {**SOFTMAX, "inner_dims": 2}, "less than the rank"),
         ("softmax", Y, [(4, 8)], {**SOFTMAX, "inner_dims": -1}, "less than the rank"),
         ("softmax", Y, [(4, 8)], {**SOFTMAX, "algorithm": "none"}, "'none' is unknown"),
-        ("softmax", [struct(8), BYTES], [(8,)], CAUSAL, "the last axis of at least two"),
-        ("softmax", Y, [(4, 8)], {**CAUSAL, "inner_dims": 1}, "the last axis of at least two"),
-        ("softmax", Y, [(4, 8), (4, 8)], SOFTMAX, "where must be of bool"),
+        ("softmax", [struct(8), BYTES], [(8,)], CAUSAL, "the last of at least two axes"),
+        ("softmax", Y, [(4, 8)], {**CAUSAL, "inner_dims": 1}, "the last of at least two axes"),
+        ("softmax", Y, [(4, 8), (4, 8)], SOFTMAX, "where must have dtype bool"),
         ("softmax", Y, [(4, 8), mask(8)], SOFTMAX, "where must have the rank of x"),
         ("softmax", Y, [(4, 8), mask(4, 7)], SOFTMAX, "where must broadcast to x"),
         ("softmax", Y, [(4, 8), mask(3, 8)], SOFTMAX, "where must broadcast to x"),
@@ -59,7 +71,7 @@ def mask(*shape):
             [struct(*[2] * 9), BYTES],
             [(2,) * 9, mask(2, 1, 2, 1, 2, 1, 2, 1, 2)],
             SOFTMAX,
-            "too many dims in turns",
+            "where alternates too often",
         ),
         (
             "softmax",
@@ -70,13 +82,13 @@ def mask(*shape):
         ),
         ("logsumexp", [struct(4), BYTES], [(4, 0)], SOFTMAX, "without elements"),
         ("logsumexp", [struct(5), BYTES], [(4, 8)], SOFTMAX, "one element for each row"),
-        ("softmax_tangent", Y, [(4, 8), (4, 9)], SOFTMAX, "t must be like y"),
+        ("softmax_tangent", Y, [(4, 8), (4, 9)], SOFTMAX, "t must have the dtype and size of y"),
         (
             "cross_entropy",
             [struct(4), struct(4), struct(4), BYTES],
             [(4, 8), struct(4, dtype="int16")],
             SOFTMAX,
-            "labels must be of int32 or int64",
+            "labels must have dtype int32 or int64",
         ),
         (
             "cross_entropy",
@@ -114,20 +126,26 @@ def mask(*shape):
             "the cotangent must have one element for each row",
         ),
         ("sum", [struct(5), BYTES], [(4, 8)], ROWS, "one element for each row"),
-        ("sum", [struct(4), struct(4, 64)], [(4, 8)], ROWS, "workspace must be of bytes"),
+        ("sum", [struct(4), struct(4, 64)], [(4, 8)], ROWS, "workspace must have dtype uint8"),
         ("max", [struct(4), BYTES], [(4, 0)], ROWS, "without elements"),
         ("max", [struct(4), BYTES], [()], ROWS, "at least one dimension"),
         ("max", [struct(4), BYTES], [(4, 8)], {**ROWS, "inner_dims": 2}, "less than the rank"),
-        ("sum", [struct(4), BYTES], [(4, 8), (4, 8)], ROWS, "where must be of bool"),
+        ("sum", [struct(4), BYTES], [(4, 8), (4, 8)], ROWS, "where must have dtype bool"),
         ("sum", [struct(4), BYTES], [(4, 8), mask(4, 7)], ROWS, "where must broadcast to x"),
         (
             "argmax",
             [struct(4, dtype="int32"), BYTES],
             [(4, 8), mask(4, 8)],
             ROWS,
-            "masks of floats, but not for argmax and argmin",
+            "only for floating-point x, and not for argmax and argmin",
         ),
-        ("sum", [struct(4, dtype="int32"), BYTES], [(4, 8)], ROWS, "the result has a dtype"),
+        (
+            "sum",
+            [struct(4, dtype="int32"), BYTES],
+            [(4, 8)],
+            ROWS,
+            "a result of dtype int32 from x",
+        ),
         (
             "mean_and_var",
             [struct(4), struct(5), BYTES],
@@ -140,7 +158,7 @@ def mask(*shape):
             [struct(4, dtype="int32"), struct(4, dtype="int32"), BYTES],
             [(4, 8)],
             {**ROWS, "correction": np.float64(0)},
-            "the result has a dtype",
+            "a result of dtype int32 from x",
         ),
         (
             "moments",
@@ -154,7 +172,7 @@ def mask(*shape):
             [*(struct(4, dtype="bfloat16") for _ in range(3)), BYTES],
             [(4, 8)],
             ROWS,
-            "moments are of float32 or float64",
+            "moments must have dtype float32 or float64",
         ),
         (
             "sum",
@@ -189,27 +207,27 @@ def mask(*shape):
             "c must have the shape",
         ),
         ("gemm_v2", [struct(4, 5), NO_BYTES], [(4,), (8, 5)], GEMM, "two or three dimensions"),
-        ("gemm_v2", [struct(4, 5), struct(4)], [(4, 8), (8, 5)], GEMM, "must be of bytes"),
+        ("gemm_v2", [struct(4, 5), struct(4)], [(4, 8), (8, 5)], GEMM, "must have dtype uint8"),
         (
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5)],
             {**GEMM, "precision": "HIGHER"},
-            "'HIGHER' is none of the values",
+            "'HIGHER' is not a value",
         ),
         (
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5)],
             {**GEMM, "precision": "TF32_TF32_F32_X3"},
-            "multiply float32 by F32_F32_F32, not by TF32_TF32_F32_X3",
+            "multiply float32 with precision F32_F32_F32, not TF32_TF32_F32_X3",
         ),
         (
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5)],
             {**GEMM, "epilogue": "tanh"},
-            "'tanh' is none of the values",
+            "'tanh' is not a value",
         ),
         (
             "gemm_v2",
@@ -223,44 +241,56 @@ def mask(*shape):
             [struct(4, 5, dtype="float8_e4m3fn"), NO_BYTES],
             [struct(4, 8, dtype="float8_e4m3fn"), struct(8, 5, dtype="float8_e4m3fn")],
             GEMM,
-            "no result of dtype float8_e4m3fn for operands of float8_e4m3fn",
+            "a result of dtype float8_e4m3fn for operands of dtype float8_e4m3fn",
         ),
         (
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
             [struct(4, 8, dtype="float8_e4m3fn"), struct(8, 5, dtype="float8_e5m2")],
             GEMM,
-            "a and b must have one dtype",
+            "a and b must have the same dtype",
         ),
         (
             "gemm_v2",
             [struct(4, 5, dtype="int32"), NO_BYTES],
             [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8")],
             {**GEMM, "algorithm": "double_buffered"},
-            "'double_buffered' takes no int8; 'tensor_core' does",
+            "'double_buffered' does not support int8; 'tensor_core' does",
         ),
         (
             "gemm_v2",
             [struct(4, 5, dtype="int32"), NO_BYTES],
             [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8")],
             GEMM,
-            "by 'tensor_core' alone, which needs 1152 bytes of workspace",
+            "computes this product of int8: 'tensor_core' requires 1152 bytes of workspace",
         ),
         (
             "gemm_v2",
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5)],
             {**GEMM, "algorithm": "cublas"},
-            "'cublas', and no other, has a target of its own",
+            "'cublas' must be called by its own FFI target",
         ),
         *(
-            ("gemm_v2", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *c], options, "with alpha")
+            (
+                "gemm_v2",
+                [struct(4, 5), NO_BYTES],
+                [(4, 8), (8, 5), *c],
+                options,
+                "an activation with alpha",
+            )
             for options in [{**GEMM, "epilogue": "relu", "alpha": np.float64(2)}]
             for c in ([], [(4, 5)])
         ),
         ("linear", [struct(4, 5), NO_BYTES], [(4, 8), (7, 5)], GEMM, "same depth k"),
         ("linear", [struct(5, 4), NO_BYTES], [(4, 8), (8, 5), (5,)], GEMM, "shape of the product"),
-        ("linear", [struct(4, 5), struct(4)], [(4, 8), (8, 5), (5,)], GEMM, "must be of bytes"),
+        (
+            "linear",
+            [struct(4, 5), struct(4)],
+            [(4, 8), (8, 5), (5,)],
+            GEMM,
+            "must have dtype uint8",
+        ),
         *(
             ("linear", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), bias], GEMM, "the bias must have")
             for bias in [(4,), (), (1, 5), (4, 5), struct(5, dtype="float16")]
@@ -275,7 +305,7 @@ def mask(*shape):
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5), (5,)],
             {**GEMM, "algorithm": "cublas"},
-            "'cublas', and no other, has a target of its own",
+            "'cublas' must be called by its own FFI target",
         ),
         *(
             ("linear_add", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), *others], GEMM, text)
@@ -298,13 +328,19 @@ def mask(*shape):
             ("glu", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), up], GEMM, "up must have")
             for up in [(8, 4), (5,), (1, 8, 5), struct(8, 5, dtype="float16")]
         ),
-        ("glu", [struct(4, 5), NO_BYTES], [(4, 8), (8, 5), (8, 5)], GEMM, "gate for float16 and"),
+        (
+            "glu",
+            [struct(4, 5), NO_BYTES],
+            [(4, 8), (8, 5), (8, 5)],
+            GEMM,
+            "products only of float16",
+        ),
         (
             "glu",
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5), (8, 5)],
             {**GEMM, "algorithm": "shared"},
-            "algorithm 'shared' has no gate",
+            "algorithm 'shared' does not support gated products",
         ),
         *(
             (
@@ -315,12 +351,12 @@ def mask(*shape):
                 text,
             )
             for scales, text in [
-                ([(4, 1), struct(1, 5, dtype="float16")], "scales must be of float32"),
-                ([(4,), (1, 5)], "scales must have two dimensions, or the batch"),
-                ([(1, 4, 1), (1, 5)], "scales must have two dimensions, or the batch"),
-                ([(1, 4), (1, 5)], "scales must be one, or one for each row of a"),
-                ([(4, 1), (5, 1)], "scales must be one, or one for each row of a"),
-                ([(4, 2), (1, 5)], "scales must be one, or one for each row of a"),
+                ([(4, 1), struct(1, 5, dtype="float16")], "scales must have dtype float32"),
+                ([(4,), (1, 5)], "scales must have two dimensions, or three"),
+                ([(1, 4, 1), (1, 5)], "scales must have two dimensions, or three"),
+                ([(1, 4), (1, 5)], "one scale, or one for each row of a"),
+                ([(4, 1), (5, 1)], "one scale, or one for each row of a"),
+                ([(4, 2), (1, 5)], "one scale, or one for each row of a"),
             ]
         ),
         (
@@ -328,21 +364,21 @@ def mask(*shape):
             [struct(4, 5), NO_BYTES],
             [(4, 8), (8, 5), (4, 1), (1, 5)],
             GEMM,
-            "scales for factors of 8 bits, not for float32",
+            "scales only for 8-bit factors, not for float32",
         ),
         (
             "scaled_matmul",
             [struct(4, 5), NO_BYTES],
             [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8"), (4, 1), (1, 5)],
             {**GEMM, "epilogue": "relu"},
-            "no scales with c, alpha, a bias, an activation or a gate",
+            "not support scales with c, alpha, a bias, an activation or a gate",
         ),
         (
             "scaled_matmul",
             [struct(4, 5, dtype="int32"), NO_BYTES],
             [struct(4, 8, dtype="int8"), struct(8, 5, dtype="int8"), (4, 1), (1, 5)],
             GEMM,
-            "no result of dtype int32 for operands of int8",
+            "a result of dtype int32 for operands of dtype int8",
         ),
         ("gemm", struct(4, 5), [(4, 8), (7, 5)], GEMM_V1, "same depth k"),
         ("gemm_add", struct(4, 5), [(4, 8), (8, 5), (20,)], GEMM_V1, "c must have the shape"),
@@ -372,7 +408,7 @@ def test_the_first_version_of_gemm_has_no_workspace_for_copies(implementation):
         pytest.skip(why)
     x = helpers.normal((67, 67), "bfloat16")
     call = jax.ffi.ffi_call("jax_gpuops_gemm_v1", struct(67, 67, dtype="bfloat16"))
-    with pytest.raises(jax.errors.JaxRuntimeError, match=r"needs \d+ bytes .* and has 0"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"requires \d+ bytes .* and has 0"):
         jax.block_until_ready(call(x, x, **{**GEMM_V1, "algorithm": "tensor_core"}))
     expected = x.astype("float32") @ x.astype("float32")
     np.testing.assert_allclose(call(x, x, **GEMM_V1).astype("float32"), expected, 0.01, 0.01)

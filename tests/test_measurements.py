@@ -367,7 +367,7 @@ def test_a_file_of_something_else_is_refused(text, message, tmp_path):
         ({"op": "fft"}, "\"op\" must be one of softmax, reduce, transpose, matmul, got 'fft'"),
         ({"op": None}, "got None"),
         ({"op": ["softmax"]}, "got ['softmax']"),
-        ({"colums": [1, 2]}, "transpose has no 'colums'; it has aligned, element_bytes"),
+        ({"colums": [1, 2]}, "transpose has no key 'colums'; its keys are aligned, element_b"),
         ({"ratio": None}, '"ratio" must be a positive number, got None'),
         ({"ratio": "1.2"}, '"ratio" must be a positive number'),
         ({"ratio": float("inf")}, '"ratio" must be a positive number, got inf'),

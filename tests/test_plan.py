@@ -659,7 +659,7 @@ def test_a_plan_refuses_a_dtype_without_kernels(dtype, implementation):
     jaxpr = jax.make_jaxpr(lambda x: jax_gpuops.gemm(x, x, implementation=implementation))(x)
     ((problem, _),) = described(jaxpr)
     planned(implementation, "matmul", problem, None)
-    with pytest.raises(ValueError, match=f"matmul kernels take .*, not {dtype}"):
+    with pytest.raises(ValueError, match=f"matmul kernels support .*, not {dtype}"):
         planned(implementation, "matmul", {**problem, "dtype": dtype}, None)
 
 
@@ -809,13 +809,13 @@ def plan_of(op, shape, dtype, implementation, **arguments):
         ("transpose", (8, 8), "int8", {"algorithm": "copy"}, "keeps none"),
         ("transpose", (3, 5, 1), "complex64", {"algorithm": "copy"}, "keeps none"),
         ("transpose", (8, 1), "int8", {"algorithm": "tiled"}, "all elements stay where they are"),
-        ("transpose", (8, 1), "int8", {"algorithm": "swizzled"}, "'copy' takes this"),
+        ("transpose", (8, 1), "int8", {"algorithm": "swizzled"}, "'copy' supports this"),
         (
             "transpose",
             (8, 9, 16),
             "float32",
             {"axes": (1, 0, 2), "algorithm": "tiled"},
-            "keeps runs of 64 bytes; 'copy' takes these",
+            "keeps runs of 64 bytes; 'copy' supports these",
         ),
         (
             "transpose",
@@ -824,15 +824,21 @@ def plan_of(op, shape, dtype, implementation, **arguments):
             {"axes": (1, 0, 2), "algorithm": "swizzled"},
             "keeps runs of 3 words of 4 bytes",
         ),
-        ("argmax", (8, 9), "float32", {"axis": 1, "algorithm": "unroll"}, "computes sum, prod"),
-        ("sum", (8, 9), "float32", {"axis": 0, "algorithm": "row"}, "'column' takes these"),
+        (
+            "argmax",
+            (8, 9),
+            "float32",
+            {"axis": 1, "algorithm": "unroll"},
+            "computes only sum, prod",
+        ),
+        ("sum", (8, 9), "float32", {"axis": 0, "algorithm": "row"}, "'column' supports these"),
         ("sum", (8, 9), "float32", {"axis": 0, "algorithm": "multiple"}, "9 elements apart"),
         (
             "sum",
             (8, 9),
             "float32",
             {"axis": 1, "where": jax.ShapeDtypeStruct((9,), bool), "algorithm": "naive"},
-            "takes no mask; 'multiple', 'row' and 'column' do",
+            "does not support a mask; 'multiple', 'row' and 'column' do",
         ),
     ],
     ids=str,

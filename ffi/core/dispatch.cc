@@ -7,7 +7,7 @@ namespace JAX_GPUOPS_NAMESPACE {
 
 void throw_no_kernel_for(DType dtype) {
   throw std::invalid_argument("dtype " + std::string(info(dtype).name) +
-                              " is not among those this op has kernels for");
+                              " is not supported by the kernels of this op");
 }
 
 void throw_no_kernel_for_size(int size) {

@@ -36,7 +36,7 @@ class Fields {
   const T& get(std::string_view name) const {
     const auto found = values_.find(name);
     if (found == values_.end()) {
-      throw std::invalid_argument("the problem lacks " + std::string(name));
+      throw std::invalid_argument("the problem has no field " + std::string(name));
     }
     if (const T* value = std::get_if<T>(&found->second)) return *value;
     throw std::invalid_argument("the problem's " + std::string(name) + " has the wrong type");
@@ -61,7 +61,7 @@ Enum enum_from_name(std::string_view name) {
   for (std::size_t i = 0; i < std::size(names); ++i) {
     if (names[i] == name) return static_cast<Enum>(i);
   }
-  throw std::invalid_argument("'" + std::string(name) + "' is none of the values of its field");
+  throw std::invalid_argument("'" + std::string(name) + "' is not a value of its field");
 }
 
 inline void read_field(const Fields& fields, std::string_view name, DType& value) {

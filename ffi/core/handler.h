@@ -66,7 +66,7 @@ inline DType dtype_of(const ffi::AnyBuffer& buffer) {
     case ffi::F8E5M2:
       return DType::kFloat8E5M2;
     default:
-      throw std::invalid_argument("a buffer has an element type no kernel handles");
+      throw std::invalid_argument("a buffer has an element type that no kernel supports");
   }
 }
 

@@ -35,7 +35,7 @@ inline RowSizes row_sizes(ffi::Span<const std::int64_t> dims, std::int64_t inner
 inline Mask row_mask(const ffi::AnyBuffer& where, const void* data,
                      ffi::Span<const std::int64_t> dims, std::int64_t inner_dims) {
   const auto own = where.dimensions();
-  require(where.element_type() == ffi::PRED, "where must be of bool");
+  require(where.element_type() == ffi::PRED, "where must have dtype bool");
   require(own.size() == dims.size(), "where must have the rank of x");
   Mask mask;
   mask.data = static_cast<const std::uint8_t*>(data);
@@ -55,7 +55,8 @@ inline Mask row_mask(const ffi::AnyBuffer& where, const void* data,
       return;
     }
     require(mask.dims < Mask::kMaxDims,
-            "where has and lacks too many dims in turns; broadcast it to x");
+            "where alternates too often between full dimensions and those of size 1; broadcast it "
+            "to x");
     mask.size[mask.dims] = dims[d];
     mask.stride[mask.dims] = own_stride;
     ++mask.dims;

@@ -38,7 +38,7 @@ void check(const BoxedTensor& tensor) {
   };
   const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
   if (address == 0 || address % 16 != 0) {
-    refuse("the address", static_cast<std::int64_t>(address), "a multiple of 16, not 0");
+    refuse("the address", static_cast<std::int64_t>(address), "a multiple of 16 and not 0");
   }
   for (const std::int64_t extent : tensor.extent) {
     if (extent < 1 || extent > std::int64_t{1} << 32) refuse("an extent of", extent, "1 to 2^32");
