@@ -119,7 +119,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "sum, prod, max, min, argmax and argmin; no mask if x is floating-point; rows that are "
      "contiguous in memory, of at most 64 KiB, and of a multiple of 16 bytes unless float32, "
      "float16 or bfloat16",
-     "held_kernel"},
+     "held_kernel held_elements_kernel"},
     {"staged", "Tiles of whole rows in shared memory; each lane reduces whole rows.",
      "this project",
      "no mask if x is floating-point; rows that are contiguous in memory, of at most 1024 bytes; "
