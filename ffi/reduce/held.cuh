@@ -44,6 +44,24 @@ struct HeldRows {
   unsigned bytes;  // of a row
 };
 
+template <class Element>
+struct HeldRow {
+  unsigned row;
+  bool exists;  // else it is the last row again, whose result another thread stores
+  const Element* begin;
+};
+
+// The row of the calling thread, in blocks of (threads per row) x (rows) threads.
+template <class Element>
+__device__ __forceinline__ HeldRow<Element> row_of_thread(const Element* x, const HeldRows& rows) {
+  const unsigned own = blockIdx.x * blockDim.y + threadIdx.y;
+  const bool exists = own < rows.count;
+  const unsigned row = exists ? own : rows.count - 1;
+  return {row, exists,
+          reinterpret_cast<const Element*>(reinterpret_cast<const unsigned char*>(x) +
+                                           std::uint64_t{row} * rows.bytes)};
+}
+
 // How many of the largest blocks fit a multiprocessor: two, for the most resident threads. But
 // argmax and argmin of rows with edges would then lack registers for all packs that they load.
 template <class Reducer, bool kEdges>
@@ -65,13 +83,9 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   const typename Reducer::Reader read(y);
   const int threads = blockDim.x;
   const int thread = threadIdx.x;
-  const unsigned own = blockIdx.x * blockDim.y + threadIdx.y;
-  const bool has_row = own < rows.count;
-  const unsigned row = has_row ? own : rows.count - 1;  // the last one again
+  const auto [row, has_row, begin] = row_of_thread(x, rows);
 
   // -- Load, then fold --
-  const auto* const begin = reinterpret_cast<const Element*>(
-      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * rows.bytes);
   const auto address = reinterpret_cast<std::uintptr_t>(begin);
   const unsigned head = kEdges ? -(static_cast<unsigned>(address) / kEach) % kPack : 0;
   const int packs = static_cast<int>((rows.columns - head) / kPack);
@@ -159,12 +173,8 @@ __global__ void __launch_bounds__(kMostHeldThreads, 2)
   const typename Reducer::Reader read(y);
   const int threads = blockDim.x;
   const int thread = threadIdx.x;
-  const unsigned own = blockIdx.x * blockDim.y + threadIdx.y;
-  const bool has_row = own < rows.count;
-  const unsigned row = has_row ? own : rows.count - 1;  // the last one again
+  const auto [row, has_row, begin] = row_of_thread(x, rows);
 
-  const auto* const begin = reinterpret_cast<const Element*>(
-      reinterpret_cast<const unsigned char*>(x) + std::uint64_t{row} * rows.bytes);
   const auto at = [&](int i) { return thread + i * threads; };
   const auto has = [&](int i) { return at(i) < static_cast<int>(rows.columns); };
   Element held[kHeldElements] = {};

@@ -71,7 +71,6 @@ struct PartProducts {
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr int kABytes = kRows * kLineBytes;
   static constexpr int kBBytes = kCols * kLineBytes;
-  static constexpr int kStageBytes = kABytes + kBBytes;
   static constexpr int kEmptyArrivals = kConsumers * 4 * kClusterRows;
 
   // As of the persistent kernel.

@@ -94,7 +94,6 @@ struct Persistent {
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr int kABytes = kRows * kLineBytes;
   static constexpr int kBBytes = kCols * kLineBytes;
-  static constexpr int kStageBytes = kABytes + kBBytes;
 
   // Results pass through shared memory in panels of 64 rows and 128 bytes.
   static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Result));

@@ -53,7 +53,6 @@ struct Turned {
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr int kABytes = kRows * kLineBytes;
   static constexpr int kBBytes = kCols * kLineBytes;
-  static constexpr int kStageBytes = kABytes + kBBytes;
   static constexpr int kDepth = kStageDepth<Factor>;
   static constexpr int kDepthSteps = kLineBytes / kProductBytes;  // of a stage
   // A stage of b consists of panels of 32 columns, with a line for each k.
