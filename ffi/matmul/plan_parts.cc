@@ -39,7 +39,7 @@ struct PartsTimes {
 constexpr double kSliceOperations = 2.0 * kPartsTile * kPartsTile * kSliceDepth;
 constexpr double kTileEndTime = 1000;
 constexpr double kSplitLaunchTime = 2500;
-// Measured on an H200 (docs/tuning.md): 132 multiprocessors do 142 TFLOP/s.
+// From measurements on an H200: 132 multiprocessors do 142 TFLOP/s.
 constexpr PartsTimes kBF16X6Times{kSliceOperations / 1075, 0.0025, 0.005, 3 * kSplitLaunchTime};
 // The products do 240 to 250 TFLOP/s; two parts are written instead of three; three more launches
 // follow, which find nothing to do.
