@@ -92,6 +92,33 @@ def test_matrices(algorithm, dtype, shape, implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("matrices", "rows", "halves"),
+    [("one", "most", True), ("many", "most", False), ("many", "half", True)],
+)
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_WIDTH)
+def test_few_or_thin_matrices_have_smaller_tiles(dtype, matrices, rows, halves, implementation):
+    """So that more multiprocessors have a tile, and tiles fewer words outside the matrix."""
+    word_bytes = helpers.np_dtype(dtype).itemsize
+    side = {1: 128, 2: 128, 4: 64, 8: 64, 16: 32}[word_bytes]
+    count = 1 if matrices == "one" else {"interpret": 40, "cuda": 1100}[implementation]
+    x = numbered((count, side - 8 if rows == "most" else side // 2, side), dtype)
+    with helpers.recorded(implementation) as executions:
+        assert_transposes(x, (0, 2, 1), implementation=implementation, algorithm="swizzled")
+    (execution,) = executions
+    assert execution["config"]["tile_rows"] == (side // 2 if halves else side)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", DTYPE_OF_EACH_WIDTH)
+@pytest.mark.parametrize("multiple", [1, 2, 16])
+def test_rows_of_whole_chunks_or_not(multiple, dtype, implementation):
+    """Where a matrix ends within a tile, chunks are whole or absent, or some are cut."""
+    x = numbered((3, 5 * multiple, 33 * multiple), dtype)
+    assert_transposes(x, (0, 2, 1), implementation=implementation, algorithm="swizzled")
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
 @pytest.mark.parametrize("shape", [(3, 5, 7), (40, 4, 4), (4, 40, 4), (33, 2, 66), (2, 65, 1)])

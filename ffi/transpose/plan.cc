@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "core/integer.h"
 #include "transpose/transpose.h"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -11,6 +12,10 @@ namespace {
 
 // Below this extent of the matrix, most of a vectorised tile would be empty.
 constexpr std::int64_t kSwizzledExtent = 32;
+// `swizzled` takes smaller tiles if there are fewer per multiprocessor,
+constexpr std::int64_t kTilesPerMultiprocessor = 8;
+// or if smaller ones cover at most this part of what the larger ones cover.
+constexpr double kSmallerCover = 0.9;
 
 // True if every row of the operand and of the result starts at a multiple of the swizzled kernel's
 // vectors.
@@ -138,7 +143,24 @@ void choose_tile(const TurnedDims& turned, int words_log2, Config* config) {
   config->tile_depth = 1 << (words_log2 - row - column);
 }
 
-Config configure(Algorithm algorithm, Movement movement) {
+// The side of a tile of `swizzled`: half as long if there would be too few tiles for all
+// multiprocessors to be busy, or if much of the tiles would lie outside the matrix.
+int choose_side(const Movement& movement, const Device& device) {
+  const TurnedDims turned = turned_dims(movement);
+  const std::int64_t rows = turned.row->size;
+  const std::int64_t columns = turned.column->size;
+  const std::int64_t matrices = movement.words() / (rows * columns);
+  const auto tiles = [&](int side) {
+    return matrices * divide_up(rows, side) * divide_up(columns, side);
+  };
+  const int side = swizzled_side(movement.word_bytes);
+  const std::int64_t count = tiles(side);
+  const bool few = count < kTilesPerMultiprocessor * device.multiprocessors;
+  const bool wasteful = tiles(side / 2) <= kSmallerCover * 4 * count;
+  return few || wasteful ? side / 2 : side;
+}
+
+Config configure(Algorithm algorithm, Movement movement, const Device& device) {
   Config config;
   config.word_bytes = movement.word_bytes;
   config.threads = kThreads;
@@ -150,8 +172,9 @@ Config configure(Algorithm algorithm, Movement movement) {
   if (algorithm == Algorithm::kTiled) {
     choose_tile(turned_dims(movement), tiled_words_log2(config.word_bytes), &config);
   } else if (algorithm == Algorithm::kSwizzled) {
-    config.tile_rows = config.tile_columns = swizzled_side(config.word_bytes);
+    config.tile_rows = config.tile_columns = choose_side(movement, device);
     config.tile_depth = 1;
+    config.threads = swizzled_threads(config.word_bytes, config.tile_rows);
   }
   return config;
 }
@@ -225,7 +248,7 @@ TurnedDims turned_dims(const Movement& movement) {
   return {with(&Dim::out_stride), with(&Dim::in_stride), run};
 }
 
-Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
+Plan plan(const Problem& problem, std::string_view algorithm, const Device& device) {
   check(problem);
   Movement movement = in_widest_words(problem);
   if (movement.dims.size() > kMaxRank) {
@@ -235,14 +258,14 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device&) {
   if (algorithm.empty()) {
     if (is_empty) return {Algorithm::kCopy, "there is nothing to move", {}, std::move(movement)};
     auto [chosen, reason] = choose(movement, problem);
-    const Config config = configure(chosen, movement);
+    const Config config = configure(chosen, movement, device);
     return {chosen, std::move(reason), config, std::move(movement)};
   }
   const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
   if (is_empty) return {named, "the caller named the algorithm", {}, std::move(movement)};
   check(named, movement, problem);
   if (named == Algorithm::kNaive) movement = canonicalize(problem, problem.element_bytes);
-  const Config config = configure(named, movement);
+  const Config config = configure(named, movement, device);
   return {named, "the caller named the algorithm", config, std::move(movement)};
 }
 

@@ -16,6 +16,9 @@
 // one line or write the same chunk of many lines, then have no bank conflicts.
 #pragma once
 
+#include <algorithm>
+
+#include "core/dispatch.h"
 #include "core/launch.h"
 #include "core/shared.h"
 #include "core/vector.h"
@@ -24,17 +27,19 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
-template <class Word>
+template <class Word, int kSide_>
 struct SwizzledTile {
+  static constexpr int kSide = kSide_;
   static constexpr int kVector = vector_words(sizeof(Word));
   using Chunk = Pack<Word, kVector>;
 
-  static constexpr int kSide = swizzled_side(sizeof(Word));
+  static constexpr int kThreads = swizzled_threads(sizeof(Word), kSide);
   static constexpr int kChunksPerLine = kSide / kVector;
   static constexpr int kBlocksPerThread = kChunksPerLine * kChunksPerLine / kThreads;
   static constexpr int kChunksPerThread = kSide * kChunksPerLine / kThreads;
-  static constexpr int kSwizzleMask = 128 / sizeof(Chunk) - 1;
-  static_assert(kChunksPerLine % (kSwizzleMask + 1) == 0, "xor must stay within a line");
+  // The xor must stay within a line.
+  static constexpr int kSwizzleMask = std::min<int>(128 / sizeof(Chunk), kChunksPerLine) - 1;
+  static_assert(kChunksPerLine % (kSwizzleMask + 1) == 0);
   static_assert(kBlocksPerThread >= 1, "each thread must have a block");
   static_assert(kSide * kSide * sizeof(Word) <= 48 * 1024, "a tile must fit shared memory");
 
@@ -46,41 +51,58 @@ struct SwizzledTile {
   }
 };
 
+// Which chunks of a tile there are. Where the matrix ends within a tile, the accesses of a thread
+// are in flight together only if none of them is a branch to a loop over words.
+enum class Chunks {
+  kAll,            // the whole tile lies in the matrix
+  kWholeOrAbsent,  // no chunk crosses the end of the matrix
+  kAny,            // chunks may be cut, or begin at addresses that are not aligned
+};
+
 // Reads the first `count` words of a chunk, with one access if it is whole and aligned.
-template <class Word, int kVector>
-__device__ inline Pack<Word, kVector> load_chunk(const Word* from, std::int64_t count) {
-  if (count >= kVector && is_aligned<kVector>(from)) {
-    return *reinterpret_cast<const Pack<Word, kVector>*>(from);
-  }
-  Pack<Word, kVector> chunk = {};
+template <Chunks kChunks, class Word, int kVector = vector_words(sizeof(Word))>
+__device__ inline Pack<Word, kVector> load_chunk(const Word* from, int count) {
+  using Chunk = Pack<Word, kVector>;
+  Chunk chunk = {};
+  if constexpr (kChunks == Chunks::kAll) {
+    chunk = *reinterpret_cast<const Chunk*>(from);
+  } else if constexpr (kChunks == Chunks::kWholeOrAbsent) {
+    if (count > 0) chunk = *reinterpret_cast<const Chunk*>(from);
+  } else if (count >= kVector && is_aligned<kVector>(from)) {
+    chunk = *reinterpret_cast<const Chunk*>(from);
+  } else {
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    if (i < count) chunk.element[i] = from[i];
+    for (int i = 0; i < kVector; ++i) {
+      if (i < count) chunk.element[i] = from[i];
+    }
   }
   return chunk;
 }
 
-template <class Word, int kVector>
-__device__ inline void store_chunk(const Pack<Word, kVector>& chunk, Word* to, std::int64_t count) {
-  if (count >= kVector && is_aligned<kVector>(to)) {
-    *reinterpret_cast<Pack<Word, kVector>*>(to) = chunk;
-    return;
-  }
+template <Chunks kChunks, class Word, int kVector>
+__device__ inline void store_chunk(const Pack<Word, kVector>& chunk, Word* to, int count) {
+  using Chunk = Pack<Word, kVector>;
+  if constexpr (kChunks == Chunks::kAll) {
+    *reinterpret_cast<Chunk*>(to) = chunk;
+  } else if constexpr (kChunks == Chunks::kWholeOrAbsent) {
+    if (count > 0) *reinterpret_cast<Chunk*>(to) = chunk;
+  } else if (count >= kVector && is_aligned<kVector>(to)) {
+    *reinterpret_cast<Chunk*>(to) = chunk;
+  } else {
 #pragma unroll
-  for (int i = 0; i < kVector; ++i) {
-    if (i < count) to[i] = chunk.element[i];
+    for (int i = 0; i < kVector; ++i) {
+      if (i < count) to[i] = chunk.element[i];
+    }
   }
 }
 
-// Moves the tile that begins at x and y; from there on the matrix has `rows` rows and `columns`
-// columns. If kWhole, all chunks of the tile are whole and aligned.
-template <bool kWhole, class Word>
+// Moves the tile that begins at x and y; `rows` and `columns` of it lie in the matrix.
+template <class Storage, Chunks kChunks, class Word>
 __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restrict__ y,
-                                     const Matrices& matrices, std::int64_t rows,
-                                     std::int64_t columns) {
-  using Storage = SwizzledTile<Word>;
+                                     const Matrices& matrices, int rows, int columns) {
   using Chunk = typename Storage::Chunk;
   constexpr int kVector = Storage::kVector;
+  constexpr int kThreads = Storage::kThreads;
   constexpr int kChunksPerLine = Storage::kChunksPerLine;
   auto& storage = shared<Storage>();
 
@@ -94,11 +116,7 @@ __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restric
     for (int i = 0; i < kVector; ++i) {
       const int row = index / kChunksPerLine * kVector + i;
       const Word* const from = x + row * matrices.in_row_stride + column;
-      if constexpr (kWhole) {
-        block[b][i] = *reinterpret_cast<const Chunk*>(from);
-      } else {
-        block[b][i] = load_chunk<Word, kVector>(from, row < rows ? columns - column : 0);
-      }
+      block[b][i] = load_chunk<kChunks>(from, row < rows ? columns - column : 0);
     }
   }
 
@@ -125,34 +143,32 @@ __device__ inline void turn_swizzled(const Word* __restrict__ x, Word* __restric
     const int column = index / kChunksPerLine;
     const Chunk chunk = storage.at(column, index % kChunksPerLine);
     Word* const to = y + column * matrices.out_column_stride + row;
-    if constexpr (kWhole) {
-      *reinterpret_cast<Chunk*>(to) = chunk;
-    } else {
-      store_chunk<Word, kVector>(chunk, to, column < columns ? rows - row : 0);
-    }
+    store_chunk<kChunks>(chunk, to, column < columns ? rows - row : 0);
   }
 }
 
-template <class Word>
-__global__ void __launch_bounds__(kThreads)
+template <class Word, int kSide>
+__global__ void __launch_bounds__(SwizzledTile<Word, kSide>::kThreads)
     swizzled_kernel(const Word* __restrict__ x, Word* __restrict__ y, Matrices matrices) {
-  constexpr int kSide = SwizzledTile<Word>::kSide;
-  constexpr int kVector = SwizzledTile<Word>::kVector;
+  using Storage = SwizzledTile<Word, kSide>;
+  constexpr int kVector = Storage::kVector;
   const Tile tile = block_tile(matrices);
-  const std::int64_t first_row = std::int64_t{tile.row} * kSide;
-  const std::int64_t first_column = std::int64_t{tile.column} * kSide;
-  const std::int64_t rows = matrices.rows - first_row;
-  const std::int64_t columns = matrices.columns - first_column;
+  const unsigned first_row = tile.row * kSide;
+  const unsigned first_column = tile.column * kSide;
+  const int rows = static_cast<int>(min(matrices.rows - first_row, unsigned{kSide}));
+  const int columns = static_cast<int>(min(matrices.columns - first_column, unsigned{kSide}));
   x += tile.matrix.in + first_row * matrices.in_row_stride + first_column;
   y += tile.matrix.out + first_column * matrices.out_column_stride + first_row;
 
-  const bool whole = rows >= kSide && columns >= kSide && is_aligned<kVector>(x) &&
-                     is_aligned<kVector>(y) && matrices.in_row_stride % kVector == 0 &&
-                     matrices.out_column_stride % kVector == 0;
-  if (whole) {
-    turn_swizzled<true>(x, y, matrices, rows, columns);
+  const bool aligned = is_aligned<kVector>(x) && is_aligned<kVector>(y) &&
+                       matrices.in_row_stride % kVector == 0 &&
+                       matrices.out_column_stride % kVector == 0;
+  if (aligned && rows == kSide && columns == kSide) {
+    turn_swizzled<Storage, Chunks::kAll>(x, y, matrices, rows, columns);
+  } else if (aligned && rows % kVector == 0 && columns % kVector == 0) {
+    turn_swizzled<Storage, Chunks::kWholeOrAbsent>(x, y, matrices, rows, columns);
   } else {
-    turn_swizzled<false>(x, y, matrices, rows, columns);
+    turn_swizzled<Storage, Chunks::kAny>(x, y, matrices, rows, columns);
   }
 }
 
@@ -161,9 +177,13 @@ void launch_swizzled(const Call<Word>& call, const Config& config) {
   const TurnedDims turned = turned_dims(call.movement);
   const Matrices matrices =
       matrices_of(call.movement, *turned.row, *turned.column, kNoDepth, config);
-  launch_kernel<swizzled_kernel<Word>>(call.queue,
-                                       {tile_count(matrices), kThreads, sizeof(SwizzledTile<Word>)},
-                                       call.x, call.y, matrices);
+  constexpr int kSide = swizzled_side(sizeof(Word));
+  dispatch_value<kSide, kSide / 2>(config.tile_rows, [&](auto side) {
+    using Storage = SwizzledTile<Word, decltype(side)::value>;
+    launch_kernel<swizzled_kernel<Word, Storage::kSide>>(
+        call.queue, {tile_count(matrices), Storage::kThreads, sizeof(Storage)}, call.x, call.y,
+        matrices);
+  });
 }
 
 }  // namespace transpose

@@ -141,15 +141,21 @@ inline constexpr int kThreads = 256;  // of a block
 // 48 KiB of shared memory.
 constexpr int tiled_words_log2(int word_bytes) { return word_bytes <= 4 ? 12 : 10; }
 
+// How many words `swizzled` moves at a time: 16 bytes of them, or 8 single bytes. A thread
+// transposes blocks of vector x vector words, and 16 x 16 would overflow its registers.
+constexpr int vector_words(int word_bytes) { return word_bytes == 1 ? 8 : 16 / word_bytes; }
+
 // The rows and columns in a tile of `swizzled`: lines of at least 128 bytes on both sides, and at
-// least 64 bytes in flight in each thread.
+// least 64 bytes in flight in each thread. Tiles for small matrices have half as many.
 constexpr int swizzled_side(int word_bytes) {
   return word_bytes <= 2 ? 128 : word_bytes <= 8 ? 64 : 32;
 }
 
-// How many words `swizzled` moves at a time: 16 bytes of them, or 8 single bytes. A thread
-// transposes blocks of vector x vector words, and 16 x 16 would overflow its registers.
-constexpr int vector_words(int word_bytes) { return word_bytes == 1 ? 8 : 16 / word_bytes; }
+// The threads of its block: each transposes at least one block of vector x vector words.
+constexpr int swizzled_threads(int word_bytes, int side) {
+  const int blocks = side / vector_words(word_bytes) * (side / vector_words(word_bytes));
+  return blocks < kThreads ? blocks : kThreads;
+}
 
 // The dimensions that a movement transposes: the column index is contiguous in the operand, the row
 // index in the result, where a short run counts as one element. `run` is null if there is none.
