@@ -291,7 +291,7 @@ struct Config {
   std::int64_t blocks = 0;
   int cluster_rows = 0;  // blocks of a cluster: neighbours along m, or along n if `turned`
   int stages = 0;        // of the pipeline, each with a slice of a and of b in shared memory
-  int group = 0;         // rows of cluster tiles in a group: see TileOrder
+  int group = 0;         // rows of cluster tiles in a group, or columns if `turned`: see TileOrder
   // If there is a second launch (see Tail): how many cluster tiles the first one takes, and the
   // tile and the number of blocks of the second.
   std::int64_t tiles = 0;
@@ -302,7 +302,7 @@ struct Config {
   int vector_bytes = 0;  // per copy to shared memory of mma_pipelined or fma_sliced
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage separately: see Persistent
-  bool turned = false;    // computes the transposed product: see Turned
+  bool turned = false;    // computes the transposed product: see Persistent and Turned
   // A factor may be copied first (see needs_copy); a result whose rows are not multiples of 16
   // bytes is written by the threads.
   bool copies_a = false;
@@ -494,6 +494,7 @@ struct TensorCoreTile {
   // results; the small tile's values for 32-bit results are estimates.
   int speed;
   int unaligned_speed;
+  bool turned = false;  // computes the transposed product: see Persistent
 
   constexpr int threads() const { return 128 * (1 + consumers); }
 
@@ -504,8 +505,8 @@ struct TensorCoreTile {
   // The ring of stages, two panels of results for each consumer, and the mbarriers. They begin at a
   // multiple of 1024 bytes, but the shared memory of a launch only at a multiple of 128.
   constexpr int shared_bytes() const {
-    const int bytes =
-        stages * (rows + cols) * kTensorLineBytes + consumers * 2 * 8192 + 2 * stages * 8;
+    const int panels = consumers * 2 * (turned ? 4096 : 8192);
+    const int bytes = stages * (rows + cols) * kTensorLineBytes + panels + 2 * stages * 8;
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
   }
 };
@@ -519,6 +520,14 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     {2, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
     {4, 64, 128,      1, 8, 1,                    1,       false, false,    90, 40},
+};
+
+// For plain products of 16-bit floats with few more rows than a multiple of 128. The speeds are
+// estimates.
+inline constexpr TensorCoreTile kTensorCoreTurnedTiles[] = {
+    {2, 160, 128,     2, 5, 1,                    0,       true,  false,    97, 62,     true},
+    {2, 192, 128,     2, 5, 1,                    0,       true,  false,    98, 66,     true},
+    {2, 224, 128,     2, 4, 1,                    0,       true,  false,    98, 70,     true},
 };
 
 // For 8-bit factors. Their stages have as many bytes and take as long, so the speeds are the same;

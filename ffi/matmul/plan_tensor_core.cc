@@ -102,9 +102,9 @@ Grid grid_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t gr
 }
 
 // Whether a cluster tile divides into whole cluster tiles of `tail`, which can then be the tile of
-// a second launch.
+// a second launch. Tiles of transposed products have another order.
 bool is_made_of(const TensorCoreTile& tile, const TensorCoreTile& tail) {
-  return tail.rows * tail.cols < tile.rows * tile.cols &&
+  return !tile.turned && !tail.turned && tail.rows * tail.cols < tile.rows * tile.cols &&
          tile.rows * tile.cluster_rows % (tail.rows * tail.cluster_rows) == 0 &&
          tile.cols % tail.cols == 0;
 }
@@ -134,6 +134,14 @@ Cut cut_at(const Problem& problem, const TensorCoreTile& tile, const TensorCoreT
           tail_grid.group};
 }
 
+// Whether the transposed product has kernels: of 16-bit floats, without an epilogue, for an a that
+// is K-major and a result that tensor copies write.
+bool may_turn(const Problem& problem) {
+  return is_16_bit_float(problem.dtype) && problem.result_dtype == problem.dtype &&
+         !has_epilogue(problem) && !problem.has_c && stored_a(problem).deep &&
+         fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
+}
+
 // Calls visit(tile) for each tile that has a kernel for the problem.
 template <class Visit>
 void each_tile(const Problem& problem, Visit&& visit) {
@@ -149,6 +157,7 @@ void each_tile(const Problem& problem, Visit&& visit) {
     visit_those(kTensorCoreByteTiles);
   } else {
     visit_those(kTensorCoreTiles);
+    if (may_turn(problem)) visit_those(kTensorCoreTurnedTiles);
   }
 }
 
@@ -231,6 +240,7 @@ void configure_tile(const TensorCoreTile& tile, Config& config) {
   config.stages = tile.stages;
   config.shared_bytes = tile.shared_bytes();
   config.promotes = tile.promotes;
+  config.turned = tile.turned;
 }
 
 // Sets which factors are copied first, because tensor copies cannot read them.

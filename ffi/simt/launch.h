@@ -259,7 +259,7 @@ class Launch {
   void multiply_add(const char* function, Site site, void* sums, const ProductCall& call);
   void end_products(const char* function, Site site);
   void wait_for_products(const char* function, Site site, unsigned pending);
-  void store_matrices(const char* function, Site site, unsigned address,
+  void store_matrices(const char* function, Site site, unsigned address, bool transposed,
                       std::array<std::uint32_t, 4> words);
   void load_matrices(const char* function, Site site, unsigned address, bool transposed,
                      std::uint32_t (&words)[4]);

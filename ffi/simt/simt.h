@@ -222,7 +222,7 @@ void begin_products(const char* function, Site site);
 void multiply_add(const char* function, Site site, void* sums, const ProductCall& call);
 void end_products(const char* function, Site site);
 void wait_for_products(const char* function, Site site, unsigned pending);
-void store_matrices(const char* function, Site site, unsigned address,
+void store_matrices(const char* function, Site site, unsigned address, bool transposed,
                     std::array<std::uint32_t, 4> words);
 
 // One mma.sync by all lanes of a warp: sums += left * right, with 16 x 8 sums over a depth of 16,

@@ -618,6 +618,19 @@ void store_words(void* const (&lanes)[kWarpSize]) {
   }
 }
 
+void store_transposed_words(void* const (&lanes)[kWarpSize]) {
+  for (int i = 0; i < kWarpSize; ++i) {
+    for (int matrix = 0; matrix < 4; ++matrix) {
+      std::uint16_t pair[2];
+      std::memcpy(pair, &lane_of_matrices(lanes[i]).words[matrix], sizeof(pair));
+      for (int j = 0; j < 2; ++j) {
+        unsigned char* const row = lane_of_matrices(lanes[8 * matrix + i % 4 * 2 + j]).row;
+        std::memcpy(row + i / 4 * 2, &pair[j], sizeof(pair[j]));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 unsigned char* Launch::row_of_matrix(const Caller& caller, unsigned address) const {
@@ -635,11 +648,11 @@ void Launch::load_matrices(const char* function, Site site, unsigned address, bo
   together(function, site, &own, transposed ? load_transposed_words : load_words);
 }
 
-void Launch::store_matrices(const char* function, Site site, unsigned address,
+void Launch::store_matrices(const char* function, Site site, unsigned address, bool transposed,
                             std::array<std::uint32_t, 4> words) {
   if (cancelled_) throw Cancelled();
   LaneOfMatrices own{row_of_matrix({*thread_, function, site}, address), words.data()};
-  together(function, site, &own, store_words);
+  together(function, site, &own, transposed ? store_transposed_words : store_words);
 }
 
 // ---- For code in kernels ----
@@ -654,9 +667,9 @@ void end_products(const char* function, Site site) { active_launch().end_product
 void wait_for_products(const char* function, Site site, unsigned pending) {
   active_launch().wait_for_products(function, site, pending);
 }
-void store_matrices(const char* function, Site site, unsigned address,
+void store_matrices(const char* function, Site site, unsigned address, bool transposed,
                     std::array<std::uint32_t, 4> words) {
-  active_launch().store_matrices(function, site, address, words);
+  active_launch().store_matrices(function, site, address, transposed, words);
 }
 void load_matrices(const char* function, Site site, unsigned address, bool transposed,
                    std::uint32_t (&words)[4]) {

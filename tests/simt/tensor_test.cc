@@ -944,6 +944,41 @@ void check_loading_matrices() {
   }
 }
 
+// Each lane of a warp gives its elements of four matrices, whose rows may be at any place.
+template <bool kTransposed>
+void check_storing_matrices() {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Seed seeded(seed);
+    int wrong = 0;
+    const std::string error = error_of(1, 32, 32 * 16, [&] {
+      auto* const rows = shared_array<std::uint16_t>();
+      const unsigned lane = threadIdx.x;
+      const auto place = [](unsigned row) { return row * 5 % 32; };  // of a stored row
+      std::uint32_t words[4];
+      for (unsigned matrix = 0; matrix < 4; ++matrix) {
+        const unsigned first = matrix * 64 + lane / 4 * 8 + lane % 4 * 2;
+        words[matrix] = first | (first + 1) << 16;
+      }
+      store_matrices<kTransposed>(shared_address(rows + place(lane) * 8), words[0], words[1],
+                                  words[2], words[3]);
+      __syncthreads();
+      for (unsigned i = 0; i < 8; ++i) {
+        const unsigned own = lane % 8;
+        const unsigned expected = lane / 8 * 64 + (kTransposed ? i * 8 + own : own * 8 + i);
+        wrong += rows[place(lane) * 8 + i] != expected;
+      }
+    });
+    CHECK(error.empty());
+    CHECK(wrong == 0);
+    check_contains(error_of(1, 32, 32 * 16 + 16,
+                            [] {
+                              store_matrices<kTransposed>(
+                                  shared_address(shared_array<float>() + threadIdx.x), 0, 0, 0, 0);
+                            }),
+                   {"store_matrices()", "which is not a multiple of 16"});
+  }
+}
+
 // ---- Matmul ----
 
 struct Shape {
@@ -994,7 +1029,9 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
   const int a_stride = round_up(a_inner, kAligned) + kAligned;
   const int b_stride = round_up(b_inner, kAligned) + kAligned;
   constexpr int kPerSector = 16 / sizeof(Result);
-  const int stride = round_up(cols, kPerSector) + kPerSector;
+  const int result_rows = Config::kTurned ? cols : rows;
+  const int result_cols = Config::kTurned ? rows : cols;
+  const int stride = round_up(result_cols, kPerSector) + kPerSector;
   const auto a = random_lines<Factor>(a_lines * batch, a_inner, a_stride, 1);
   const auto b = random_lines<Factor>(b_lines * b_batch, b_inner, b_stride, 2);
 
@@ -1053,10 +1090,10 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
 
   for (const std::uint64_t seed : seeds) {
     const Seed seeded(seed);
-    Array<Result> result(std::int64_t{batch} * rows * stride);
+    Array<Result> result(std::int64_t{batch} * result_rows * stride);
     const TensorMap result_map =
-        matmul::map_of<Result>(matmul::kResultType<Result>, result.data(), batch, rows, cols,
-                               stride, matmul::kProductRows);
+        matmul::map_of<Result>(matmul::kResultType<Result>, result.data(), batch, result_rows,
+                               result_cols, stride, Config::kPanelRows);
     const std::string error = error_of(
         {std::min(clusters, order.tiles) * Config::kBlocks, Config::kThreads,
          matmul::kSharedBytes<matmul::PersistentStorage<Config>>, Config::kBlocks},
@@ -1065,16 +1102,19 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
     if (!error.empty()) std::printf("%s\n", error.c_str());
 
     std::int64_t wrong = 0;
-    for (int row = 0; row < batch * rows; ++row) {
+    for (int row = 0; row < batch * result_rows; ++row) {
       const Result* const line = result.data() + std::int64_t{row} * stride;
-      for (int col = 0; col < cols; ++col) {
-        const auto [sum, size] = expected[std::int64_t{row} * cols + col];
+      for (int col = 0; col < result_cols; ++col) {
+        const int in_matrix = row % result_rows;
+        const std::int64_t of_matrix = std::int64_t{row / result_rows} * rows * cols;
+        const auto [sum, size] = expected[of_matrix + (Config::kTurned ? col * cols + in_matrix
+                                                                       : in_matrix * cols + col)];
         wrong +=
             !(std::abs(to_float(line[col]) - sum) <= per_term * size + rounding * std::abs(sum));
       }
       // Elements after the last multiple of 16 bytes are not part of the result.
       const Array<Result> untouched(1);
-      for (int col = round_up(cols, kPerSector); col < stride; ++col) {
+      for (int col = round_up(result_cols, kPerSector); col < stride; ++col) {
         wrong += std::memcmp(&line[col], untouched.data(), sizeof(Result)) != 0;
       }
     }
@@ -1106,6 +1146,14 @@ void test_matmul() {
   check_matmul<matmul::Persistent<H, H, true, true, 128, 256, 2, 2, 2, 1, false>>();
   check_matmul<matmul::Persistent<H, float, true, false, 64, 64, 1, 2, 1, 0, false>>();
   check_matmul<matmul::Persistent<float, float, true, true, 128, 256, 2, 2, 2, 1, false>>();
+  // Results that are stored transposed.
+  using matmul::Scaling;
+  check_matmul<matmul::Persistent<B, B, false, true, 128, 160, 2, 2, 1, 0, true, false, false,
+                                  false, Scaling::kNone, false, true>>();
+  check_matmul<matmul::Persistent<H, H, true, true, 128, 224, 2, 2, 1, 0, true, false, false, false,
+                                  Scaling::kNone, false, true>>();
+  check_matmul<matmul::Persistent<B, B, true, true, 128, 64, 1, 2, 1, 1, false, false, false, false,
+                                  Scaling::kNone, false, true>>();
   using E4M3 = __nv_fp8_e4m3;
   using E5M2 = __nv_fp8_e5m2;
   using I = std::int8_t;
@@ -1139,6 +1187,8 @@ void test_tensor() {
   test_rounding_to_tf32();
   check_loading_matrices<false>();
   check_loading_matrices<true>();
+  check_storing_matrices<false>();
+  check_storing_matrices<true>();
   test_matmul();
 }
 

@@ -112,26 +112,33 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
 #endif
 }
 
-// The registers of an instruction with 64, 128, 192 or 256 columns, 32 at a time.
+// The registers of an instruction with 64 to 256 columns, 32 or 16 at a time.
 #define JAX_GPUOPS_NAMES_0                                                 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
 #define JAX_GPUOPS_NAMES_1                                                           \
   "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
   "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-#define JAX_GPUOPS_NAMES_2                                                           \
-  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
-  "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define JAX_GPUOPS_NAMES_3                                                                       \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define JAX_GPUOPS_NAMES_64_TO_79 \
+  "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
+#define JAX_GPUOPS_NAMES_2                   \
+  JAX_GPUOPS_NAMES_64_TO_79 JAX_GPUOPS_COMMA \
+      "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
+#define JAX_GPUOPS_NAMES_96_TO_111                                                         \
+  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, " \
+  "%111"
+#define JAX_GPUOPS_NAMES_3                                                                         \
+  JAX_GPUOPS_NAMES_96_TO_111 JAX_GPUOPS_COMMA                                                      \
+      "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, " \
+      "%127"
 // Their constraints in an asm statement: "+f" for floats, "+r" for integers.
 #define JAX_GPUOPS_SUMS_8(as, sums, i)                                             \
   as(sums[i]), as(sums[i + 1]), as(sums[i + 2]), as(sums[i + 3]), as(sums[i + 4]), \
       as(sums[i + 5]), as(sums[i + 6]), as(sums[i + 7])
-#define JAX_GPUOPS_SUMS_32(as, sums, i)                               \
-  JAX_GPUOPS_SUMS_8(as, sums, i), JAX_GPUOPS_SUMS_8(as, sums, i + 8), \
-      JAX_GPUOPS_SUMS_8(as, sums, i + 16), JAX_GPUOPS_SUMS_8(as, sums, i + 24)
+#define JAX_GPUOPS_SUMS_16(as, sums, i) \
+  JAX_GPUOPS_SUMS_8(as, sums, i), JAX_GPUOPS_SUMS_8(as, sums, i + 8)
+#define JAX_GPUOPS_SUMS_32(as, sums, i) \
+  JAX_GPUOPS_SUMS_16(as, sums, i), JAX_GPUOPS_SUMS_16(as, sums, i + 16)
 #define JAX_GPUOPS_COMMA ", "
 
 // What follows the columns in the instruction's name, and what follows the operands: for floats the
@@ -166,12 +173,25 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
   JAX_GPUOPS_WGMMA(128, kind, flags, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1, 64, \
                    65, 66, 67, 68, JAX_GPUOPS_SUMS_32(as, sums, 0),                              \
                    JAX_GPUOPS_SUMS_32(as, sums, 32))
+#define JAX_GPUOPS_WGMMA_160(as, kind, flags)                                              \
+  JAX_GPUOPS_WGMMA(160, kind, flags,                                                       \
+                   JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA \
+                       JAX_GPUOPS_NAMES_64_TO_79,                                          \
+                   80, 81, 82, 83, 84, JAX_GPUOPS_SUMS_32(as, sums, 0),                    \
+                   JAX_GPUOPS_SUMS_32(as, sums, 32), JAX_GPUOPS_SUMS_16(as, sums, 64))
 #define JAX_GPUOPS_WGMMA_192(as, kind, flags)                                                     \
   JAX_GPUOPS_WGMMA(                                                                               \
       192, kind, flags,                                                                           \
       JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_2, \
       96, 97, 98, 99, 100, JAX_GPUOPS_SUMS_32(as, sums, 0), JAX_GPUOPS_SUMS_32(as, sums, 32),     \
       JAX_GPUOPS_SUMS_32(as, sums, 64))
+#define JAX_GPUOPS_WGMMA_224(as, kind, flags)                                              \
+  JAX_GPUOPS_WGMMA(224, kind, flags,                                                       \
+                   JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA \
+                       JAX_GPUOPS_NAMES_2 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_96_TO_111,     \
+                   112, 113, 114, 115, 116, JAX_GPUOPS_SUMS_32(as, sums, 0),               \
+                   JAX_GPUOPS_SUMS_32(as, sums, 32), JAX_GPUOPS_SUMS_32(as, sums, 64),     \
+                   JAX_GPUOPS_SUMS_16(as, sums, 96))
 #define JAX_GPUOPS_WGMMA_256(as, kind, flags)                                              \
   JAX_GPUOPS_WGMMA(256, kind, flags,                                                       \
                    JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA \
@@ -184,7 +204,9 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
   do {                                                                 \
     if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(as, kind, flags);   \
     if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128(as, kind, flags); \
+    if constexpr (kCols == 160) JAX_GPUOPS_WGMMA_160(as, kind, flags); \
     if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192(as, kind, flags); \
+    if constexpr (kCols == 224) JAX_GPUOPS_WGMMA_224(as, kind, flags); \
     if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256(as, kind, flags); \
   } while (false)
 
@@ -205,7 +227,8 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] ProductSum<T> (&su
                                              [[maybe_unused]] bool add,
                                              [[maybe_unused]] Site site = Site::here()) {
   constexpr int kCols = 2 * kSums;
-  static_assert(kCols == 64 || kCols == 128 || kCols == 192 || kCols == 256);
+  static_assert(kCols == 64 || kCols == 128 || kCols == 160 || kCols == 192 || kCols == 224 ||
+                kCols == 256);
   constexpr bool kHalf = std::is_same_v<T, __half>;
   constexpr bool kBFloat16 = std::is_same_v<T, __nv_bfloat16>;
   constexpr bool kFloat = std::is_same_v<T, float>;
@@ -271,7 +294,9 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128]
 
 #undef JAX_GPUOPS_WGMMAS
 #undef JAX_GPUOPS_WGMMA_256
+#undef JAX_GPUOPS_WGMMA_224
 #undef JAX_GPUOPS_WGMMA_192
+#undef JAX_GPUOPS_WGMMA_160
 #undef JAX_GPUOPS_WGMMA_128
 #undef JAX_GPUOPS_WGMMA_64
 #undef JAX_GPUOPS_WGMMA
@@ -284,17 +309,21 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128]
 #undef JAX_GPUOPS_16_BITS
 #undef JAX_GPUOPS_COMMA
 #undef JAX_GPUOPS_SUMS_32
+#undef JAX_GPUOPS_SUMS_16
 #undef JAX_GPUOPS_SUMS_8
 #undef JAX_GPUOPS_NAMES_3
+#undef JAX_GPUOPS_NAMES_96_TO_111
 #undef JAX_GPUOPS_NAMES_2
+#undef JAX_GPUOPS_NAMES_64_TO_79
 #undef JAX_GPUOPS_NAMES_1
 #undef JAX_GPUOPS_NAMES_0
 
 // ---- Sums to shared memory ----
 
 // Stores four matrices of 8 x 8 elements of 16 bits. Each word of a thread holds two neighbours, in
-// the register layout of sums. Lane 8 i + r gives the address of row r of matrix i, which is a
-// multiple of 16.
+// the register layout of sums. Lane 8 i + r gives the address of row r of matrix i, or with
+// kTransposed of its column r, a multiple of 16.
+template <bool kTransposed>
 __device__ inline void store_matrices([[maybe_unused]] unsigned address,
                                       [[maybe_unused]] std::uint32_t word0,
                                       [[maybe_unused]] std::uint32_t word1,
@@ -302,12 +331,20 @@ __device__ inline void store_matrices([[maybe_unused]] unsigned address,
                                       [[maybe_unused]] std::uint32_t word3,
                                       [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
-  simt::store_matrices("store_matrices", site, address, {word0, word1, word2, word3});
+  simt::store_matrices("store_matrices", site, address, kTransposed, {word0, word1, word2, word3});
 #elif JAX_GPUOPS_HOPPER_PTX
-  asm volatile(
-      "stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
-      "r"(word0), "r"(word1), "r"(word2), "r"(word3)
-      : "memory");
+  if constexpr (kTransposed) {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+            address),
+        "r"(word0), "r"(word1), "r"(word2), "r"(word3)
+        : "memory");
+  } else {
+    asm volatile(
+        "stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(address),
+        "r"(word0), "r"(word1), "r"(word2), "r"(word3)
+        : "memory");
+  }
 #endif
 }
 

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <type_traits>
+#include <utility>
 
 #include "core/dispatch.h"
 #include "core/integer.h"
@@ -21,6 +22,14 @@ inline void clear_result(const Queue& queue, const Problem& problem, const Buffe
   clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
 }
 
+// The product whose result is the transposed one: `b` transposed times `a` transposed. Only what
+// the order of tiles depends on is exchanged.
+inline Problem transposed(Problem problem) {
+  std::swap(problem.m, problem.n);
+  std::swap(problem.share_a, problem.share_b);
+  return problem;
+}
+
 // Launches the kernel for the tiles from `first` on.
 template <class Kernel>
 void launch_persistent(const Queue& queue, const Config& config, std::int64_t first,
@@ -35,13 +44,15 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
   TileOrder order{};
   UpFactor<Kernel::kGated> up{};
   if (!queue.preparing) {
-    a = maps_of_factor<T, Kernel::kDeepA>(factors.a, Kernel::kRows);
-    b = maps_of_factor<T, Kernel::kDeepB>(factors.b, Kernel::kCols / Kernel::kClusterRows);
+    constexpr bool kTurned = Kernel::kTurned;
+    a = maps_of_factor<T, Kernel::kDeepA>(kTurned ? factors.b : factors.a, Kernel::kRows);
+    b = maps_of_factor<T, Kernel::kDeepB>(kTurned ? factors.a : factors.b,
+                                          Kernel::kCols / Kernel::kClusterRows);
     if constexpr (Kernel::kGated) {
       const ReadFactor factor{buffers.up, factors.b.stored, factors.b.pitch};
       up.maps = maps_of_factor<T, Kernel::kDeepB>(factor, Kernel::kCols / 2);
     }
-    order = order_of_tiles<Kernel>(problem, config, kStageDepth<T>);
+    order = order_of_tiles<Kernel>(kTurned ? transposed(problem) : problem, config, kStageDepth<T>);
     order.first = static_cast<unsigned>(first);
     if (config.tiles > 0) order.tiles = static_cast<unsigned>(config.tiles);
     if (config.writes_elements) {
@@ -49,7 +60,7 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
                static_cast<int>(problem.n), rows_of_step<Kernel>(order.steps)};
     } else {
       result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch, problem.m,
-                              problem.n, problem.n, kProductRows);
+                              problem.n, problem.n, Kernel::kPanelRows);
     }
   }
   typename Kernel::Epilogue epilogue{};
@@ -86,6 +97,27 @@ void launch_turned(const Queue& queue, const Config& config, const Problem& prob
   }
   launch_kernel<turned_kernel<Kernel>>(queue, shape, a, b, result, order,
                                        finish_of(problem, buffers));
+}
+
+// Launches the kernel that computes the transposed product of a deep a, for factors of 16 bits.
+template <class T, bool kDeepB>
+void launch_turned_tile(const Queue& queue, const Config& config, const Problem& problem,
+                        const Buffers& buffers) {
+  const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
+  const auto matches = [&](const TensorCoreTile& tile) {
+    return tile.rows == config.tile_rows && tile.cols == config.tile_cols;
+  };
+  dispatch_instance<kTensorCoreTurnedTiles>(matches, [&](auto index) {
+    constexpr const TensorCoreTile& kTile = kTensorCoreTurnedTiles[decltype(index)::value];
+    using Kernel =
+        Persistent<T, T, kDeepB, /*kDeepB=*/true, kTile.cols, kTile.rows, kTile.consumers,
+                   kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
+                   kTile.promotes, /*kFinishes=*/false, /*kGated=*/false, Scaling::kNone,
+                   /*kAdds=*/false, /*kTurned=*/true>;
+    static_assert(Kernel::kThreads == kTile.threads());
+    static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
+    launch_persistent<Kernel>(queue, config, 0, factors, problem, buffers);
+  });
 }
 
 template <class T, class Result, bool kDeepA, bool kDeepB, bool kFinishes, bool kGated,

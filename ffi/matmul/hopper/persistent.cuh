@@ -14,6 +14,12 @@
 //
 //     kClusterRows = 2: blocks 0 and 1 each copy half of the slice of b to both.
 //
+// The rows of a tile are a multiple of 64, those of a wgmma, but its columns only of 8. So for a
+// few more rows than a multiple of 128, the transposed product may take less time, result^T = b^T
+// a^T, whose columns are the result's rows. If kTurned, a is therefore the problem's b and b its a,
+// and rows and columns are those of the transposed result; the columns of a wave of products are
+// rows of a panel, which is filled by transposing stores.
+//
 // The leading dimensions of the factors are multiples of 16 bytes, as tensor copies require, and
 // the depth is at least 1. A result with another leading dimension is written by the threads.
 #pragma once
@@ -47,7 +53,7 @@ namespace matmul {
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kPending_, bool kLateStores_,
           bool kPromotes_ = false, bool kFinishes_ = false, bool kGated_ = false,
-          Scaling kScaling_ = Scaling::kNone, bool kAdds_ = false>
+          Scaling kScaling_ = Scaling::kNone, bool kAdds_ = false, bool kTurned_ = false>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
@@ -77,6 +83,8 @@ struct Persistent {
   // activated sums of b are multiplied by those of `up`.
   static constexpr bool kGated = kGated_;
   static constexpr int kResultCols = kGated ? kCols / 2 : kCols;
+  // Whether the result is stored transposed: see above.
+  static constexpr bool kTurned = kTurned_;
   // Which sums are multiplied by scales of the factors.
   static constexpr Scaling kScaling = kScaling_;
   // The parameters of the epilogue.
@@ -95,9 +103,11 @@ struct Persistent {
   static constexpr int kABytes = kRows * kLineBytes;
   static constexpr int kBBytes = kCols * kLineBytes;
 
-  // Results pass through shared memory in panels of 64 rows and 128 bytes.
+  // Results pass through shared memory in panels of 128 bytes of 64 rows of the result or, if
+  // kTurned, of 32 rows.
+  static constexpr int kPanelRows = kTurned ? 32 : kProductRows;
   static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Result));
-  static constexpr int kPanels = kWaves * kResultCols / kPanelCols;
+  static constexpr int kPanels = kWaves * kResultCols / (kTurned ? kPanelRows : kPanelCols);
   static constexpr int kPanelBuffers = 2;
 
   // Each consumer warp of a cluster arrives at the mbarriers of all its blocks, whose producers
@@ -113,12 +123,16 @@ struct Persistent {
                 "wgmma takes rows of k only for 16 bits");
   static_assert(kConsumers == 1 || kConsumers == 2);
   static_assert(kRows % (kConsumers * kProductRows) == 0, "a consumer has whole wgmmas");
-  static_assert(kCols % 64 == 0, "blocks copy whole panels for each other");
+  static_assert(kCols % 64 == 0 || (kTurned && kDeepB && kClusterRows == 1),
+                "blocks copy whole panels for each other");
   static_assert(kClusterRows <= 2);
   static_assert(kRows <= 256 && kCols <= 256, "the copy engine's largest box");
   static_assert(!kGated || (kFinishes && kCols / 2 % 64 == 0), "whole panels of both factors");
   static_assert(!kAdds || (kFinishes && !kGated && sizeof(Result) == 2),
                 "c waits for the sums in registers, in pairs");
+  static_assert(!kTurned || (sizeof(Result) == 2 && kPanelCols == kProductRows &&
+                             kCols % kPanelRows == 0 && !kFinishes && !kPromotes),
+                "a wave of plain products is the columns of a panel");
   static_assert(kPending == 0 || kPending == 1);
   static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
                 "sums of 32 bits, or a stage's, and results that wait do not fit the registers");
@@ -136,7 +150,7 @@ template <class Config>
 struct alignas(kAtomBytes) PersistentStorage {
   unsigned char a[Config::kStages][Config::kABytes];
   unsigned char b[Config::kStages][Config::kBBytes];
-  unsigned char panels[Config::kConsumers][Config::kPanelBuffers][kPanelBytes];
+  unsigned char panels[Config::kConsumers][Config::kPanelBuffers][Config::kPanelRows * kLineBytes];
   Mbarrier full[Config::kStages];
   Mbarrier empty[Config::kStages];
 };
@@ -229,8 +243,11 @@ int rows_of_step(int steps) {
 }
 
 // The bias of a tile's columns.
+struct NoBias {};
 template <class Config>
-using TileBias = TileColumns<typename Config::Result, Config::kResultCols>;
+using TileBias =
+    std::conditional_t<Config::kFinishes, TileColumns<typename Config::Result, Config::kResultCols>,
+                       NoBias>;
 
 template <class Config>
 __device__ __forceinline__ TileBias<Config> load_bias(const Finish& finish,
@@ -307,9 +324,9 @@ class ResultWriter {
   __device__ __forceinline__ void fill(int panel, const TilePosition& at, const Word& word) {
     const int wave = panel / kPerWave;
     const int first = panel % kPerWave;
-    unsigned char* const buffer = buffers_ + turn_ * kPanelBytes;
+    unsigned char* const buffer = buffers_ + turn_ * kBufferBytes;
     turn_ ^= 1;
-    const bool copies = plain_.data == nullptr;
+    const bool copies = Config::kTurned || plain_.data == nullptr;
     if (copies) {
       if (thread_ == 0) wait_until_read<Config::kPanelBuffers - 1>();
       meet(barrier_, kWarpgroupThreads);
@@ -319,7 +336,20 @@ class ResultWriter {
     // Row r of the panel is line r, swizzled as tensor copies expect it.
     const int lane = thread_ % 32;
     const int warp_row = thread_ / 32 * 16;
-    if constexpr (sizeof(Result) == 2) {
+    if constexpr (Config::kTurned) {
+      // Lane i gives the address of column i % 8 of matrix i / 8, a part of a line. The matrices
+      // are rows 0 to 7 and 8 to 15, of 64, of eight columns, then of the next eight.
+      const int in_eight = lane % 8;
+      const unsigned from = shared_address(buffer + (lane / 16 * 8 + in_eight) * kLineBytes +
+                                           ((warp_row / 8 + lane / 8 % 2) ^ in_eight) * 16);
+#pragma unroll
+      for (int line = 0; line < Config::kPanelRows; line += 16) {
+        const int i = (first * Config::kPanelRows + line) / 4;
+        store_matrices</*kTransposed=*/true>(from + line * kLineBytes, word(wave, i),
+                                             word(wave, i + 1), word(wave, i + 2),
+                                             word(wave, i + 3));
+      }
+    } else if constexpr (sizeof(Result) == 2) {
       // Lane i gives the address of row i % 8 of matrix i / 8. The matrices are rows 0 to 7 and 8
       // to 15 of eight columns, then of the next eight.
       const int row = warp_row + lane % 16;
@@ -327,8 +357,9 @@ class ResultWriter {
 #pragma unroll
       for (int piece = 0; piece < 8; piece += 2) {
         const int i = first * 16 + piece * 2;
-        store_matrices(line + ((piece + lane / 16) ^ (row % 8)) * 16, word(wave, i),
-                       word(wave, i + 1), word(wave, i + 2), word(wave, i + 3));
+        store_matrices</*kTransposed=*/false>(line + ((piece + lane / 16) ^ (row % 8)) * 16,
+                                              word(wave, i), word(wave, i + 1), word(wave, i + 2),
+                                              word(wave, i + 3));
       }
     } else if constexpr (sizeof(Result) == 1) {
       const int row = warp_row + lane / 4;
@@ -356,8 +387,12 @@ class ResultWriter {
       finish_writes_before_copies();
       meet(barrier_, kWarpgroupThreads);
       if (thread_ == 0) {
-        write_tensor(map_, at.col + first * Config::kPanelCols,
-                     at.row + first_row_ + wave * kProductRows, at.matrix, buffer);
+        const int row = at.row + first_row_ + wave * kProductRows;
+        if constexpr (Config::kTurned) {
+          write_tensor(map_, row, at.col + first * Config::kPanelRows, at.matrix, buffer);
+        } else {
+          write_tensor(map_, at.col + first * Config::kPanelCols, row, at.matrix, buffer);
+        }
       }
     } else {
       __syncwarp();
@@ -368,12 +403,14 @@ class ResultWriter {
   // last, unless the copy engine does.
   __device__ __forceinline__ void write_rows(int panel, const TilePosition& at, int first_row,
                                              int rows) const {
-    if (plain_.data == nullptr) return;
-    const int wave = panel / kPerWave;
-    const int first = panel % kPerWave;
-    write_elements(buffers_ + (turn_ ^ 1) * kPanelBytes, buffers_ + turn_ * kPanelBytes, first == 0,
-                   first == kPerWave - 1, at.row + first_row_ + wave * kProductRows,
-                   at.col + first * Config::kPanelCols, at.matrix, first_row, rows);
+    if constexpr (!Config::kTurned) {
+      if (plain_.data == nullptr) return;
+      const int wave = panel / kPerWave;
+      const int first = panel % kPerWave;
+      write_elements(buffers_ + (turn_ ^ 1) * kBufferBytes, buffers_ + turn_ * kBufferBytes,
+                     first == 0, first == kPerWave - 1, at.row + first_row_ + wave * kProductRows,
+                     at.col + first * Config::kPanelCols, at.matrix, first_row, rows);
+    }
   }
 
   template <class Word>
@@ -388,7 +425,8 @@ class ResultWriter {
   }
 
  private:
-  static constexpr int kPerWave = Config::kResultCols / Config::kPanelCols;
+  static constexpr int kPerWave = Config::kPanels / Config::kWaves;
+  static constexpr int kBufferBytes = Config::kPanelRows * kLineBytes;
   static constexpr int kPackBytes = 16;
   static constexpr int kRowLanes = kLineBytes / kPackBytes;
 
@@ -550,6 +588,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
   };
 
   std::uint32_t words[Config::kWaves][Config::kWords];
+  const int step_rows = Config::kTurned ? kWarpRows : plain.step_rows;
   TilePosition before{};
   bool waiting = false;
 
@@ -588,8 +627,8 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
         }
 #pragma unroll 1
         for (int row = 0;;) {
-          if (waiting) writer.write_rows(panel, before, row, plain.step_rows);
-          row += plain.step_rows;
+          if (waiting) writer.write_rows(panel, before, row, step_rows);
+          row += step_rows;
           if (row >= kWarpRows) break;
           retire(step);
           ++step;

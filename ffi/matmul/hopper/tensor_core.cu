@@ -58,6 +58,13 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
       return launch_layout<T, true, false, true, false, true>(queue, config, problem, buffers);
     }
   }
+  if constexpr (sizeof(T) == 2) {
+    if (config.turned) {
+      return dispatch_value<false, true>(stored_b(problem).deep, [&](auto deep_b) {
+        launch_turned_tile<T, decltype(deep_b)::value>(queue, config, problem, buffers);
+      });
+    }
+  }
   if constexpr (std::is_same_v<T, float>) {
     if (config.turned) {
       return has_epilogue(problem) ? launch_turned<true>(queue, config, problem, buffers)

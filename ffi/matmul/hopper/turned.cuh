@@ -62,7 +62,8 @@ struct Turned {
   // A consumer writes 32 rows of its two panels at a time. Each panel has a buffer: the threads
   // fill one half while the copy engine reads the other.
   static constexpr int kPanelBuffers = kCols / kConsumers / kPanelCols;
-  static constexpr int kWrittenRows = kProductRows / 2;
+  static constexpr int kPanelRows = kProductRows;
+  static constexpr int kWrittenRows = kPanelRows / 2;
   static constexpr int kEmptyArrivals = kConsumers * 4 * kBlocks;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kConsumerRegisters = 232;
