@@ -13,8 +13,9 @@ namespace {
 
 // How many rows of tiles of tensor_core share columns of b in the L2 cache.
 constexpr std::int64_t kTensorCoreGroup = 8;
-// The fraction of the time that a tail must save: less is within the error of the estimates.
-constexpr double kLeastTailGain = 0.015;
+// The fraction of the time that a tail or a transposed product must save: less is within the error
+// of the estimates.
+constexpr double kLeastGain = 0.015;
 // The largest matrix, so that its stride fits a tensor map.
 constexpr std::int64_t kMostTensorBytes = std::int64_t{1} << 39;
 
@@ -102,9 +103,9 @@ Grid grid_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t gr
 }
 
 // Whether a cluster tile divides into whole cluster tiles of `tail`, which can then be the tile of
-// a second launch. Tiles of transposed products have another order.
+// a second launch.
 bool is_made_of(const TensorCoreTile& tile, const TensorCoreTile& tail) {
-  return !tile.turned && !tail.turned && tail.rows * tail.cols < tile.rows * tile.cols &&
+  return tail.rows * tail.cols < tile.rows * tile.cols &&
          tile.rows * tile.cluster_rows % (tail.rows * tail.cluster_rows) == 0 &&
          tile.cols % tail.cols == 0;
 }
@@ -134,15 +135,7 @@ Cut cut_at(const Problem& problem, const TensorCoreTile& tile, const TensorCoreT
           tail_grid.group};
 }
 
-// Whether the transposed product has kernels: of 16-bit floats, without an epilogue, for an a that
-// is K-major and a result that tensor copies write.
-bool may_turn(const Problem& problem) {
-  return is_16_bit_float(problem.dtype) && problem.result_dtype == problem.dtype &&
-         !has_epilogue(problem) && !problem.has_c && stored_a(problem).deep &&
-         fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
-}
-
-// Calls visit(tile) for each tile that has a kernel for the problem.
+// Calls visit(tile) for each tile that has a kernel for the problem and may have a tail.
 template <class Visit>
 void each_tile(const Problem& problem, Visit&& visit) {
   const auto visit_those = [&](const auto& tiles) {
@@ -157,8 +150,15 @@ void each_tile(const Problem& problem, Visit&& visit) {
     visit_those(kTensorCoreByteTiles);
   } else {
     visit_those(kTensorCoreTiles);
-    if (may_turn(problem)) visit_those(kTensorCoreTurnedTiles);
   }
+}
+
+// Whether the transposed product has kernels: of 16-bit floats, without an epilogue, for an a that
+// is K-major and a result that tensor copies write.
+bool may_turn(const Problem& problem) {
+  return is_16_bit_float(problem.dtype) && problem.result_dtype == problem.dtype &&
+         !has_epilogue(problem) && !problem.has_c && stored_a(problem).deep &&
+         fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
 }
 
 struct TensorCoreChoice {
@@ -209,7 +209,7 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
     if (best.tile == nullptr || choice.time < best.time) best = choice;
   });
   if (problem.dtype != DType::kFloat32) {  // turned_kernel has no tails
-    const double most = best.time * (1 - kLeastTailGain);
+    const double most = best.time * (1 - kLeastGain);
     each_tile(problem, [&](const TensorCoreTile& tile) {
       const std::int64_t tiles = clusters_of(problem, tile);
       const std::int64_t left_over = tiles % at_a_time(tile);
@@ -222,6 +222,14 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
         if (choice.time < std::min(best.time, most)) best = choice;
       });
     });
+  }
+  if (may_turn(problem)) {
+    const double most = best.time * (1 - kLeastGain);
+    for (const TensorCoreTile& tile : kTensorCoreTurnedTiles) {
+      const TensorCoreChoice choice =
+          estimated({&tile, nullptr, {clusters_of(problem, tile), 0, 0, 0}, 0});
+      if (choice.time < std::min(best.time, most)) best = choice;
+    }
   }
   const TensorCoreTile& tile = *best.tile;
   const std::int64_t tiles = clusters_of(problem, tile) * tile.cluster_rows;
