@@ -17,8 +17,7 @@ namespace matmul {
 template <class T, int kCols>
 struct TileColumns {
   static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
-  static constexpr int kWords = kCols / kPerWord / kWarpSize;
-  static_assert(kWords * kPerWord * kWarpSize == kCols);
+  static constexpr int kWords = (kCols / kPerWord + kWarpSize - 1) / kWarpSize;
 
   std::uint32_t words[kWords];
 
