@@ -1,4 +1,4 @@
-"""tensor_core's tiles of 160 to 208 rows, which compute the transposed product."""
+"""tensor_core's tiles of 96 and 160 to 208 rows, which compute the transposed product."""
 
 import functools
 
@@ -13,6 +13,7 @@ import jax_gpuops
 # For each tile's rows, m, n and k that the plan gives it to, on the host's 4 multiprocessors and on
 # an H200.
 TILES = {
+    96: {"interpret": (90, 520, 136), "cuda": (285, 5600, 136)},
     160: {"interpret": (300, 264, 136), "cuda": (308, 8168, 136)},
     192: {"interpret": (190, 392, 72), "cuda": (190, 16832, 192)},
     208: {"interpret": (200, 832, 192), "cuda": (200, 14400, 192)},
@@ -48,6 +49,8 @@ def test_every_kernel(rows, transpose_b, dtype, on_tensor_cores):
 @pytest.mark.parametrize(
     ("batch", "m", "n", "k"),
     [
+        (3, 70, 504, 72),
+        (1, 96, 520, 131),
         (3, 129, 136, 64),  # one step of the depth, fewer than panels of a tile
         (3, 160, 264, 67),  # copies of factors
         (5, 131, 264, 200),  # each block takes several tiles,

@@ -522,9 +522,10 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     {4, 64, 128,      1, 8, 1,                    1,       false, false,    90, 40},
 };
 
-// For plain products of 16-bit floats with few more rows than a multiple of 128. The speeds are
+// For plain products of 16-bit floats with few more rows than a multiple of 64. The speeds are
 // estimates.
 inline constexpr TensorCoreTile kTensorCoreTurnedTiles[] = {
+    {2, 96, 128,      2, 7, 1,                    1,       true,  false,    92, 50,     true},
     {2, 160, 128,     2, 5, 1,                    0,       true,  false,    97, 62,     true},
     {2, 192, 128,     2, 5, 1,                    0,       true,  false,    98, 66,     true},
     {2, 208, 128,     2, 4, 1,                    0,       true,  false,    98, 68,     true},

@@ -1152,7 +1152,7 @@ void test_matmul() {
                                   false, Scaling::kNone, false, true>>();
   check_matmul<matmul::Persistent<H, H, true, true, 128, 208, 2, 2, 1, 0, true, false, false, false,
                                   Scaling::kNone, false, true>>();
-  check_matmul<matmul::Persistent<B, B, true, true, 128, 64, 1, 2, 1, 1, false, false, false, false,
+  check_matmul<matmul::Persistent<B, B, true, true, 128, 96, 2, 2, 1, 1, true, false, false, false,
                                   Scaling::kNone, false, true>>();
   using E4M3 = __nv_fp8_e4m3;
   using E5M2 = __nv_fp8_e5m2;

@@ -116,9 +116,11 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
 #define JAX_GPUOPS_NAMES_0                                                 \
   "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, " \
   "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define JAX_GPUOPS_NAMES_1                                                           \
-  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
-  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define JAX_GPUOPS_NAMES_32_TO_47 \
+  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
+#define JAX_GPUOPS_NAMES_1                   \
+  JAX_GPUOPS_NAMES_32_TO_47 JAX_GPUOPS_COMMA \
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
 #define JAX_GPUOPS_NAMES_64_TO_79 \
   "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79"
 #define JAX_GPUOPS_NAMES_2                   \
@@ -167,6 +169,10 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
 #define JAX_GPUOPS_WGMMA_64(as, kind, flags)                                \
   JAX_GPUOPS_WGMMA(64, kind, flags, JAX_GPUOPS_NAMES_0, 32, 33, 34, 35, 36, \
                    JAX_GPUOPS_SUMS_32(as, sums, 0))
+#define JAX_GPUOPS_WGMMA_96(as, kind, flags)                                                       \
+  JAX_GPUOPS_WGMMA(96, kind, flags, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_32_TO_47, \
+                   48, 49, 50, 51, 52, JAX_GPUOPS_SUMS_32(as, sums, 0),                            \
+                   JAX_GPUOPS_SUMS_16(as, sums, 32))
 #define JAX_GPUOPS_WGMMA_128(as, kind, flags)                                                    \
   JAX_GPUOPS_WGMMA(128, kind, flags, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1, 64, \
                    65, 66, 67, 68, JAX_GPUOPS_SUMS_32(as, sums, 0),                              \
@@ -201,6 +207,7 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
 #define JAX_GPUOPS_WGMMAS(as, kind, flags)                             \
   do {                                                                 \
     if constexpr (kCols == 64) JAX_GPUOPS_WGMMA_64(as, kind, flags);   \
+    if constexpr (kCols == 96) JAX_GPUOPS_WGMMA_96(as, kind, flags);   \
     if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128(as, kind, flags); \
     if constexpr (kCols == 160) JAX_GPUOPS_WGMMA_160(as, kind, flags); \
     if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192(as, kind, flags); \
@@ -225,8 +232,8 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] ProductSum<T> (&su
                                              [[maybe_unused]] bool add,
                                              [[maybe_unused]] Site site = Site::here()) {
   constexpr int kCols = 2 * kSums;
-  static_assert(kCols == 64 || kCols == 128 || kCols == 160 || kCols == 192 || kCols == 208 ||
-                kCols == 256);
+  static_assert(kCols == 64 || kCols == 96 || kCols == 128 || kCols == 160 || kCols == 192 ||
+                kCols == 208 || kCols == 256);
   constexpr bool kHalf = std::is_same_v<T, __half>;
   constexpr bool kBFloat16 = std::is_same_v<T, __nv_bfloat16>;
   constexpr bool kFloat = std::is_same_v<T, float>;
@@ -296,6 +303,7 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128]
 #undef JAX_GPUOPS_WGMMA_192
 #undef JAX_GPUOPS_WGMMA_160
 #undef JAX_GPUOPS_WGMMA_128
+#undef JAX_GPUOPS_WGMMA_96
 #undef JAX_GPUOPS_WGMMA_64
 #undef JAX_GPUOPS_WGMMA
 #undef JAX_GPUOPS_NO_SIGNS
@@ -314,6 +322,7 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128]
 #undef JAX_GPUOPS_NAMES_2
 #undef JAX_GPUOPS_NAMES_64_TO_79
 #undef JAX_GPUOPS_NAMES_1
+#undef JAX_GPUOPS_NAMES_32_TO_47
 #undef JAX_GPUOPS_NAMES_0
 
 // ---- Sums to shared memory ----

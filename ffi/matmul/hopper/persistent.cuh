@@ -15,7 +15,7 @@
 //     kClusterRows = 2: blocks 0 and 1 each copy half of the slice of b to both.
 //
 // The rows of a tile are a multiple of 64, those of a wgmma, but its columns only of 8. So for a
-// few more rows than a multiple of 128, the transposed product may take less time, result^T = b^T
+// few more rows than a multiple of 64, the transposed product may take less time, result^T = b^T
 // a^T, whose columns are the result's rows. If kTurned, a is therefore the problem's b and b its a,
 // and rows and columns are those of the transposed result; the columns of a wave of products are
 // rows of a panel, which is filled by transposing stores.
