@@ -291,7 +291,7 @@ struct Config {
   std::int64_t blocks = 0;
   int cluster_rows = 0;  // blocks of a cluster: neighbours along m, or along n if `turned`
   int stages = 0;        // of the pipeline, each with a slice of a and of b in shared memory
-  int group = 0;         // rows of cluster tiles in a group, or columns if `turned`: see TileOrder
+  int group = 0;         // rows of cluster tiles in a group: see TileOrder and transposed()
   // If there is a second launch (see Tail): how many cluster tiles the first one takes, and the
   // tile and the number of blocks of the second.
   std::int64_t tiles = 0;

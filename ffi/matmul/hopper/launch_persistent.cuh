@@ -22,8 +22,8 @@ inline void clear_result(const Queue& queue, const Problem& problem, const Buffe
   clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
 }
 
-// The product whose result is the transposed one: `b` transposed times `a` transposed. Only what
-// the order of tiles depends on is exchanged.
+// The sizes of the transposed product, result^T = b^T a^T, for order_of_tiles(): a group then has
+// rows of tiles of the transposed result.
 inline Problem transposed(Problem problem) {
   std::swap(problem.m, problem.n);
   std::swap(problem.share_a, problem.share_b);
