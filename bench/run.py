@@ -441,7 +441,7 @@ def _reference(problem: Problem, *operands: jax.Array) -> Any:
     """Returns XLA's result in float64, for the whole array.
 
     The reference of exact ops and of integers has their own dtype. Factors of 8-bit integers are
-    widened first: XLA's kernel for these gave wrong elements, fused with the comparison.
+    widened first: in a run on an H200, XLA compared with wrong products of these, not with its own.
     """
     op, rounds = ops.OPS[problem.op], _rounds(problem)
 

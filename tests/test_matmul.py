@@ -165,9 +165,9 @@ def test_special_values_stay_in_their_row_and_column(implementation):
 
 # For each tile, m, n and k that the plan gives it to: the host simulates 4 multiprocessors.
 TENSOR_CORE_TILES = {
-    (64, 128): {"interpret": (125, 136, 200), "cuda": (72, 136, 200)},
-    (128, 128): {"interpret": (200, 200, 136), "cuda": (1000, 2000, 136)},
-    (128, 192): {"interpret": (200, 376, 136), "cuda": (1500, 1520, 136)},
+    (64, 128): {"interpret": (61, 456, 200), "cuda": (88, 320, 448)},
+    (128, 128): {"interpret": (104, 424, 136), "cuda": (1020, 1984, 448)},
+    (128, 192): {"interpret": (221, 584, 136), "cuda": (1500, 2112, 448)},
     (128, 256): {"interpret": (250, 1000, 136), "cuda": (2000, 2000, 136)},
 }
 
@@ -197,7 +197,7 @@ def assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **how):
 @pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize("tile", TENSOR_CORE_TILES, ids=str)
 def test_tensor_core(tile, transpose_b, transpose_a, dtype, result, on_tensor_cores):
-    """Every kernel, with rows, columns and a depth that no tile divides."""
+    """Every kernel, with rows, columns or a depth that the tile does not divide."""
     implementation = on_tensor_cores["implementation"]
     m, n, k = TENSOR_CORE_TILES[tile][implementation]
     a, b = helpers.factor((m, k), dtype), helpers.factor((k, n), dtype, seed=1)

@@ -179,12 +179,20 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto at_a_time = [&](const TensorCoreTile& tile) {
     return device.multiprocessors / tile.cluster_rows;
   };
+  // The L2 cache limits the speed for rows that do not begin lines, and all busy multiprocessors
+  // share it. The effect of fewer of them was measured only for tiles of transposed products.
+  const auto speed_of = [&](const TensorCoreTile& tile, std::int64_t busy) {
+    if (aligned) return tile.speed;
+    if (!tile.turned) return tile.unaligned_speed;
+    const auto alone = static_cast<int>(tile.unaligned_speed * device.multiprocessors / busy);
+    return std::min(tile.speed, alone);
+  };
   const auto estimated = [&](TensorCoreChoice choice) {
     const auto add = [&](const TensorCoreTile& tile, std::int64_t tiles) {
       const std::int64_t turns = divide_up(tiles, at_a_time(tile));
+      const std::int64_t busy = blocks_of(tiles, tile.cluster_rows, device);
       const double products =
-          time_of(turns, steps, tile.rows, tile.cols, aligned ? tile.speed : tile.unaligned_speed,
-                  blocks_of(tiles, tile.cluster_rows, device), device);
+          time_of(turns, steps, tile.rows, tile.cols, speed_of(tile, busy), busy, device);
       const auto lines =
           static_cast<double>(tiles * steps * (tile.rows * tile.cluster_rows + tile.cols));
       const double copies = turns > 1 ? lines * kTensorLineBytes / kCacheRate : 0;
