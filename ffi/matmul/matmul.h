@@ -529,7 +529,6 @@ inline constexpr TensorCoreTile kTensorCoreTurnedTiles[] = {
     {2, 96, 128,      2, 7, 1,                    1,       true,  false,    92, 50,     true},
     {2, 160, 128,     2, 5, 1,                    0,       true,  false,    97, 62,     true},
     {2, 192, 128,     2, 5, 1,                    0,       true,  false,    98, 66,     true},
-    {2, 208, 128,     2, 4, 1,                    0,       true,  false,    98, 68,     true},
 };
 
 // For 8-bit factors. Their stages have as many bytes and take as long, so the speeds are the same;

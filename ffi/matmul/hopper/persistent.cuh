@@ -107,8 +107,7 @@ struct Persistent {
   // kTurned, of 32 rows.
   static constexpr int kPanelRows = kTurned ? 32 : kProductRows;
   static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Result));
-  static constexpr int kPanels =
-      kWaves * (kTurned ? (kCols + kPanelRows - 1) / kPanelRows : kResultCols / kPanelCols);
+  static constexpr int kPanels = kWaves * (kTurned ? kCols / kPanelRows : kResultCols / kPanelCols);
   static constexpr int kPanelBuffers = 2;
 
   // Each consumer warp of a cluster arrives at the mbarriers of all its blocks, whose producers
@@ -131,8 +130,8 @@ struct Persistent {
   static_assert(!kGated || (kFinishes && kCols / 2 % 64 == 0), "whole panels of both factors");
   static_assert(!kAdds || (kFinishes && !kGated && sizeof(Result) == 2),
                 "c waits for the sums in registers, in pairs");
-  static_assert(!kTurned || (sizeof(Result) == 2 && kPanelCols == kProductRows && kCols % 16 == 0 &&
-                             kCols >= kPanelRows && !kFinishes && !kPromotes),
+  static_assert(!kTurned || (sizeof(Result) == 2 && kPanelCols == kProductRows &&
+                             kCols % kPanelRows == 0 && !kFinishes && !kPromotes),
                 "a wave of plain products is the columns of a panel");
   static_assert(kPending == 0 || kPending == 1);
   static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
@@ -342,7 +341,7 @@ class ResultWriter {
                                            ((warp_row / 8 + lane / 8 % 2) ^ in_eight) * 16);
 #pragma unroll
       for (int line = 0; line < Config::kPanelRows; line += 16) {
-        const int i = (first_col(first) + line) / 4;
+        const int i = (first * Config::kPanelRows + line) / 4;
         store_matrices</*kTransposed=*/true>(from + line * kLineBytes, word(wave, i),
                                              word(wave, i + 1), word(wave, i + 2),
                                              word(wave, i + 3));
@@ -387,7 +386,7 @@ class ResultWriter {
       if (thread_ == 0) {
         const int row = at.row + first_row_ + wave * kProductRows;
         if constexpr (Config::kTurned) {
-          write_tensor(map_, row, at.col + first_col(first), at.matrix, buffer);
+          write_tensor(map_, row, at.col + first * Config::kPanelRows, at.matrix, buffer);
         } else {
           write_tensor(map_, at.col + first * Config::kPanelCols, row, at.matrix, buffer);
         }
@@ -427,14 +426,6 @@ class ResultWriter {
   static constexpr int kBufferBytes = Config::kPanelRows * kLineBytes;
   static constexpr int kPackBytes = 16;
   static constexpr int kRowLanes = kLineBytes / kPackBytes;
-
-  // The first column in panel `panel` of a wave, if kTurned. The last panel may begin within the
-  // one before: the copy engine writes their common columns twice, with the same bits.
-  static constexpr int first_col(int panel) {
-    return panel * Config::kPanelRows < Config::kCols - Config::kPanelRows
-               ? panel * Config::kPanelRows
-               : Config::kCols - Config::kPanelRows;
-  }
 
   // Writes the panel that begins at (first_row, col). Its rows may begin within a sector of 32
   // bytes, and memory takes whole sectors many times as fast as parts. So the incomplete last
