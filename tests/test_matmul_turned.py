@@ -197,3 +197,12 @@ def test_other_products_have_other_tiles(call, on_tensor_cores):
         with helpers.recorded(on_tensor_cores["implementation"]) as executions:
             jax.block_until_ready(function(x, w, **on_tensor_cores))
         assert executions[-1]["config"]["turned"] == turned
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("m", "n"), [(90, 0), (0, 136)])
+@pytest.mark.parametrize("k", [1024, 1032])
+def test_no_elements(k, m, n, on_tensor_cores):
+    """Of which no multiprocessor has a tile: the plan must not divide by their number."""
+    a, b = jnp.ones((m, k), "bfloat16"), jnp.ones((k, n), "bfloat16")
+    assert jax_gpuops.matmul(a, b, **on_tensor_cores).shape == (m, n)

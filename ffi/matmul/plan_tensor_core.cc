@@ -184,7 +184,8 @@ TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
   const auto speed_of = [&](const TensorCoreTile& tile, std::int64_t busy) {
     if (aligned) return tile.speed;
     if (!tile.turned) return tile.unaligned_speed;
-    const auto alone = static_cast<int>(tile.unaligned_speed * device.multiprocessors / busy);
+    const std::int64_t sharers = std::max<std::int64_t>(busy, 1);  // an empty product has none
+    const auto alone = static_cast<int>(tile.unaligned_speed * device.multiprocessors / sharers);
     return std::min(tile.speed, alone);
   };
   const auto estimated = [&](TensorCoreChoice choice) {
