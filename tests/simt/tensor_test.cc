@@ -891,7 +891,10 @@ void test_rounding_to_tf32() {
   CHECK(std::isnan(rounded(NAN)));
 }
 
-// Each lane of a warp gets its elements of four matrices, whose rows may be at any place.
+// Where a row of four matrices is in shared memory: it may be at any place.
+unsigned place(unsigned row) { return row * 5 % 32; }
+
+// Each lane of a warp gets its elements of four matrices.
 template <bool kTransposed>
 void check_loading_matrices() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
@@ -900,7 +903,6 @@ void check_loading_matrices() {
     const std::string error = error_of(1, 32, 32 * 16, [&] {
       auto* const rows = shared_array<std::uint16_t>();
       const unsigned lane = threadIdx.x;
-      const auto place = [](unsigned row) { return row * 5 % 32; };  // of the row of a matrix
       for (unsigned i = 0; i < 8; ++i) {
         rows[place(lane) * 8 + i] = static_cast<std::uint16_t>(lane * 8 + i);
       }
@@ -944,7 +946,7 @@ void check_loading_matrices() {
   }
 }
 
-// Each lane of a warp gives its elements of four matrices, whose rows may be at any place.
+// Each lane of a warp gives its elements of four matrices.
 template <bool kTransposed>
 void check_storing_matrices() {
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
@@ -953,7 +955,6 @@ void check_storing_matrices() {
     const std::string error = error_of(1, 32, 32 * 16, [&] {
       auto* const rows = shared_array<std::uint16_t>();
       const unsigned lane = threadIdx.x;
-      const auto place = [](unsigned row) { return row * 5 % 32; };  // of a stored row
       std::uint32_t words[4];
       for (unsigned matrix = 0; matrix < 4; ++matrix) {
         const unsigned first = matrix * 64 + lane / 4 * 8 + lane % 4 * 2;

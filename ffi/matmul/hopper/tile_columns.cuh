@@ -17,13 +17,14 @@ namespace matmul {
 template <class T, int kCols>
 struct TileColumns {
   static constexpr int kPerWord = 4 / static_cast<int>(sizeof(T));
-  static constexpr int kWords = (kCols / kPerWord + kWarpSize - 1) / kWarpSize;
+  static constexpr int kWords = kCols / kPerWord / kWarpSize;
 
   std::uint32_t words[kWords];
 
   // Loads the numbers of the columns from `first` on. There are `cols`, `step` apart; those beyond
   // the last one are 0.
   __device__ __forceinline__ void load(const T* numbers, int cols, int first, int step = 1) {
+    static_assert(kWords * kPerWord * kWarpSize == kCols, "lanes have the same number of words");
     const int first_col = first + static_cast<int>(threadIdx.x) % kWarpSize * kPerWord;
     const int left = cols - first_col;
     const T* const from = numbers + first_col * step;
