@@ -132,7 +132,8 @@ LADDERS: dict[str, Ladder] = {
             )
         },
         small_shape=(64, 64, 64),
-        aside=("tensor_core", "split_k", "skinny", "mma_pipelined"),  # for 16-bit floats or TF32
+        # For 16-bit floats or TF32.
+        aside=("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined"),
     ),
 }
 """By op family."""

@@ -22,7 +22,7 @@ LADDER = [
     for a in jax_gpuops.algorithms("matmul")
     if a.name
     not in (
-        *("tensor_core", "split_k", "skinny", "mma_pipelined"),
+        *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined"),
         *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "cublas"),
     )
 ]

@@ -146,7 +146,7 @@ def call_transpose(algorithm, dtype, implementation):
 
 
 def call_matmul(algorithm, dtype, implementation):
-    on_tensor_cores = algorithm in ("tensor_core", "split_k", "mma_pipelined")
+    on_tensor_cores = algorithm in ("tensor_core", "split_k", "parallel_split_k", "mma_pipelined")
     is_copied = on_tensor_cores or algorithm == "fma_pipelined"
     shapes = ((131, 72), (72, 136)) if is_copied else ((5, 131), (131, 67))
     if algorithm == "fma_sliced":  # of which call_linear has no cluster
@@ -170,6 +170,15 @@ def call_turned_matmul(algorithm, dtype, implementation):
         pytest.skip(why)
     y = ops.matmul(a, b, implementation=implementation, algorithm=algorithm)
     return y, a.astype(np.float32) @ b.astype(np.float32)
+
+
+def call_untransposed_split(algorithm, dtype, implementation):
+    """Of an a that is not K-major, by tiles whose partial sums are written by TMA."""
+    a, b = helpers.normal((264, 131), dtype), helpers.normal((264, 136), dtype, seed=1)
+    if why := helpers.refusal("matmul", algorithm, ((131, 264), (264, 136)), dtype):
+        pytest.skip(why)
+    y = ops.gemm(a, b, transpose_a=True, implementation=implementation, algorithm=algorithm)
+    return y, a.astype(np.float32).T @ b.astype(np.float32)
 
 
 def call_linear(algorithm, dtype, implementation):
@@ -231,6 +240,7 @@ CALLS = [
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),
     (call_turned_matmul, ["tensor_core"]),
+    (call_untransposed_split, ["parallel_split_k"]),
     (call_linear, [name for name in names("matmul") if name != "cublas"]),
     (call_linear_with_residual, ["tensor_core", "mma_pipelined", "double_buffered"]),
     (call_glu, ["tensor_core"]),

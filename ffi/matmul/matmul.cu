@@ -33,6 +33,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
       return launch_double_buffered(call);
     case Algorithm::kTensorCore:
     case Algorithm::kSplitK:
+    case Algorithm::kParallelSplitK:
     case Algorithm::kSkinny:
     case Algorithm::kBF16X6:
     case Algorithm::kFP16X3:
@@ -76,6 +77,12 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
   if (plan.algorithm == Algorithm::kSplitK) {
     dispatch<__half, __nv_bfloat16, float>(problem.dtype, [&](auto type) {
       launch_split_k<typename decltype(type)::type>(queue, plan.config, problem, buffers);
+    });
+    return;
+  }
+  if (plan.algorithm == Algorithm::kParallelSplitK) {
+    dispatch<__half, __nv_bfloat16>(problem.dtype, [&](auto type) {
+      launch_parallel_split_k<typename decltype(type)::type>(queue, plan.config, problem, buffers);
     });
     return;
   }

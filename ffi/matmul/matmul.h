@@ -172,6 +172,7 @@ enum class Algorithm {
   kDoubleBuffered,
   kTensorCore,
   kSplitK,
+  kParallelSplitK,
   kSkinny,
   kBF16X6,
   kFP16X3,
@@ -226,6 +227,13 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "jax_gpuops",
      "those of tensor_core, and no 8-bit dtypes, no c, and a depth k of more than 128 bytes",
      "align_rows_kernel transpose_rows_kernel split_k_kernel"},
+    {"parallel_split_k",
+     "Tensor cores for few tiles of a large depth k: blocks of tensor_core multiply parts of the "
+     "depth, and a second kernel adds their partial sums.",
+     "jax_gpuops, after NVIDIA CUTLASS's parallel split-K",
+     "float16 and bfloat16; those of tensor_core, and no bias or activation, no c, a depth k of "
+     "more than 64, and results of at most 2^23 elements, with n rounded up to a multiple of 8",
+     "align_rows_kernel persistent_kernel split_k_reduce_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor is read once, and each warp of a "
      "block multiplies a part of the depth k.",
@@ -298,13 +306,14 @@ struct Config {
   int tail_rows = 0;
   int tail_cols = 0;
   std::int64_t tail_blocks = 0;
-  int splits = 1;        // blocks of a cluster that divide the depth (the extent of k)
+  int splits = 1;        // parts of the depth (the extent of k), for a block of a cluster each or,
+                         // in parallel_split_k, for tiles of their own
   int vector_bytes = 0;  // per copy to shared memory of mma_pipelined or fma_sliced
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage separately: see Persistent
   bool turned = false;    // computes the transposed product: see Persistent and Turned
   // A factor may be copied first (see needs_copy); a result whose rows are not multiples of 16
-  // bytes is written by the threads.
+  // bytes, or partial sums of `turned` tiles, are written by the threads.
   bool copies_a = false;
   bool copies_b = false;
   bool writes_elements = false;
@@ -373,6 +382,11 @@ void launch_scaled_tensor_core(const Queue& queue, const Config& config, const P
 template <class T>
 void launch_split_k(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
+
+// The launcher of parallel_split_k, for __half and __nv_bfloat16.
+template <class T>
+void launch_parallel_split_k(const Queue& queue, const Config& config, const Problem& problem,
+                             const Buffers& buffers);
 
 // The launcher of skinny, which is compiled for all GPUs.
 template <class T>
@@ -502,10 +516,12 @@ struct TensorCoreTile {
   // columns of b and the other columns of up.
   constexpr bool gates() const { return cols % 128 == 0; }
 
-  // The ring of stages, two panels of results for each consumer, and the mbarriers. They begin at a
-  // multiple of 1024 bytes, but the shared memory of a launch only at a multiple of 128.
+  // The ring of stages, two panels of results for each consumer unless they are written from
+  // registers, and the mbarriers. They begin at a multiple of 1024 bytes, but the shared memory of
+  // a launch only at a multiple of 128.
   constexpr int shared_bytes() const {
-    const int panels = consumers * 2 * (turned ? 4096 : 8192);
+    const int panel = !turned ? 8192 : result_bytes == 2 ? 4096 : 0;
+    const int panels = consumers * 2 * panel;
     const int bytes = stages * (rows + cols) * kTensorLineBytes + panels + 2 * stages * 8;
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
   }
@@ -529,6 +545,13 @@ inline constexpr TensorCoreTile kTensorCoreTurnedTiles[] = {
     {2, 96, 128,      2, 7, 1,                    1,       true,  false,    92, 50,     true},
     {2, 160, 128,     2, 5, 1,                    0,       true,  false,    97, 62,     true},
     {2, 192, 128,     2, 5, 1,                    0,       true,  false,    98, 66,     true},
+};
+
+// The same for partial sums of parallel_split_k.
+inline constexpr TensorCoreTile kSplitTurnedTiles[] = {
+    {4, 96, 128,      2, 8, 1,                    1,       false, false,    92, 50,     true},
+    {4, 160, 128,     2, 6, 1,                    0,       false, false,    97, 62,     true},
+    {4, 208, 128,     2, 5, 1,                    0,       false, false,    98, 68,     true},
 };
 
 // For 8-bit factors. Their stages have as many bytes and take as long, so the speeds are the same;
@@ -602,6 +625,15 @@ struct SplitKTile {
 };
 
 inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2, 86}, {128, 128, 2, 86}};
+
+// parallel_split_k
+
+// The distance between rows of partial sums, in floats: whole sectors of 32 bytes.
+inline std::int64_t partial_pitch(const Problem& problem) { return divide_up(problem.n, 8) * 8; }
+// Of one split.
+inline std::int64_t partial_bytes(const Problem& problem) {
+  return problem.batch * problem.m * partial_pitch(problem) * 4;
+}
 
 // skinny
 

@@ -135,6 +135,8 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
       return configure_tensor_core(problem, device);
     case Algorithm::kSplitK:
       return configure_split_k(problem, device);
+    case Algorithm::kParallelSplitK:
+      return configure_parallel_split_k(problem, device);
     case Algorithm::kSkinny:
       return configure_skinny(problem, device);
     case Algorithm::kBF16X6:
@@ -175,6 +177,8 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
       return refusal_of_tensor_core(problem, device);
     case Algorithm::kSplitK:
       return refusal_of_split_k(problem, device);
+    case Algorithm::kParallelSplitK:
+      return refusal_of_parallel_split_k(problem, device);
     case Algorithm::kSkinny:
       return refusal_of_skinny(problem, device);
     case Algorithm::kBF16X6:
@@ -239,6 +243,12 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
             "so few rows or columns that reading the other factor takes most of the time"};
   }
   if (wants_tensor_cores(problem) && refusal_of_tensor_core(problem, device).empty()) {
+    if (prefers_parallel_split_k(problem, device)) {
+      const int splits = configure_parallel_split_k(problem, device).splits;
+      return {Algorithm::kParallelSplitK, "so few tiles that " + std::to_string(splits) +
+                                              " blocks multiply parts of the depth of each, on "
+                                              "tensor cores"};
+    }
     if (refusal_of_split_k(problem, device).empty()) {
       if (split_k_time(problem, device) < tensor_core_time(problem, device)) {
         const int splits = configure_split_k(problem, device).splits;
@@ -315,6 +325,9 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   const bool takes =
       (is_16_bit_float(problem.dtype) || is_8_bit(problem.dtype) || may_use_tf32(problem)) &&
       refusal_of_c(problem).empty() && !problem.scaled && problem.k > 0;
+  const bool splits_k = algorithm.empty() ? suits_parallel_split_k(problem)
+                                          : algorithm == name_of(Algorithm::kParallelSplitK);
+  if (splits_k && takes) return parallel_split_k_workspace(problem);
   return may_copy && takes ? copies_bytes(problem) : 0;
 }
 

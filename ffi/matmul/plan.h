@@ -117,6 +117,15 @@ std::string refusal_of_split_k(const Problem& problem, const Device& device);
 double split_k_time(const Problem& problem, const Device& device);
 Config configure_split_k(const Problem& problem, const Device& device);
 
+std::string refusal_of_parallel_split_k(const Problem& problem, const Device& device);
+// Whether the plan may choose parallel_split_k, on some device.
+bool suits_parallel_split_k(const Problem& problem);
+// Whether to take parallel_split_k rather than tensor_core and split_k.
+bool prefers_parallel_split_k(const Problem& problem, const Device& device);
+Config configure_parallel_split_k(const Problem& problem, const Device& device);
+// Bytes of workspace for copies of factors and partial sums.
+std::int64_t parallel_split_k_workspace(const Problem& problem);
+
 std::string refusal_of_skinny(const Problem& problem, const Device& device);
 // Whether the plan may choose skinny, on some device.
 bool suits_skinny(const Problem& problem);

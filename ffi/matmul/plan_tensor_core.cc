@@ -1,4 +1,5 @@
-// The plan of tensor_core and split_k: the tiles with the shortest estimated time.
+// The plan of tensor_core, split_k and parallel_split_k: the tiles with the shortest estimated
+// time.
 
 #include <algorithm>
 #include <cmath>
@@ -49,6 +50,20 @@ constexpr double kRereadRate = 30000;
 constexpr double kCacheRate = 12500;
 constexpr double kSplitKCacheRate = 8500;
 constexpr double kCopyLatency = 900;
+// parallel_split_k. The time of its second launch without its reads and writes:
+constexpr double kReduceTime = 1500;
+// The fewest steps of a split, if there are more than two; the most splits, and the most tiles of
+// 128 x 128 of all splits, two turns of an H200, if there are more than two; the most bytes of
+// partial sums.
+constexpr std::int64_t kLeastSplitSteps = 4;
+constexpr std::int64_t kMostParallelSplits = 16;
+constexpr std::int64_t kMostSplitTiles = 264;
+constexpr std::int64_t kMostPartialBytes = std::int64_t{64} << 20;
+// The least products that the plan gives to it: few rows are split_k's and skinny's.
+constexpr std::int64_t kLeastParallelSplitRows = 65;
+constexpr std::int64_t kLeastParallelSplitSteps = 16;
+// The fraction of the time that it must save, since no GPU has measured it.
+constexpr double kLeastParallelSplitGain = 0.05;
 
 std::int64_t depth_steps(const Problem& problem) {
   const auto bytes = bytes_of(problem.dtype);
@@ -161,6 +176,39 @@ bool may_turn(const Problem& problem) {
          fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
 }
 
+// Whether both factors are read in rows that begin at multiples of 128 bytes.
+bool begins_lines(const Problem& problem) {
+  const auto begins = [](const StoredFactor& factor) {
+    return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
+  };
+  return begins(stored_a(problem)) && begins(stored_b(problem));
+}
+
+// The speed of a tile with `busy` multiprocessors. The L2 cache limits it for rows that do not
+// begin lines, and all busy multiprocessors share it. The effect of fewer of them was measured only
+// for tiles of transposed products.
+int speed_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t busy,
+             const Device& device) {
+  if (begins_lines(problem)) return tile.speed;
+  if (!tile.turned) return tile.unaligned_speed;
+  const auto alone = static_cast<int>(tile.unaligned_speed * device.multiprocessors / busy);
+  return std::min(tile.speed, alone);
+}
+
+// The time of `tiles` cluster tiles of `steps` steps: of products and copies to shared memory.
+double tiles_time(const Problem& problem, const TensorCoreTile& tile, std::int64_t tiles,
+                  std::int64_t steps, const Device& device) {
+  const std::int64_t turns = divide_up(tiles, device.multiprocessors / tile.cluster_rows);
+  const std::int64_t busy = blocks_of(tiles, tile.cluster_rows, device);
+  const double products = time_of(turns, steps, tile.rows, tile.cols,
+                                  speed_of(problem, tile, busy, device), busy, device);
+  const auto lines =
+      static_cast<double>(tiles * steps * (tile.rows * tile.cluster_rows + tile.cols));
+  const double copies = turns > 1 ? lines * kTensorLineBytes / kCacheRate : 0;
+  const double latency = latency_of(turns * steps, tile.stages - tile.pending);
+  return std::max({products, copies, latency}) + static_cast<double>(turns - 1) * kTurnTime;
+}
+
 struct TensorCoreChoice {
   const TensorCoreTile* tile;
   const TensorCoreTile* tail;  // null: one launch takes all tiles
@@ -171,39 +219,14 @@ struct TensorCoreChoice {
 // The tiles with the shortest estimated time. The choice counts products and copies to shared
 // memory; the time is that of these or of the reads from memory, whichever is longer.
 TensorCoreChoice best_tile(const Problem& problem, const Device& device) {
-  const auto begins_lines = [](const StoredFactor& factor) {
-    return needs_copy(factor) || factor.length * factor.element_bytes % kTensorLineBytes == 0;
-  };
-  const bool aligned = begins_lines(stored_a(problem)) && begins_lines(stored_b(problem));
   const std::int64_t steps = depth_steps(problem);
   const auto at_a_time = [&](const TensorCoreTile& tile) {
     return device.multiprocessors / tile.cluster_rows;
   };
-  // The L2 cache limits the speed for rows that do not begin lines, and all busy multiprocessors
-  // share it. The effect of fewer of them was measured only for tiles of transposed products.
-  const auto speed_of = [&](const TensorCoreTile& tile, std::int64_t busy) {
-    if (aligned) return tile.speed;
-    if (!tile.turned) return tile.unaligned_speed;
-    const std::int64_t sharers = std::max<std::int64_t>(busy, 1);  // an empty product has none
-    const auto alone = static_cast<int>(tile.unaligned_speed * device.multiprocessors / sharers);
-    return std::min(tile.speed, alone);
-  };
   const auto estimated = [&](TensorCoreChoice choice) {
-    const auto add = [&](const TensorCoreTile& tile, std::int64_t tiles) {
-      const std::int64_t turns = divide_up(tiles, at_a_time(tile));
-      const std::int64_t busy = blocks_of(tiles, tile.cluster_rows, device);
-      const double products =
-          time_of(turns, steps, tile.rows, tile.cols, speed_of(tile, busy), busy, device);
-      const auto lines =
-          static_cast<double>(tiles * steps * (tile.rows * tile.cluster_rows + tile.cols));
-      const double copies = turns > 1 ? lines * kTensorLineBytes / kCacheRate : 0;
-      const double latency = latency_of(turns * steps, tile.stages - tile.pending);
-      choice.time +=
-          std::max({products, copies, latency}) + static_cast<double>(turns - 1) * kTurnTime;
-    };
-    add(*choice.tile, choice.cut.tiles);
+    choice.time += tiles_time(problem, *choice.tile, choice.cut.tiles, steps, device);
     if (choice.tail != nullptr) {
-      add(*choice.tail, choice.cut.tail_tiles);
+      choice.time += tiles_time(problem, *choice.tail, choice.cut.tail_tiles, steps, device);
       choice.time += kLaunchTime;
     }
     // The last results are written when there is nothing left to multiply.
@@ -317,6 +340,62 @@ SplitKChoice best_split_k(const Problem& problem, const Device& device) {
     const std::int64_t tiles =
         problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
     for (int splits = 2; splits <= kMostSplits; splits *= 2) consider(tile, tiles, splits);
+  }
+  return best;
+}
+
+// The tiles of a split, if they are of 128 x 128.
+double split_tiles(const Problem& problem) {
+  return static_cast<double>(problem.batch) * static_cast<double>(divide_up(problem.m, kTile)) *
+         static_cast<double>(divide_up(problem.n, kTile));
+}
+
+// How many splits parallel_split_k has at most. It depends on the problem alone, since workspace is
+// reserved for them.
+std::int64_t most_parallel_splits(const Problem& problem) {
+  const auto tiles = static_cast<std::int64_t>(split_tiles(problem));
+  const std::int64_t least = 2;
+  return std::min({kMostParallelSplits, std::max(least, depth_steps(problem) / kLeastSplitSteps),
+                   std::max(least, kMostSplitTiles / tiles),
+                   kMostPartialBytes / partial_bytes(problem)});
+}
+
+struct ParallelSplitKChoice {
+  const TensorCoreTile* tile;
+  std::int64_t splits;
+  double time;
+};
+
+// The tile and the number of splits with the shortest estimated time.
+ParallelSplitKChoice best_parallel_split_k(const Problem& problem, const Device& device) {
+  const std::int64_t depth = depth_steps(problem);
+  const std::int64_t most = most_parallel_splits(problem);
+  const double rate = kOwnMemoryRate * device.multiprocessors;
+  const auto result =
+      static_cast<double>(problem.batch * problem.m * problem.n * bytes_of(problem.result_dtype));
+  ParallelSplitKChoice best{};
+  const auto consider = [&](const TensorCoreTile& tile) {
+    const std::int64_t tiles = clusters_of(problem, tile);
+    const double reads =
+        read_time(problem, tiles * tile.cluster_rows, tile.rows, tile.cols, device.multiprocessors);
+    for (std::int64_t splits = 2; splits <= most; ++splits) {
+      const std::int64_t turns =
+          divide_up(tiles * splits, device.multiprocessors / tile.cluster_rows);
+      const double products =
+          tiles_time(problem, tile, tiles * splits, divide_up(depth, splits), device);
+      // A block writes its sums before it multiplies the next tile.
+      const double writes = static_cast<double>(turns * tile.rows * tile.cols * 4) / kOwnMemoryRate;
+      const double reduction =
+          kReduceTime + (static_cast<double>(splits * partial_bytes(problem)) + result) / rate;
+      const double time = kLaunchTime + std::max(products + writes, reads) + reduction;
+      if (best.tile == nullptr || time < best.time) best = {&tile, splits, time};
+    }
+  };
+  for (const TensorCoreTile& tile : kTensorCoreTiles) {
+    if (tile.result_bytes == 4) consider(tile);
+  }
+  if (stored_a(problem).deep) {
+    for (const TensorCoreTile& tile : kSplitTurnedTiles) consider(tile);
   }
   return best;
 }
@@ -470,6 +549,62 @@ Config configure_split_k(const Problem& problem, const Device& device) {
   config.blocks = choice.blocks;
   config.shared_bytes = choice.tile->shared_bytes(choice.stages);
   configure_copies(problem, config);
+  return config;
+}
+
+std::int64_t parallel_split_k_workspace(const Problem& problem) {
+  return copies_bytes(problem) + most_parallel_splits(problem) * partial_bytes(problem);
+}
+
+// Why parallel_split_k does not take the problem; empty if it does.
+std::string refusal_of_parallel_split_k(const Problem& problem, const Device& device) {
+  if (!is_16_bit_float(problem.dtype)) {
+    return "supports float16 and bfloat16, not " + text(info(problem.dtype).name);
+  }
+  if (has_epilogue(problem)) return "does not support a bias or an activation";
+  const std::string why = refusal_of_split_k(problem, device);
+  if (!why.empty()) return why;
+  const std::int64_t most = kMostPartialBytes / 2 / 4;
+  const double rows = static_cast<double>(problem.batch) * static_cast<double>(problem.m);
+  const double elements = rows * static_cast<double>(partial_pitch(problem));
+  if (elements < 1 || elements > static_cast<double>(most)) {
+    return "supports results of 1 to " + std::to_string(most) +
+           " elements, with n rounded up to a multiple of 8";
+  }
+  const std::int64_t needed = parallel_split_k_workspace(problem);
+  if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {
+    return "requires " + std::to_string(needed) + " bytes of workspace for partial sums, and has " +
+           std::to_string(problem.workspace);
+  }
+  return "";
+}
+
+bool suits_parallel_split_k(const Problem& problem) {
+  return is_16_bit_float(problem.dtype) && !has_epilogue(problem) && !problem.has_c &&
+         !problem.scaled && !suits_skinny(problem) && problem.m >= kLeastParallelSplitRows &&
+         depth_steps(problem) >= kLeastParallelSplitSteps && split_tiles(problem) >= 1 &&
+         split_tiles(problem) <= kMostSplitTiles / 2;
+}
+
+bool prefers_parallel_split_k(const Problem& problem, const Device& device) {
+  if (!suits_parallel_split_k(problem) || !refusal_of_parallel_split_k(problem, device).empty()) {
+    return false;
+  }
+  const double others = std::min(tensor_core_time(problem, device), split_k_time(problem, device));
+  return best_parallel_split_k(problem, device).time < others * (1 - kLeastParallelSplitGain);
+}
+
+Config configure_parallel_split_k(const Problem& problem, const Device& device) {
+  const ParallelSplitKChoice choice = best_parallel_split_k(problem, device);
+  const TensorCoreTile& tile = *choice.tile;
+  Config config;
+  configure_tile(tile, config);
+  config.blocks = blocks_of(clusters_of(problem, tile) * choice.splits, tile.cluster_rows, device);
+  config.group = kTensorCoreGroup;
+  config.splits = static_cast<int>(choice.splits);
+  config.writes_elements = tile.turned;
+  configure_copies(problem, config);
+  config.workspace_bytes += choice.splits * partial_bytes(problem);
   return config;
 }
 

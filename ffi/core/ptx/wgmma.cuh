@@ -126,9 +126,11 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
 #define JAX_GPUOPS_NAMES_2                   \
   JAX_GPUOPS_NAMES_64_TO_79 JAX_GPUOPS_COMMA \
       "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
-#define JAX_GPUOPS_NAMES_3                                                                       \
-  "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, " \
-  "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+#define JAX_GPUOPS_NAMES_96_TO_103 "%96, %97, %98, %99, %100, %101, %102, %103"
+#define JAX_GPUOPS_NAMES_3                                                                         \
+  JAX_GPUOPS_NAMES_96_TO_103 JAX_GPUOPS_COMMA                                                      \
+      "%104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, %118, " \
+      "%119, %120, %121, %122, %123, %124, %125, %126, %127"
 // Their constraints in an asm statement: "+f" for floats, "+r" for integers.
 #define JAX_GPUOPS_SUMS_8(as, sums, i)                                             \
   as(sums[i]), as(sums[i + 1]), as(sums[i + 2]), as(sums[i + 3]), as(sums[i + 4]), \
@@ -187,6 +189,13 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
       JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_2, \
       96, 97, 98, 99, 100, JAX_GPUOPS_SUMS_32(as, sums, 0), JAX_GPUOPS_SUMS_32(as, sums, 32),     \
       JAX_GPUOPS_SUMS_32(as, sums, 64))
+#define JAX_GPUOPS_WGMMA_208(as, kind, flags)                                              \
+  JAX_GPUOPS_WGMMA(208, kind, flags,                                                       \
+                   JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA \
+                       JAX_GPUOPS_NAMES_2 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_96_TO_103,     \
+                   104, 105, 106, 107, 108, JAX_GPUOPS_SUMS_32(as, sums, 0),               \
+                   JAX_GPUOPS_SUMS_32(as, sums, 32), JAX_GPUOPS_SUMS_32(as, sums, 64),     \
+                   JAX_GPUOPS_SUMS_8(as, sums, 96))
 #define JAX_GPUOPS_WGMMA_256(as, kind, flags)                                              \
   JAX_GPUOPS_WGMMA(256, kind, flags,                                                       \
                    JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA \
@@ -202,6 +211,7 @@ __device__ inline void hold([[maybe_unused]] std::uint32_t (&left)[kCount]) {
     if constexpr (kCols == 128) JAX_GPUOPS_WGMMA_128(as, kind, flags); \
     if constexpr (kCols == 160) JAX_GPUOPS_WGMMA_160(as, kind, flags); \
     if constexpr (kCols == 192) JAX_GPUOPS_WGMMA_192(as, kind, flags); \
+    if constexpr (kCols == 208) JAX_GPUOPS_WGMMA_208(as, kind, flags); \
     if constexpr (kCols == 256) JAX_GPUOPS_WGMMA_256(as, kind, flags); \
   } while (false)
 
@@ -223,7 +233,7 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] ProductSum<T> (&su
                                              [[maybe_unused]] Site site = Site::here()) {
   constexpr int kCols = 2 * kSums;
   static_assert(kCols == 64 || kCols == 96 || kCols == 128 || kCols == 160 || kCols == 192 ||
-                kCols == 256);
+                kCols == 208 || kCols == 256);
   constexpr bool kHalf = std::is_same_v<T, __half>;
   constexpr bool kBFloat16 = std::is_same_v<T, __nv_bfloat16>;
   constexpr bool kFloat = std::is_same_v<T, float>;
@@ -289,6 +299,7 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128]
 
 #undef JAX_GPUOPS_WGMMAS
 #undef JAX_GPUOPS_WGMMA_256
+#undef JAX_GPUOPS_WGMMA_208
 #undef JAX_GPUOPS_WGMMA_192
 #undef JAX_GPUOPS_WGMMA_160
 #undef JAX_GPUOPS_WGMMA_128
@@ -307,6 +318,7 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128]
 #undef JAX_GPUOPS_SUMS_16
 #undef JAX_GPUOPS_SUMS_8
 #undef JAX_GPUOPS_NAMES_3
+#undef JAX_GPUOPS_NAMES_96_TO_103
 #undef JAX_GPUOPS_NAMES_2
 #undef JAX_GPUOPS_NAMES_64_TO_79
 #undef JAX_GPUOPS_NAMES_1

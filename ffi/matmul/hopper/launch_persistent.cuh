@@ -55,12 +55,13 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
     order = order_of_tiles<Kernel>(kTurned ? transposed(problem) : problem, config, kStageDepth<T>);
     order.first = static_cast<unsigned>(first);
     if (config.tiles > 0) order.tiles = static_cast<unsigned>(config.tiles);
+    const std::int64_t cols = config.splits > 1 ? partial_pitch(problem) : problem.n;
     if (config.writes_elements) {
       plain = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
-               static_cast<int>(problem.n), rows_of_step<Kernel>(order.steps)};
+               static_cast<int>(cols), rows_of_step<Kernel>(order.steps)};
     } else {
-      result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch, problem.m,
-                              problem.n, problem.n, Kernel::kPanelRows);
+      result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch * config.splits,
+                              problem.m, cols, cols, Kernel::kPanelRows);
     }
   }
   typename Kernel::Epilogue epilogue{};
@@ -100,22 +101,23 @@ void launch_turned(const Queue& queue, const Config& config, const Problem& prob
 }
 
 // Launches the kernel that computes the transposed product of a deep a, for factors of 16 bits.
-template <class T, bool kDeepB>
+template <class T, class Result, bool kDeepB, const auto& kTiles>
 void launch_turned_tile(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers) {
   const ReadFactors factors = read_factors<T>(queue, config, problem, buffers);
   const auto matches = [&](const TensorCoreTile& tile) {
     return tile.rows == config.tile_rows && tile.cols == config.tile_cols;
   };
-  dispatch_instance<kTensorCoreTurnedTiles>(matches, [&](auto index) {
-    constexpr const TensorCoreTile& kTile = kTensorCoreTurnedTiles[decltype(index)::value];
+  dispatch_instance<kTiles>(matches, [&](auto index) {
+    constexpr const TensorCoreTile& kTile = kTiles[decltype(index)::value];
     using Kernel =
-        Persistent<T, T, kDeepB, /*kDeepB=*/true, kTile.cols, kTile.rows, kTile.consumers,
+        Persistent<T, Result, kDeepB, /*kDeepB=*/true, kTile.cols, kTile.rows, kTile.consumers,
                    kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
                    kTile.promotes, /*kFinishes=*/false, /*kGated=*/false, Scaling::kNone,
                    /*kAdds=*/false, /*kTurned=*/true>;
+    static_assert(kTile.result_bytes == static_cast<int>(sizeof(Result)));
     static_assert(Kernel::kThreads == kTile.threads());
-    static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
+    static_assert(kSharedBytes<StorageOf<Kernel>> == kTile.shared_bytes());
     launch_persistent<Kernel>(queue, config, 0, factors, problem, buffers);
   });
 }
@@ -142,7 +144,7 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
                        kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
                        kTile.promotes, kFinishes, kGated, kScaling, kAdds>;
         static_assert(Kernel::kThreads == kTile.threads());
-        static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
+        static_assert(kSharedBytes<StorageOf<Kernel>> == kTile.shared_bytes());
         launch_persistent<Kernel>(queue, part, first, factors, problem, buffers);
       }
     });

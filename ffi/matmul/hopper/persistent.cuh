@@ -20,6 +20,9 @@
 // and rows and columns are those of the transposed result; the columns of a wave of products are
 // rows of a panel, which is filled by transposing stores.
 //
+// If the depth is split, a tile's sums are those of a part of the depth, and the result is an array
+// of them that another kernel adds: see split_k_reduce.cuh.
+//
 // The leading dimensions of the factors are multiples of 16 bytes, as tensor copies require, and
 // the depth is at least 1. A result with another leading dimension is written by the threads.
 #pragma once
@@ -85,6 +88,11 @@ struct Persistent {
   static constexpr int kResultCols = kGated ? kCols / 2 : kCols;
   // Whether the result is stored transposed: see above.
   static constexpr bool kTurned = kTurned_;
+  // Whether the depth may be split.
+  static constexpr bool kSplits =
+      sizeof(Factor) == 2 && std::is_same_v<Result, float> && !kFinishes;
+  // Whether results are written from registers: see SumWriter.
+  static constexpr bool kWritesSums = kTurned && sizeof(Result) == 4;
   // Which sums are multiplied by scales of the factors.
   static constexpr Scaling kScaling = kScaling_;
   // The parameters of the epilogue.
@@ -107,7 +115,10 @@ struct Persistent {
   // kTurned, of 32 rows.
   static constexpr int kPanelRows = kTurned ? 32 : kProductRows;
   static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Result));
-  static constexpr int kPanels = kWaves * (kTurned ? kCols / kPanelRows : kResultCols / kPanelCols);
+  static constexpr int kWavePanels = kWritesSums ? 1
+                                     : kTurned   ? (kCols + kPanelRows - 1) / kPanelRows
+                                                 : kResultCols / kPanelCols;
+  static constexpr int kPanels = kWaves * kWavePanels;
   static constexpr int kPanelBuffers = 2;
 
   // Each consumer warp of a cluster arrives at the mbarriers of all its blocks, whose producers
@@ -130,9 +141,11 @@ struct Persistent {
   static_assert(!kGated || (kFinishes && kCols / 2 % 64 == 0), "whole panels of both factors");
   static_assert(!kAdds || (kFinishes && !kGated && sizeof(Result) == 2),
                 "c waits for the sums in registers, in pairs");
-  static_assert(!kTurned || (sizeof(Result) == 2 && kPanelCols == kProductRows &&
-                             kCols % kPanelRows == 0 && !kFinishes && !kPromotes),
-                "a wave of plain products is the columns of a panel");
+  static_assert(!kTurned || (!kFinishes && !kPromotes), "plain products");
+  static_assert(!kTurned || kWritesSums ||
+                    (sizeof(Result) == 2 && kPanelCols == kProductRows && kCols % 16 == 0 &&
+                     kCols >= kPanelRows),
+                "a wave of products is the columns of a panel");
   static_assert(kPending == 0 || kPending == 1);
   static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
                 "sums of 32 bits, or a stage's, and results that wait do not fit the registers");
@@ -145,15 +158,31 @@ struct Persistent {
                 "results of 8 bits are rounded from scaled sums");
 };
 
-// Begins at a multiple of kAtomBytes in shared memory: the swizzle depends on the address.
 template <class Config>
-struct alignas(kAtomBytes) PersistentStorage {
-  unsigned char a[Config::kStages][Config::kABytes];
-  unsigned char b[Config::kStages][Config::kBBytes];
-  unsigned char panels[Config::kConsumers][Config::kPanelBuffers][Config::kPanelRows * kLineBytes];
-  Mbarrier full[Config::kStages];
-  Mbarrier empty[Config::kStages];
+struct PersistentStorage : RingStorage<Config> {
+  alignas(kAtomBytes) unsigned char panels[Config::kConsumers][Config::kPanelBuffers]
+                                          [Config::kPanelRows * kLineBytes];
 };
+template <class Config>
+using StorageOf =
+    std::conditional_t<Config::kWritesSums, RingStorage<Config>, PersistentStorage<Config>>;
+
+// The part of the depth that a tile is multiplied over.
+struct DepthPart {
+  int first;  // step
+  int steps;
+  int matrix;  // of the factors
+};
+template <class Config>
+__device__ __forceinline__ DepthPart depth_of(const TileOrder& order, const TilePosition& at) {
+  if constexpr (Config::kSplits) {
+    const int split = at.matrix / order.batch;
+    return {order.split_steps.first(split), order.split_steps.of(split),
+            at.matrix - split * order.batch};
+  } else {
+    return {0, order.steps, at.matrix};
+  }
+}
 
 // ---- The producer ----
 
@@ -166,7 +195,7 @@ struct UpFactor<true> {
 };
 
 template <class Config>
-__device__ __forceinline__ void produce(PersistentStorage<Config>& storage, const FactorMaps& a,
+__device__ __forceinline__ void produce(RingStorage<Config>& storage, const FactorMaps& a,
                                         const FactorMaps& b, const UpFactor<Config::kGated>& up,
                                         const TileOrder& order, int rank) {
   constexpr int kClusterRows = Config::kClusterRows;
@@ -176,20 +205,21 @@ __device__ __forceinline__ void produce(PersistentStorage<Config>& storage, cons
   for (unsigned tile = order.first + blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate<Config>(order, tile, rank);
+    const DepthPart depth = depth_of<Config>(order, at);
     // A gated tile has as many columns of `up` as of b.
     constexpr int kFactors = Config::kGated ? 2 : 1;
     const int bytes = slice_bytes<Config::kDeepA, Config::kRows>(a, at.row) +
                       kFactors * slice_bytes<Config::kDeepB, Config::kResultCols>(b, at.col);
-    for (int step = 0; step < order.steps; ++step) {
+    for (int step = 0; step < depth.steps; ++step) {
       // The phase before the first counts as complete: the ring begins empty.
       wait(&storage.empty[ring.stage], ring.phase ^ 1);
       Mbarrier* const full = &storage.full[ring.stage];
       // Bytes from other blocks may come first; the phase cannot complete before this arrival.
       announce(full, bytes);
-      const int k = step * kStageDepth<typename Config::Factor>;
-      copy_slice<Config::kDeepA, Config::kRows, 1>(storage.a[ring.stage], a, at.row, k,
-                                                   at.matrix * order.a_batch_stride, full, 0, kAll);
-      const int b_matrix = at.matrix * order.b_batch_stride;
+      const int k = (depth.first + step) * kStageDepth<typename Config::Factor>;
+      copy_slice<Config::kDeepA, Config::kRows, 1>(
+          storage.a[ring.stage], a, at.row, k, depth.matrix * order.a_batch_stride, full, 0, kAll);
+      const int b_matrix = depth.matrix * order.b_batch_stride;
       if constexpr (!Config::kGated) {
         copy_slice<Config::kDeepB, Config::kCols, kClusterRows>(storage.b[ring.stage], b, at.col, k,
                                                                 b_matrix, full, rank, kAll);
@@ -422,7 +452,7 @@ class ResultWriter {
   }
 
  private:
-  static constexpr int kPerWave = Config::kPanels / Config::kWaves;
+  static constexpr int kPerWave = Config::kWavePanels;
   static constexpr int kBufferBytes = Config::kPanelRows * kLineBytes;
   static constexpr int kPackBytes = 16;
   static constexpr int kRowLanes = kLineBytes / kPackBytes;
@@ -498,6 +528,50 @@ class ResultWriter {
   int turn_ = 0;
 };
 
+// Writes a consumer's sums of a tile of the transposed product from registers, to rows that are
+// whole sectors of 32 bytes. A store of a warp writes eight neighbours in each of four rows: whole
+// sectors.
+template <class Config>
+class SumWriter {
+ public:
+  using Result = typename Config::Result;
+
+  __device__ __forceinline__ SumWriter(RingStorage<Config>&, const TensorMap&,
+                                       const PlainResult<Result>& plain, int consumer)
+      : plain_(plain), consumer_(consumer) {}
+
+  // Writes the sums of a wave; word(wave, i) is sum i.
+  template <class Word>
+  __device__ __forceinline__ void write(int wave, const TilePosition& at, const Word& word) const {
+    const int col = at.row + row_of_sums<Config>(consumer_, wave);
+    const int row = at.col + static_cast<int>(threadIdx.x) % 4 * 2;
+    const std::int64_t cols = plain_.cols;
+    Result* to = plain_.data + (std::int64_t{at.matrix} * plain_.rows + row) * cols + col;
+    const int rows = plain_.rows - row;
+    const bool has_left = col < plain_.cols;
+    const bool has_right = col + 8 < plain_.cols;
+#pragma unroll
+    for (int i = 0; i < Config::kSums / 4; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        if (8 * i + j >= rows) continue;
+        if (has_left) to[j * cols] = word(wave, 4 * i + j);
+        if (has_right) to[j * cols + 8] = word(wave, 4 * i + 2 + j);
+      }
+      to += 8 * cols;
+    }
+  }
+
+  __device__ __forceinline__ void finish() const {}
+
+ private:
+  const PlainResult<Result>& plain_;
+  int consumer_;
+};
+
+template <class Config>
+using WriterOf = std::conditional_t<Config::kWritesSums, SumWriter<Config>, ResultWriter<Config>>;
+
 // ---- A consumer ----
 
 // Multiplies a stage, kStageCols columns at a time, into sums that start from zero, and adds these
@@ -529,7 +603,7 @@ __device__ __forceinline__ void promote_stage(float (&sums)[Config::kWaves][Conf
 }
 
 template <class Config>
-__device__ __forceinline__ void consume(PersistentStorage<Config>& storage, const TensorMap& result,
+__device__ __forceinline__ void consume(StorageOf<Config>& storage, const TensorMap& result,
                                         const PlainResult<typename Config::Result>& plain,
                                         const typename Config::Epilogue& epilogue,
                                         const TileOrder& order, int rank, int consumer) {
@@ -537,7 +611,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
 
   typename Config::Sum sums[Config::kWaves][Config::kSums];
   RingPlace<Config> ring;
-  ResultWriter<Config> writer(storage, result, plain, consumer);
+  WriterOf<Config> writer(storage, result, plain, consumer);
   // 64 rows of a are 8192 bytes in both orders: 64 lines of 128 bytes if deep, else a panel.
   const std::uint64_t a_first =
       matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * Config::kWaves * kPanelBytes);
@@ -605,6 +679,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     if constexpr (Config::kScaling == Scaling::kBlocks || Config::kAdds) {
       here = locate<Config>(order, tile, rank);
     }
+    const int steps = depth_of<Config>(order, locate<Config>(order, tile, rank)).steps;
     int step = 0;
     if constexpr (Config::kPromotes) {
 #pragma unroll
@@ -616,7 +691,7 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
     if constexpr (Config::kLateStores || Config::kAdds) {
 #pragma unroll
       for (int panel = 0; panel < Config::kPanels; ++panel) {
-        if (step < order.steps) multiply(step);
+        if (step < steps) multiply(step);
         if constexpr (Config::kLateStores) {
           if (waiting) {
             writer.fill(panel, before, [&](int wave, int i) { return words[wave][i]; });
@@ -632,14 +707,14 @@ __device__ __forceinline__ void consume(PersistentStorage<Config>& storage, cons
           multiply(step);  // if a panel takes several steps, there are enough
         }
         if constexpr (Config::kAdds) load_addend<Config>(epilogue, here, consumer, panel, words);
-        if (step < order.steps) {
+        if (step < steps) {
           retire(step);
           ++step;
         }
       }
     }
 #pragma unroll 1
-    for (; step < order.steps; ++step) {
+    for (; step < steps; ++step) {
       multiply(step);
       retire(step);
     }
@@ -712,7 +787,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
-      *reinterpret_cast<PersistentStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+      *reinterpret_cast<StorageOf<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
   // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
   const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;
@@ -737,10 +812,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   // -- Roles: one thread of warpgroup 0 is the producer; the other warpgroups are consumers --
   if (warpgroup == 0) {
     if constexpr (Config::kConsumers > 1) give_up_registers<Config::kProducerRegisters>();
-    if (threadIdx.x == 0) produce(storage, a, b, up, order, rank);
+    if (threadIdx.x == 0) produce<Config>(storage, a, b, up, order, rank);
   } else {
     if constexpr (Config::kConsumers > 1) take_registers<Config::kConsumerRegisters>();
-    consume(storage, result, plain, epilogue, order, rank, warpgroup - 1);
+    consume<Config>(storage, result, plain, epilogue, order, rank, warpgroup - 1);
   }
 #else
   __trap();

@@ -25,8 +25,8 @@
 #include "core/ptx/early_launch.cuh"
 #include "core/ptx/warpgroup.cuh"
 #include "core/shared.h"
-#include "core/vector.h"
 #include "matmul/epilogue.cuh"
+#include "matmul/hopper/depth_shares.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/matmul.h"
 
@@ -85,23 +85,12 @@ struct SplitKRing {
   }
 };
 
-// Items divided among the blocks of a cluster; the first `left_over` blocks get one more.
-struct Shares {
-  int each;
-  int left_over;
-
-  // The first item of block `rank`, which is the number of items of the blocks before it.
-  __device__ int first(int rank) const { return rank * each + min(rank, left_over); }
-  __device__ int of(int rank) const { return each + (rank < left_over ? 1 : 0); }
-};
-inline Shares shares_of(int count, int blocks) { return {count / blocks, count % blocks}; }
-
 struct SplitKOrder {
   unsigned rows;  // of tiles
   unsigned cols;
   int splits;
   int stages;
-  Shares steps;        // stages of the whole depth
+  Shares steps;        // stages of the whole depth, in a share for each block of a cluster
   Shares groups;       // of eight columns, which each block finishes
   int a_batch_stride;  // 1, or 0 if the batch shares the factor
   int b_batch_stride;
@@ -211,22 +200,6 @@ __device__ __forceinline__ void exchange(SplitKStorage& storage, const float (&s
   }
 }
 
-template <class Result>
-__device__ __forceinline__ void write_four(const float4& sum, const SplitKResult& result,
-                                           std::int64_t at, int left) {
-  const Pack<Result, 4> pack{
-      {narrow<Result>(sum.x), narrow<Result>(sum.y), narrow<Result>(sum.z), narrow<Result>(sum.w)}};
-  Result* const to = static_cast<Result*>(result.data) + at;
-  if (result.packed) {
-    *reinterpret_cast<Pack<Result, 4>*>(to) = pack;
-    return;
-  }
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    if (i < left) to[i] = pack.element[i];
-  }
-}
-
 // Adds the sums that all blocks have sent, in the order of the blocks, and writes this block's
 // columns. Each warp takes piece after piece.
 template <class Config>
@@ -274,9 +247,10 @@ __device__ __forceinline__ void finish(SplitKStorage& storage, const SplitKResul
     const std::int64_t to =
         (std::int64_t{at.matrix} * result.rows + at.row + row) * result.cols + at.col + col;
     if (result.is_float) {
-      write_four<float>(sum, result, to, left);
+      write_four(sum, static_cast<float*>(result.data) + to, left, result.packed);
     } else {
-      write_four<typename Config::Factor>(sum, result, to, left);
+      using T = typename Config::Factor;
+      write_four(sum, static_cast<T*>(result.data) + to, left, result.packed);
     }
   }
 }

@@ -61,7 +61,12 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
   if constexpr (sizeof(T) == 2) {
     if (config.turned) {
       return dispatch_value<false, true>(stored_b(problem).deep, [&](auto deep_b) {
-        launch_turned_tile<T, decltype(deep_b)::value>(queue, config, problem, buffers);
+        constexpr bool kDeepB = decltype(deep_b)::value;
+        if (config.splits > 1) {
+          launch_turned_tile<T, float, kDeepB, kSplitTurnedTiles>(queue, config, problem, buffers);
+        } else {
+          launch_turned_tile<T, T, kDeepB, kTensorCoreTurnedTiles>(queue, config, problem, buffers);
+        }
       });
     }
   }

@@ -1,0 +1,182 @@
+"""parallel_split_k: tiles over parts of the depth, whose partial sums a second kernel adds."""
+
+import functools
+
+import helpers
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_gpuops
+
+# For each tile and whether its product is transposed, m, n and k that the plan gives it to, on the
+# host's 4 multiprocessors and on an H200.
+TILES = {
+    (96, 128, True): {"interpret": (90, 136, 264), "cuda": (90, 1032, 1032)},
+    (160, 128, True): {"interpret": (155, 136, 264), "cuda": (155, 1032, 1032)},
+    (208, 128, True): {"interpret": (200, 136, 264), "cuda": (200, 1032, 1032)},
+    (64, 128, False): {"interpret": (60, 136, 264), "cuda": (60, 1032, 1032)},
+    (128, 256, False): {"interpret": (256, 520, 264), "cuda": (256, 8192, 1024)},
+}
+FLOATS_OF_16_BITS = ["float16", "bfloat16"]
+LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]
+
+
+@pytest.fixture
+def split(implementation):
+    shapes = [(8, 136), (136, 8)]
+    return helpers.options("matmul", "parallel_split_k", implementation, shapes, "bfloat16")
+
+
+def assert_matmul(actual, a, b):
+    a, b = helpers.exact(a), helpers.exact(b)
+    helpers.assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", FLOATS_OF_16_BITS)
+@pytest.mark.parametrize("transpose_b", [False, True])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_every_kernel(tile, transpose_b, dtype, split):
+    m, n, k = TILES[tile][split["implementation"]]
+    a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
+    rows, cols, turned = tile
+    y, config = helpers.recorded_dot(a, b, False, transpose_b, dtype, **split)
+    assert y.dtype == dtype
+    assert_matmul(y, a, b)
+    assert config["splits"] >= 2
+    assert (config["tile_rows"], config["tile_cols"], config["turned"]) == (rows, cols, turned)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", FLOATS_OF_16_BITS)
+@pytest.mark.parametrize(("transpose_a", "transpose_b"), LAYOUTS)
+@pytest.mark.parametrize("sizes", [(90, 136, 264), (131, 67, 517)], ids=str)
+def test_float32_results(sizes, transpose_a, transpose_b, dtype, split):
+    """Products of an a that is not K-major are not transposed."""
+    m, n, k = sizes
+    a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
+    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **split)
+    assert y.dtype == np.float32
+    assert_matmul(y, a, b)
+    assert not (transpose_a and config["turned"])
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("transpose_a", "transpose_b"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("batch", "m", "n", "k"),
+    [
+        (1, 1, 1, 65),  # the second split has one element of the depth
+        (3, 70, 504, 328),  # shares of three and two steps
+        (1, 96, 517, 131),  # copies of factors; rows of no whole packs
+        (3, 160, 261, 264),
+        (5, 131, 262, 200),  # blocks take several tiles,
+        (2, 308, 264, 712),  # of two rows
+        (3, 192, 520, 67),
+        (1, 201, 832, 1032),
+        (2, 197, 128, 520),
+        (7, 129, 8, 136),  # of few columns
+    ],
+)
+def test_edges(batch, m, n, k, transpose_a, transpose_b, split):
+    """Every element is written, over an array of NaN, and nothing beside them."""
+    dtype = "bfloat16" if k % 8 == 0 else "float16"
+    a, b = helpers.normal((batch, m, k), dtype), helpers.normal((batch, k, n), dtype, seed=1)
+
+    @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+    def product(poison, a, b):
+        del poison
+        return helpers.dot(a, b, transpose_a, transpose_b, dtype, **split)
+
+    poison = jnp.full((batch, m, n), np.nan, dtype)
+    y = product(poison, helpers.stored(a, transpose_a), helpers.stored(b, transpose_b))
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("share", ["a", "b"])
+@pytest.mark.parametrize("transpose_b", [False, True])
+def test_shared_factors(transpose_b, share, split):
+    a, b = helpers.normal((3, 150, 328), "bfloat16"), helpers.normal((3, 328, 264), "bfloat16", 1)
+    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
+    y = jax_gpuops.gemm(a, helpers.stored(b, transpose_b), transpose_b=transpose_b, **split)
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+def test_special_values_stay_in_their_row_and_column(split):
+    """Stages keep old rows beyond the last row of a, and zeros beyond the end of the depth."""
+    m, n, k = 155, 137, 517
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    a[3, k - 1], a[m - 1, 5], b[2, n - 1] = np.inf, np.nan, -np.inf
+    y = jax_gpuops.matmul(a, b, **split)
+    special = np.zeros((m, n), bool)
+    special[[3, m - 1]], special[:, n - 1] = True, True
+    np.testing.assert_array_equal(np.isfinite(np.asarray(y, np.float32)), ~special)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_repeats_have_the_same_bits(tile, split):
+    m, n, k = TILES[tile][split["implementation"]]
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    first, second = (jax_gpuops.matmul(a, b, **split) for _ in range(2))
+    helpers.assert_same_bits(first, second)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("transpose_a", [False, True])
+def test_any_order_of_threads(transpose_a, split):
+    if split["implementation"] != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    a = helpers.normal((2, 90, 328), "bfloat16")
+    b = helpers.normal((2, 328, 200), "bfloat16", seed=1)
+    stored = helpers.stored(a, transpose_a)
+    y = helpers.under_each_schedule(
+        lambda: jax_gpuops.gemm(stored, b, transpose_a=transpose_a, **split),
+        [(1, {}), (2, {}), *[(2 + block, {"block": block}) for block in (1, 2)]],
+    )
+    assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+def test_the_plan_chooses_it(split):
+    """For few tiles of a large depth; its rows depend on their number, so not for the invariant."""
+    implementation = split["implementation"]
+    m, n, k = {"interpret": (90, 128, 4096), "cuda": (257, 1024, 8192)}[implementation]
+    a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
+    how = {"implementation": implementation}
+    with helpers.recorded(implementation) as executions:
+        y = jax.block_until_ready(jax_gpuops.matmul(a, b, **how))
+        jax.block_until_ready(jax_gpuops.matmul(a, b, batch_invariant=True, **how))
+    assert_matmul(y, a, b)
+    chosen, invariant = executions
+    assert chosen["algorithm"] == "parallel_split_k"
+    assert chosen["config"]["workspace_bytes"] <= chosen["problem"]["workspace"]
+    names = [helpers.base_name(kernel) for kernel in chosen["kernels"]]
+    assert names == ["persistent_kernel", "split_k_reduce_kernel"]
+    assert invariant["algorithm"] == "tensor_core"
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "reason"),
+    [
+        ([(8, 64), (64, 8)], "bfloat16", "requires a depth k of more than 64"),
+        ([(8, 136), (136, 8)], "float32", "supports float16 and bfloat16, not float32"),
+        ([(4096, 136), (136, 4096)], "float16", "supports results of 1 to 8388608 elements"),
+    ],
+)
+def test_refusals(shapes, dtype, reason, split):
+    a, b = (jnp.ones(shape, dtype) for shape in shapes)
+    with pytest.raises(ValueError, match=f"algorithm 'parallel_split_k' {reason}"):
+        jax_gpuops.matmul(a, b, **split)
+
+
+def test_no_epilogue(split):
+    x, w = jnp.ones((8, 136), "bfloat16"), jnp.ones((136, 8), "bfloat16")
+    with pytest.raises(ValueError, match="'parallel_split_k' does not support a bias or an activ"):
+        jax_gpuops.linear(x, w, w[0], **split)
+    with pytest.raises(ValueError, match="'parallel_split_k' does not support c"):
+        jax_gpuops.gemm(x, w, jnp.ones((8, 8), "bfloat16"), beta=1, **split)
