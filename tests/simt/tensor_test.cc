@@ -1046,9 +1046,12 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
   order.rows = static_cast<unsigned>(round_up(rows, Config::kRows * Config::kClusterRows) /
                                      (Config::kRows * Config::kClusterRows));
   order.cols = static_cast<unsigned>(round_up(cols, Config::kCols) / Config::kCols);
-  order.tiles = order.rows * order.cols * static_cast<unsigned>(batch);
   order.group = 2;
   order.steps = round_up(depth, matmul::kStageDepth<Factor>) / matmul::kStageDepth<Factor>;
+  const int splits = Config::kSplits ? std::min(order.steps, 3) : 1;
+  order.tiles = order.rows * order.cols * static_cast<unsigned>(batch * splits);
+  order.split_steps = matmul::shares_of(order.steps, splits);
+  order.batch = batch;
   order.a_batch_stride = 1;
   order.b_batch_stride = shares_b ? 0 : 1;
 
@@ -1091,14 +1094,19 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
 
   for (const std::uint64_t seed : seeds) {
     const Seed seeded(seed);
-    Array<Result> result(std::int64_t{batch} * result_rows * stride);
+    const std::int64_t split_size = std::int64_t{batch} * result_rows * stride;
+    Array<Result> result(splits * split_size);
     const TensorMap result_map =
-        matmul::map_of<Result>(matmul::kResultType<Result>, result.data(), batch, result_rows,
-                               result_cols, stride, Config::kPanelRows);
+        matmul::map_of<Result>(matmul::kResultType<Result>, result.data(), splits * batch,
+                               result_rows, result_cols, stride, Config::kPanelRows);
+    matmul::PlainResult<Result> plain{};
+    if (Config::kWritesSums) plain = {result.data(), result_rows, stride};
     const std::string error = error_of(
         {std::min(clusters, order.tiles) * Config::kBlocks, Config::kThreads,
-         matmul::kSharedBytes<matmul::PersistentStorage<Config>>, Config::kBlocks},
-        [&] { matmul::persistent_kernel<Config>(a_maps, b_maps, result_map, {}, order, {}, {}); });
+         matmul::kSharedBytes<matmul::StorageOf<Config>>, Config::kBlocks},
+        [&] {
+          matmul::persistent_kernel<Config>(a_maps, b_maps, result_map, plain, order, {}, {});
+        });
     CHECK(error.empty());
     if (!error.empty()) std::printf("%s\n", error.c_str());
 
@@ -1110,9 +1118,12 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
         const std::int64_t of_matrix = std::int64_t{row / result_rows} * rows * cols;
         const auto [sum, size] = expected[of_matrix + (Config::kTurned ? col * cols + in_matrix
                                                                        : in_matrix * cols + col)];
-        wrong +=
-            !(std::abs(to_float(line[col]) - sum) <= per_term * size + rounding * std::abs(sum));
+        double actual = 0;
+        for (int split = 0; split < splits; ++split)
+          actual += to_float(line[split * split_size + col]);
+        wrong += !(std::abs(actual - sum) <= per_term * size + rounding * std::abs(sum));
       }
+      if (Config::kWritesSums) continue;
       // Elements after the last multiple of 16 bytes are not part of the result.
       const Array<Result> untouched(1);
       for (int col = round_up(result_cols, kPerSector); col < stride; ++col) {
@@ -1155,6 +1166,11 @@ void test_matmul() {
                                   Scaling::kNone, false, true>>();
   check_matmul<matmul::Persistent<B, B, true, true, 128, 96, 2, 2, 1, 1, true, false, false, false,
                                   Scaling::kNone, false, true>>();
+  // Partial sums that are.
+  check_matmul<matmul::Persistent<B, float, false, true, 128, 160, 2, 2, 1, 0, false, false, false,
+                                  false, Scaling::kNone, false, true>>();
+  check_matmul<matmul::Persistent<H, float, true, true, 128, 96, 2, 2, 1, 1, false, false, false,
+                                  false, Scaling::kNone, false, true>>();
   using E4M3 = __nv_fp8_e4m3;
   using E5M2 = __nv_fp8_e5m2;
   using I = std::int8_t;
