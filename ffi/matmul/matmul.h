@@ -231,7 +231,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "Tensor cores for few tiles of a large depth k: blocks of tensor_core multiply parts of the "
      "depth, and a second kernel adds their partial sums.",
      "jax_gpuops, after NVIDIA CUTLASS's parallel split-K",
-     "float16 and bfloat16; those of tensor_core, and no bias or activation, no c, a depth k of "
+     "float16 and bfloat16; else those of tensor_core, no bias or activation, no c, a depth k of "
      "more than 64, and results of at most 2^23 elements, with n rounded up to a multiple of 8",
      "align_rows_kernel persistent_kernel split_k_reduce_kernel"},
     {"skinny",
