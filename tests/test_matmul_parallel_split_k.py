@@ -166,7 +166,7 @@ def test_the_plan_chooses_it(split):
     [
         ([(8, 64), (64, 8)], "bfloat16", "requires a depth k of more than 64"),
         ([(8, 136), (136, 8)], "float32", "supports float16 and bfloat16, not float32"),
-        ([(4096, 136), (136, 4096)], "float16", "supports results of 1 to 8388608 elements"),
+        ([(4096, 136), (136, 4096)], "float16", "supports results of at most 8388608 elements"),
     ],
 )
 def test_refusals(shapes, dtype, reason, split):
@@ -181,3 +181,10 @@ def test_no_epilogue(split):
         jax_gpuops.linear(x, w, w[0], **split)
     with pytest.raises(ValueError, match="'parallel_split_k' does not support c"):
         jax_gpuops.gemm(x, w, jnp.ones((8, 8), "bfloat16"), beta=1, **split)
+
+
+@pytest.mark.parametrize("algorithm", ["tensor_core", "parallel_split_k"])
+@pytest.mark.parametrize("k", [1024, 1032])
+def test_no_elements(k, algorithm, split):
+    a, b = jnp.ones((90, k), "bfloat16"), jnp.ones((k, 0), "bfloat16")
+    assert jax_gpuops.matmul(a, b, **{**split, "algorithm": algorithm}).shape == (90, 0)

@@ -191,7 +191,8 @@ int speed_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t bu
              const Device& device) {
   if (begins_lines(problem)) return tile.speed;
   if (!tile.turned) return tile.unaligned_speed;
-  const auto alone = static_cast<int>(tile.unaligned_speed * device.multiprocessors / busy);
+  const std::int64_t sharers = std::max<std::int64_t>(busy, 1);  // none for an empty product
+  const auto alone = static_cast<int>(tile.unaligned_speed * device.multiprocessors / sharers);
   return std::min(tile.speed, alone);
 }
 
@@ -353,11 +354,12 @@ double split_tiles(const Problem& problem) {
 // How many splits parallel_split_k has at most. It depends on the problem alone, since workspace is
 // reserved for them.
 std::int64_t most_parallel_splits(const Problem& problem) {
+  const auto at_least_one = [](std::int64_t x) { return std::max<std::int64_t>(x, 1); };
   const auto tiles = static_cast<std::int64_t>(split_tiles(problem));
   const std::int64_t least = 2;
   return std::min({kMostParallelSplits, std::max(least, depth_steps(problem) / kLeastSplitSteps),
-                   std::max(least, kMostSplitTiles / tiles),
-                   kMostPartialBytes / partial_bytes(problem)});
+                   std::max(least, kMostSplitTiles / at_least_one(tiles)),
+                   kMostPartialBytes / at_least_one(partial_bytes(problem))});
 }
 
 struct ParallelSplitKChoice {
@@ -567,8 +569,8 @@ std::string refusal_of_parallel_split_k(const Problem& problem, const Device& de
   const std::int64_t most = kMostPartialBytes / 2 / 4;
   const double rows = static_cast<double>(problem.batch) * static_cast<double>(problem.m);
   const double elements = rows * static_cast<double>(partial_pitch(problem));
-  if (elements < 1 || elements > static_cast<double>(most)) {
-    return "supports results of 1 to " + std::to_string(most) +
+  if (elements > static_cast<double>(most)) {
+    return "supports results of at most " + std::to_string(most) +
            " elements, with n rounded up to a multiple of 8";
   }
   const std::int64_t needed = parallel_split_k_workspace(problem);
