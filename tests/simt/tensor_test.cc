@@ -26,6 +26,7 @@
 #include "core/tensor_map.h"
 #include "matmul/hopper/factors.cuh"
 #include "matmul/hopper/persistent.cuh"
+#include "matmul/hopper/split_k_reduce.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace {
@@ -1183,6 +1184,36 @@ void test_matmul() {
   check_matmul<matmul::Persistent<E5M2, B, true, true, 64, 128, 1, 2, 1, 0, false, true>>();
 }
 
+// More splits than the plan has for the executor's few multiprocessors.
+void test_split_k_reduce() {
+  for (const int splits : {2, 4, 5, 9, 16}) {
+    for (const int cols : {5, 64}) {
+      matmul::Problem problem{};
+      problem.batch = 2;
+      problem.m = 9;
+      problem.n = cols;
+      const std::int64_t pitch = matmul::partial_pitch(problem);
+      const std::int64_t rows = problem.batch * problem.m;
+      const auto partials = random_lines<float>(splits * rows, cols, static_cast<int>(pitch), 3);
+      Array<float> result(rows * cols + 1);
+      matmul::launch_split_k_reduce<float>(Queue{}, splits, problem, partials.data(),
+                                           result.data());
+      std::int64_t wrong = 0;
+      for (std::int64_t row = 0; row < rows; ++row) {
+        for (int col = 0; col < cols; ++col) {
+          float sum = 0;
+          for (int split = 0; split < splits; ++split) {
+            sum += partials[(split * rows + row) * pitch + col];
+          }
+          wrong += result[row * cols + col] != sum;
+        }
+      }
+      CHECK(wrong == 0);
+      CHECK(std::isnan(result[rows * cols]));
+    }
+  }
+}
+
 }  // namespace
 
 void test_tensor() {
@@ -1207,6 +1238,7 @@ void test_tensor() {
   check_storing_matrices<false>();
   check_storing_matrices<true>();
   test_matmul();
+  test_split_k_reduce();
 }
 
 }  // namespace JAX_GPUOPS_NAMESPACE
