@@ -1,4 +1,4 @@
-"""tensor_core's tiles of 96, 160 and 192 rows, which compute the transposed product."""
+"""tensor_core's tiles of 96 and 160 to 208 rows, which compute the transposed product."""
 
 import functools
 
@@ -16,6 +16,7 @@ TILES = {
     96: {"interpret": (90, 520, 136), "cuda": (285, 4096, 264)},
     160: {"interpret": (300, 264, 136), "cuda": (308, 8168, 136)},
     192: {"interpret": (190, 392, 72), "cuda": (190, 16832, 192)},
+    208: {"interpret": (200, 832, 192), "cuda": (200, 14400, 192)},
 }
 FLOATS_OF_16_BITS = ["float16", "bfloat16"]
 
@@ -57,8 +58,9 @@ def test_every_kernel(rows, transpose_b, dtype, on_tensor_cores):
         (1, 320, 504, 136),
         (5, 161, 264, 136),
         (3, 192, 520, 67),
-        (1, 185, 832, 64),
-        (7, 190, 120, 128),
+        (1, 201, 832, 64),
+        (7, 197, 128, 128),
+        (7, 208, 120, 128),
         (11, 129, 8, 136),  # of few columns
     ],
 )

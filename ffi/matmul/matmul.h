@@ -520,8 +520,8 @@ struct TensorCoreTile {
   // registers, and the mbarriers. They begin at a multiple of 1024 bytes, but the shared memory of
   // a launch only at a multiple of 128.
   constexpr int shared_bytes() const {
-    const int panel = !turned ? 8192 : result_bytes == 2 ? 4096 : 0;
-    const int panels = consumers * 2 * panel;
+    const int panel_rows = !turned ? 64 : result_bytes > 2 ? 0 : rows % 32 == 0 ? 32 : 16;
+    const int panels = consumers * 2 * panel_rows * kTensorLineBytes;
     const int bytes = stages * (rows + cols) * kTensorLineBytes + panels + 2 * stages * 8;
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
   }
@@ -545,6 +545,7 @@ inline constexpr TensorCoreTile kTensorCoreTurnedTiles[] = {
     {2, 96, 128,      2, 7, 1,                    1,       true,  false,    92, 50,     true},
     {2, 160, 128,     2, 5, 1,                    0,       true,  false,    97, 62,     true},
     {2, 192, 128,     2, 5, 1,                    0,       true,  false,    98, 66,     true},
+    {2, 208, 128,     2, 5, 1,                    0,       true,  false,    98, 68,     true},
 };
 
 // The same for partial sums of parallel_split_k.

@@ -1163,7 +1163,7 @@ void test_matmul() {
   using matmul::Scaling;
   check_matmul<matmul::Persistent<B, B, false, true, 128, 160, 2, 2, 1, 0, true, false, false,
                                   false, Scaling::kNone, false, true>>();
-  check_matmul<matmul::Persistent<H, H, true, true, 128, 192, 2, 2, 1, 0, true, false, false, false,
+  check_matmul<matmul::Persistent<H, H, true, true, 128, 208, 2, 2, 1, 0, true, false, false, false,
                                   Scaling::kNone, false, true>>();
   check_matmul<matmul::Persistent<B, B, true, true, 128, 96, 2, 2, 1, 1, true, false, false, false,
                                   Scaling::kNone, false, true>>();

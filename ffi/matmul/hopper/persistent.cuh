@@ -112,11 +112,11 @@ struct Persistent {
   static constexpr int kBBytes = kCols * kLineBytes;
 
   // Results pass through shared memory in panels of 128 bytes of 64 rows of the result or, if
-  // kTurned, of 32 rows.
-  static constexpr int kPanelRows = kTurned ? 32 : kProductRows;
+  // kTurned, of 32 rows, or of 16 if those of a tile are no multiple of 32.
+  static constexpr int kPanelRows = !kTurned ? kProductRows : kCols % 32 == 0 ? 32 : 16;
   static constexpr int kPanelCols = kLineBytes / static_cast<int>(sizeof(Result));
   static constexpr int kWavePanels = kWritesSums ? 1
-                                     : kTurned   ? (kCols + kPanelRows - 1) / kPanelRows
+                                     : kTurned   ? kCols / kPanelRows
                                                  : kResultCols / kPanelCols;
   static constexpr int kPanels = kWaves * kWavePanels;
   static constexpr int kPanelBuffers = 2;
@@ -143,8 +143,7 @@ struct Persistent {
                 "c waits for the sums in registers, in pairs");
   static_assert(!kTurned || (!kFinishes && !kPromotes), "plain products");
   static_assert(!kTurned || kWritesSums ||
-                    (sizeof(Result) == 2 && kPanelCols == kProductRows && kCols % 16 == 0 &&
-                     kCols >= kPanelRows),
+                    (sizeof(Result) == 2 && kPanelCols == kProductRows && kCols % kPanelRows == 0),
                 "a wave of products is the columns of a panel");
   static_assert(kPending == 0 || kPending == 1);
   static_assert(!kLateStores || (sizeof(Result) == 2 && !kPromotes),
