@@ -17,7 +17,7 @@ TILES = {
     (160, 128, True): {"interpret": (155, 136, 264), "cuda": (150, 4096, 4096)},
     (208, 128, True): {"interpret": (200, 136, 264), "cuda": (200, 4096, 4096)},
     (64, 128, False): {"interpret": (60, 136, 264), "cuda": (200, 1024, 8192)},
-    (128, 256, False): {"interpret": (256, 520, 264), "cuda": (256, 4096, 4096)},
+    (128, 256, False): {"interpret": (256, 520, 264), "cuda": (512, 4096, 4096)},
 }
 FLOATS_OF_16_BITS = ["float16", "bfloat16"]
 LAYOUTS = [(False, False), (False, True), (True, False), (True, True)]

@@ -50,8 +50,12 @@ constexpr double kRereadRate = 30000;
 constexpr double kCacheRate = 12500;
 constexpr double kSplitKCacheRate = 8500;
 constexpr double kCopyLatency = 900;
-// parallel_split_k. The time of its second launch without its reads and writes:
-constexpr double kReduceTime = 1500;
+// parallel_split_k: the time of its second launch apart from the partial sums, and the bytes of
+// these that are written and read again per nanosecond. If they and the factors do not fit the L2
+// cache, they pass through memory.
+constexpr double kReduceTime = 1800;
+constexpr double kPartialRate = 3200;
+constexpr double kCacheBytes = 50e6;
 // The fewest steps of a split, if there are more than two; the most splits, and the most tiles of
 // 128 x 128 of all splits, two turns of an H200, if there are more than two; the most bytes of
 // partial sums.
@@ -62,7 +66,7 @@ constexpr std::int64_t kMostPartialBytes = std::int64_t{64} << 20;
 // The least products that the plan gives to it: few rows are split_k's and skinny's.
 constexpr std::int64_t kLeastParallelSplitRows = 65;
 constexpr std::int64_t kLeastParallelSplitSteps = 16;
-// The fraction of the time that it must save, since no GPU has measured it.
+// The fraction of the time that it must save: the error of the estimates.
 constexpr double kLeastParallelSplitGain = 0.05;
 
 std::int64_t depth_steps(const Problem& problem) {
@@ -79,13 +83,18 @@ double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int s
   return static_cast<double>(turns * steps) * (rows * cols / (64.0 * 128.0)) * step * 100 / speed;
 }
 
+// The rows of a and the columns of b, of all matrices that are not shared.
+double lines_of_factors(const Problem& problem) {
+  return static_cast<double>((problem.share_a ? 1 : problem.batch) * problem.m +
+                             (problem.share_b ? 1 : problem.batch) * problem.n);
+}
+
 // The time in which `readers` multiprocessors read the factors of `tiles` tiles over the whole
 // depth.
 double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows, std::int64_t cols,
                  std::int64_t readers) {
   const auto depth = static_cast<double>(problem.k * bytes_of(problem.dtype));
-  const auto once = static_cast<double>((problem.share_a ? 1 : problem.batch) * problem.m +
-                                        (problem.share_b ? 1 : problem.batch) * problem.n);
+  const double once = lines_of_factors(problem);
   const auto all =
       static_cast<double>(tiles * (std::min(rows, problem.m) + std::min(cols, problem.n)));
   const double rate = std::min(kMemoryRate, static_cast<double>(readers) * kOwnMemoryRate);
@@ -372,9 +381,8 @@ struct ParallelSplitKChoice {
 ParallelSplitKChoice best_parallel_split_k(const Problem& problem, const Device& device) {
   const std::int64_t depth = depth_steps(problem);
   const std::int64_t most = most_parallel_splits(problem);
-  const double rate = kOwnMemoryRate * device.multiprocessors;
-  const auto result =
-      static_cast<double>(problem.batch * problem.m * problem.n * bytes_of(problem.result_dtype));
+  const double factors =
+      lines_of_factors(problem) * static_cast<double>(problem.k * bytes_of(problem.dtype));
   ParallelSplitKChoice best{};
   const auto consider = [&](const TensorCoreTile& tile) {
     const std::int64_t tiles = clusters_of(problem, tile);
@@ -387,8 +395,9 @@ ParallelSplitKChoice best_parallel_split_k(const Problem& problem, const Device&
           tiles_time(problem, tile, tiles * splits, divide_up(depth, splits), device);
       // A block writes its sums before it multiplies the next tile.
       const double writes = static_cast<double>(turns * tile.rows * tile.cols * 4) / kOwnMemoryRate;
-      const double reduction =
-          kReduceTime + (static_cast<double>(splits * partial_bytes(problem)) + result) / rate;
+      const auto partials = static_cast<double>(splits * partial_bytes(problem));
+      const double memory = factors + partials > kCacheBytes ? 2 * partials / kMemoryRate : 0;
+      const double reduction = kReduceTime + partials / kPartialRate + memory;
       const double time = kLaunchTime + std::max(products + writes, reads) + reduction;
       if (best.tile == nullptr || time < best.time) best = {&tile, splits, time};
     }
