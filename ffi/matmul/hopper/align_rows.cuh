@@ -14,8 +14,8 @@
 #include "core/integer.h"
 #include "core/launch.h"
 #include "core/ptx/early_launch.cuh"
+#include "core/shifted_packs.cuh"
 #include "core/vector.h"
-#include "matmul/hopper/shifted_packs.cuh"
 #include "matmul/matmul.h"
 
 namespace JAX_GPUOPS_NAMESPACE {

@@ -7,7 +7,6 @@
 #include "core/ptx/memory.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
-namespace matmul {
 
 // Writes the 16 bytes from byte `past` on, 0 to 15, of two neighbouring packs.
 //
@@ -29,5 +28,4 @@ __device__ __forceinline__ void write_shifted(const uint4& low, const uint4& hig
   store_words(shifted, to);
 }
 
-}  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE
