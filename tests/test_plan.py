@@ -617,7 +617,7 @@ def test_every_algorithm_has_kernels(family):
         ("uint16", (4, 16, 64), (1, 0, 2), 0, ("copy", 16)),
         ("uint16", (4, 16, 64), (1, 0, 2), 2, ("copy", 2)),
         ("uint16", (64, 80), (1, 0), 0, ("swizzled", 2)),
-        ("uint16", (64, 80), (1, 0), 8, ("tiled", 2)),
+        ("uint16", (64, 80), (1, 0), 8, ("shifted", 2)),
         ("float32", (40, 40, 4), (1, 0, 2), 0, ("swizzled", 16)),
         ("float32", (40, 40, 4), (1, 0, 2), 4, ("tiled", 4)),
     ],
@@ -823,6 +823,13 @@ def plan_of(op, shape, dtype, implementation, **arguments):
             "float32",
             {"axes": (1, 0, 2), "algorithm": "swizzled"},
             "keeps runs of 3 words of 4 bytes",
+        ),
+        (
+            "transpose",
+            (8, 9, 4),
+            "float32",
+            {"axes": (1, 0, 2), "algorithm": "shifted"},
+            "words of up to 8 bytes, and here they have 16; 'swizzled' supports these",
         ),
         (
             "argmax",

@@ -57,6 +57,8 @@ def takes(algorithm, x, axes) -> bool:
         return x.size == 0 or (bool(moved) and run < 64)
     if algorithm == "swizzled":
         return x.size == 0 or (bool(moved) and run in (1, 2, 4, 8, 16))
+    if algorithm == "shifted":
+        return x.size == 0 or (bool(moved) and run in (1, 2, 4, 8))
     if algorithm == "copy":
         return x.size == 0 or not moved or run > x.itemsize
     return True
@@ -116,6 +118,38 @@ def test_rows_of_whole_chunks_or_not(multiple, dtype, implementation):
     """Where a matrix ends within a tile, chunks are whole or absent, or some are cut."""
     x = numbered((3, 5 * multiple, 33 * multiple), dtype)
     assert_transposes(x, (0, 2, 1), implementation=implementation, algorithm="swizzled")
+
+
+# The last row of a matrix is in the middle of a strip, at its end, or at its beginning, and in the
+# last strip of a tile or in the next tile.
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("columns", [33, 36, 160])
+@pytest.mark.parametrize("rows", [37, 63, 64, 65, 124, 130, 241, 256])
+def test_rows_that_begin_at_any_word(rows, columns, dtype, implementation):
+    x = numbered((3, rows, columns), dtype)
+    assert_transposes(x, (0, 2, 1), implementation=implementation, algorithm="shifted")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("rows", [35, 64, 197])
+def test_rows_that_are_apart_in_the_result(rows, dtype, implementation):
+    """After one comes a row of another matrix."""
+    x = numbered((2, rows, 3, 40), dtype)
+    assert_transposes(x, (0, 3, 2, 1), implementation=implementation, algorithm="shifted")
+
+
+@pytest.mark.kernel
+@hypothesis.given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 300), st.integers(1, 140)),
+    axes=st.sampled_from([(0, 2, 1), (1, 2, 0), (2, 1, 0), (2, 0, 1)]),
+    dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]),
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_shifted_packs_of_any_shape(shape, axes, dtype, implementation):
+    x = numbered(shape, dtype)
+    assert_transposes(x, axes, implementation=implementation, algorithm="shifted")
 
 
 @pytest.mark.kernel
@@ -322,7 +356,10 @@ def test_vmap_moves_no_data_for_the_mapped_axis(implementation):
     ("shape", "axes", "dtype", "algorithm"),
     [
         ((4096, 4096), None, "float32", "swizzled"),
-        ((8, 2049, 1023), (0, 2, 1), "float32", "tiled"),  # vectors do not divide the rows
+        ((8, 2049, 1023), (0, 2, 1), "float32", "shifted"),  # vectors do not divide the rows
+        ((64, 197, 768), (0, 2, 1), "bfloat16", "shifted"),  # those of the result
+        ((64, 768, 197), (0, 2, 1), "bfloat16", "shifted"),  # those of the operand
+        ((64, 197, 31), (0, 2, 1), "bfloat16", "tiled"),
         ((1 << 27, 2), None, "float32", "tiled"),  # narrower than a tile
         ((1000, 1000, 3), (1, 0, 2), "uint8", "tiled"),  # short runs
         ((1000, 1000, 4), (1, 0, 2), "float32", "swizzled"),  # matrices of 16-byte words

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -12,20 +13,29 @@ namespace {
 
 // Below this extent of the matrix, most of a vectorised tile would be empty.
 constexpr std::int64_t kSwizzledExtent = 32;
-// `swizzled` takes smaller tiles if there are fewer per multiprocessor,
+// There are smaller tiles if there would be fewer per multiprocessor,
 constexpr std::int64_t kTilesPerMultiprocessor = 8;
-// or if smaller ones cover at most this part of what the larger ones cover.
+// and for `swizzled` if they cover at most this part of what the larger ones cover.
 constexpr double kSmallerCover = 0.9;
+// Tiles of `shifted` have no shorter rows of the result than this, unless the matrix has.
+constexpr std::int64_t kShortestLineBytes = 128;
+constexpr int kSectorBytes = 32;
+
+// True if all rows of the operand, or of the result, begin at multiples of `words` words, a power
+// of two: `stride` names those of the rows.
+bool rows_begin_at(std::int64_t words, std::int64_t Dim::* stride, const Movement& movement,
+                   const Problem& problem) {
+  if (problem.alignment < words * movement.word_bytes) return false;
+  return std::all_of(movement.dims.begin(), movement.dims.end(),
+                     [&](const Dim& dim) { return dim.*stride == 1 || dim.*stride % words == 0; });
+}
 
 // True if every row of the operand and of the result starts at a multiple of the swizzled kernel's
 // vectors.
 bool vectors_fit(const Movement& movement, const Problem& problem) {
   const int vector = vector_words(movement.word_bytes);
-  if (problem.alignment < vector * movement.word_bytes) return false;
-  return std::all_of(movement.dims.begin(), movement.dims.end(), [&](const Dim& dim) {
-    return (dim.in_stride == 1 || dim.in_stride % vector == 0) &&
-           (dim.out_stride == 1 || dim.out_stride % vector == 0);
-  });
+  return rows_begin_at(vector, &Dim::in_stride, movement, problem) &&
+         rows_begin_at(vector, &Dim::out_stride, movement, problem);
 }
 
 // The canonical form, with words of at most `max_word_bytes`, a power of two.
@@ -100,6 +110,7 @@ void check(Algorithm algorithm, const Movement& movement, const Problem& problem
       return;
     case Algorithm::kTiled:
     case Algorithm::kSwizzled:
+    case Algorithm::kShifted:
       if (movement.dims.size() <= 1) {
         refuse(
             "requires a permutation that moves elements, and here all elements stay where they "
@@ -112,11 +123,16 @@ void check(Algorithm algorithm, const Movement& movement, const Problem& problem
             std::to_string(movement.dims.back().size * movement.word_bytes) +
             " bytes; 'copy' supports these");
       }
-      if (algorithm == Algorithm::kSwizzled && movement.has_runs()) {
+      if (algorithm != Algorithm::kTiled && movement.has_runs()) {
         refuse("transposes single words, and this permutation keeps runs of " +
                std::to_string(movement.dims.back().size) + " words of " +
                std::to_string(movement.word_bytes) +
                " bytes, the widest that sizes and addresses allow; 'tiled' supports these");
+      }
+      if (algorithm == Algorithm::kShifted && movement.word_bytes > kWidestShiftedWord) {
+        refuse("transposes words of up to " + std::to_string(kWidestShiftedWord) +
+               " bytes, and here they have " + std::to_string(movement.word_bytes) +
+               "; 'swizzled' supports these");
       }
       return;
   }
@@ -160,7 +176,53 @@ int choose_side(const Movement& movement, const Device& device) {
   return few || wasteful ? side / 2 : side;
 }
 
-Config configure(Algorithm algorithm, Movement movement, const Device& device) {
+// The tile of `shifted`. As wide as possible, but rather tiles of about the same width than some
+// that lie mostly outside the matrix. As high as it can be, if there are many; otherwise as high as
+// gives each multiprocessor the fewest rows.
+void choose_shifted_tile(const Movement& movement, const Problem& problem, const Device& device,
+                         Config* config) {
+  const TurnedDims turned = turned_dims(movement);
+  const std::int64_t rows = turned.row->size;
+  const std::int64_t columns = turned.column->size;
+  const int word_bytes = movement.word_bytes;
+  const auto read_at = [&](std::int64_t words) {
+    return rows_begin_at(words, &Dim::in_stride, movement, problem);
+  };
+  // A row that is launched in parts is read from any word on.
+  const bool loads_words = rows > 1 && read_at(most_load_words(word_bytes));
+  config->load_words = loads_words ? most_load_words(word_bytes) : 1;
+  config->tile_depth = 1;
+
+  int aligned = 1;
+  while (aligned * word_bytes < kSectorBytes && read_at(2 * aligned)) aligned *= 2;
+  const std::int64_t width = divide_up(columns, divide_up(columns, shifted_columns(word_bytes)));
+  config->tile_columns = static_cast<int>(divide_up(width, aligned) * aligned);
+
+  const std::int64_t columns_of_tiles =
+      movement.words() / (rows * columns) * divide_up(columns, config->tile_columns);
+  std::int64_t least = std::numeric_limits<std::int64_t>::max();
+  for (std::int64_t parts = divide_up(rows, shifted_rows(word_bytes));; ++parts) {
+    // Tiles begin at multiples of a sector.
+    const int step = parts == 1 ? strip_rows(word_bytes) : kSectorBytes / word_bytes;
+    const std::int64_t height = divide_up(divide_up(rows, parts), step) * step;
+    const std::int64_t tiles = columns_of_tiles * divide_up(rows, height);
+    // A line has one additional pack.
+    const std::int64_t busiest =
+        divide_up(tiles, device.multiprocessors) * (height + strip_rows(word_bytes));
+    if (busiest < least) {
+      least = busiest;
+      config->tile_rows = static_cast<int>(height);
+    }
+    if (tiles >= kTilesPerMultiprocessor * device.multiprocessors ||
+        height * word_bytes <= kShortestLineBytes) {
+      break;
+    }
+  }
+  config->threads = shifted_threads(word_bytes, config->tile_rows);
+}
+
+Config configure(Algorithm algorithm, Movement movement, const Problem& problem,
+                 const Device& device) {
   Config config;
   config.word_bytes = movement.word_bytes;
   config.threads = kThreads;
@@ -175,6 +237,8 @@ Config configure(Algorithm algorithm, Movement movement, const Device& device) {
     config.tile_rows = config.tile_columns = choose_side(movement, device);
     config.tile_depth = 1;
     config.threads = swizzled_threads(config.word_bytes, config.tile_rows);
+  } else if (algorithm == Algorithm::kShifted) {
+    choose_shifted_tile(movement, problem, device, &config);
   }
   return config;
 }
@@ -196,7 +260,7 @@ std::pair<Algorithm, std::string> choose(const Movement& movement, const Problem
     return {Algorithm::kTiled, matrices + words + " are too narrow for square tiles"};
   }
   if (!vectors_fit(movement, problem)) {
-    return {Algorithm::kTiled,
+    return {Algorithm::kShifted,
             matrices + words + " have rows that cannot be read and written in vectors"};
   }
   return {Algorithm::kSwizzled,
@@ -258,14 +322,14 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   if (algorithm.empty()) {
     if (is_empty) return {Algorithm::kCopy, "there is nothing to move", {}, std::move(movement)};
     auto [chosen, reason] = choose(movement, problem);
-    const Config config = configure(chosen, movement, device);
+    const Config config = configure(chosen, movement, problem, device);
     return {chosen, std::move(reason), config, std::move(movement)};
   }
   const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
   if (is_empty) return {named, "the caller named the algorithm", {}, std::move(movement)};
   check(named, movement, problem);
   if (named == Algorithm::kNaive) movement = canonicalize(problem, problem.element_bytes);
-  const Config config = configure(named, movement, device);
+  const Config config = configure(named, movement, problem, device);
   return {named, "the caller named the algorithm", config, std::move(movement)};
 }
 

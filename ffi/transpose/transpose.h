@@ -33,7 +33,7 @@ struct Problem {
 
 inline std::int64_t least_alignment(const Problem& problem) { return problem.element_bytes; }
 
-enum class Algorithm { kNaive, kTiled, kSwizzled, kCopy };
+enum class Algorithm { kNaive, kTiled, kSwizzled, kShifted, kCopy };
 
 inline constexpr std::string_view kReductionAndTranspose =
     "Notes on CUDA matrix reduction and transpose: naive and shared-memory kernels";
@@ -50,6 +50,13 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "permutations that move data and keep no contiguous runs, or runs of 2, 4, 8 or 16 bytes "
      "that are aligned to their size",
      "swizzled_kernel"},
+    {"shifted",
+     "Lanes read columns into packs of the result's rows; packs that are aligned in the result are "
+     "put together from two of them.",
+     "This project",
+     "permutations that move data and keep no contiguous runs, or runs of 2, 4 or 8 bytes that are "
+     "aligned to their size; elements of up to 8 bytes",
+     "shifted_kernel"},
     {"copy", "Runs of elements that stay contiguous are copied in words of up to 16 bytes.",
      "The vectorised copy of CUDA practice",
      "permutations that keep contiguous runs of several elements", "copy_kernel"},
@@ -64,11 +71,12 @@ inline std::string_view name_of(Algorithm algorithm) {
 struct Config {
   int word_bytes = 0;
   int threads = 0;  // of a block
-  // The tile of a block, in words; each a power of two. Blocks without tiles take consecutive
-  // words.
+  // The tile of a block, in words; each a power of two, but not for `shifted`. Blocks without tiles
+  // take consecutive words.
   int tile_rows = 0;
   int tile_columns = 0;
   int tile_depth = 0;
+  int load_words = 0;  // that a lane of `shifted` loads at a time
 
   template <class Self, class Visit>
   static void fields(Self& self, Visit&& visit) {
@@ -77,6 +85,7 @@ struct Config {
     visit("tile_rows", self.tile_rows);
     visit("tile_columns", self.tile_columns);
     visit("tile_depth", self.tile_depth);
+    visit("load_words", self.load_words);
   }
 };
 
@@ -157,6 +166,35 @@ constexpr int swizzled_threads(int word_bytes, int side) {
   return blocks < kThreads ? blocks : kThreads;
 }
 
+// `shifted` reads strips of as many rows as 16 bytes have words, each by one warp.
+constexpr int strip_rows(int word_bytes) { return 16 / word_bytes; }
+
+// The most columns of its tile: at least 128 bytes of a row, and 4 for each lane.
+constexpr int shifted_columns(int word_bytes) {
+  return word_bytes == 1 ? 128 : word_bytes <= 4 ? 64 : 32;
+}
+
+// The strips of a warp: 64 bytes in flight in each thread.
+constexpr int strips_per_warp(int word_bytes) { return 128 / shifted_columns(word_bytes); }
+
+// The threads of its block. A line of shared memory has one pack more than there are strips of
+// rows.
+constexpr int shifted_threads(int word_bytes, int rows) {
+  const int strips = rows / strip_rows(word_bytes) + 1;
+  return (strips + strips_per_warp(word_bytes) - 1) / strips_per_warp(word_bytes) * 32;
+}
+
+inline constexpr int kMostShiftedThreads = 512;
+
+// The most rows of its tile: an even number of strips, so that tiles begin at multiples of a
+// sector.
+constexpr int shifted_rows(int word_bytes) {
+  return (kMostShiftedThreads / 32 * strips_per_warp(word_bytes) - 2) * strip_rows(word_bytes);
+}
+
+// The most words that a lane loads at a time: 4 bytes.
+constexpr int most_load_words(int word_bytes) { return word_bytes < 4 ? 4 / word_bytes : 1; }
+
 // The dimensions that a movement transposes: the column index is contiguous in the operand, the row
 // index in the result, where a short run counts as one element. `run` is null if there is none.
 struct TurnedDims {
@@ -169,6 +207,7 @@ struct TurnedDims {
 TurnedDims turned_dims(const Movement& movement);
 
 inline constexpr int kWidestWord = 16;
+inline constexpr int kWidestShiftedWord = 8;  // rows of wider ones begin at multiples of 16 bytes
 
 }  // namespace transpose
 }  // namespace JAX_GPUOPS_NAMESPACE
