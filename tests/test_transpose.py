@@ -240,8 +240,8 @@ def test_any_order_of_threads(algorithm, implementation):
     try:
         for seed in range(5):
             _interpret.set_schedule_seed(seed)
-            for shape in [(70, 66), (3, 200)]:
-                x = numbered(shape, "float32")
+            for shape, dtype in itertools.product([(70, 66), (3, 200)], ["uint16", "float32"]):
+                x = numbered(shape, dtype)
                 assert_transposes(x, None, implementation=implementation, algorithm=algorithm)
     finally:
         _interpret.set_schedule_seed(0)

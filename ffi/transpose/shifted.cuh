@@ -63,7 +63,7 @@ struct ShiftedLayout {
   }
   // The line of a column: those that the lanes store at the same time are neighbours, which are an
   // odd number of packs apart, so that there are no bank conflicts.
-  __device__ static int line(int column) {
+  __device__ static unsigned line(unsigned column) {
     return column % kLoad * (kLines / kLoad) + column / kLoad;
   }
 };
@@ -217,28 +217,28 @@ __device__ inline void load_strips(const Source<Word>& source, int strips, int p
 // Stores the packs that begin in the tile, which begins at y.
 template <class Layout, class Word = typename Layout::Word>
 __device__ inline void store_lines(Word* __restrict__ y, const Matrices& matrices,
-                                   const ShiftedTile& tile, int rows, int columns) {
+                                   const ShiftedTile& tile, int rows, unsigned columns) {
   constexpr int kVector = Layout::kVector;
   const auto* const packs = shared_array<typename Layout::Pack>();
   const unsigned count = tile.line_packs.divisor * columns;
 #pragma unroll 1
   for (unsigned index = threadIdx.x; index < count; index += blockDim.x) {
     const Division place = tile.line_packs.divide(index);
-    const int column = place.quotient;
+    const unsigned column = place.quotient;
     Word* const to = y + column * matrices.out_column_stride;
     const int past = elements_to_alignment<kVector>(to);
     const int row = static_cast<int>(place.remainder) * kVector + past;
     if (row >= rows) continue;
-    const auto* const line = packs + Layout::line(column) * tile.pitch;
-    const auto* const from = line + place.remainder;
-    const int end = rows + (tile.continues && column + 1 < columns ? kVector - 1 : 0);
-    if (row + kVector <= end) {
-      const uint4 low = __builtin_bit_cast(uint4, from[0]);
-      const uint4 high = past == 0 ? low : __builtin_bit_cast(uint4, from[1]);
-      write_shifted(low, high, past * sizeof(Word), to + row);
+    const auto* const from = packs + Layout::line(column) * tile.pitch + place.remainder;
+    if (row + kVector <= rows || (tile.continues && column + 1 < columns)) {
+      write_shifted(__builtin_bit_cast(uint4, from[0]), __builtin_bit_cast(uint4, from[1]),
+                    past * sizeof(Word), to + row);
     } else {
 #pragma unroll 1
-      for (int i = row; i < end; ++i) to[i] = line[i / kVector].element[i % kVector];
+      for (int i = row; i < rows; ++i) {
+        const int in_pack = past + i - row;
+        to[i] = from[in_pack / kVector].element[in_pack % kVector];
+      }
     }
   }
 }
