@@ -13,11 +13,11 @@ namespace {
 
 // Below this extent of the matrix, most of a vectorised tile would be empty.
 constexpr std::int64_t kSwizzledExtent = 32;
-// There are smaller tiles if there would be fewer per multiprocessor,
+// Tiles are smaller if there would be fewer per multiprocessor,
 constexpr std::int64_t kTilesPerMultiprocessor = 8;
-// and for `swizzled` if they cover at most this part of what the larger ones cover.
+// and those of `swizzled` if they cover at most this part of what the larger ones cover.
 constexpr double kSmallerCover = 0.9;
-// Tiles of `shifted` have no shorter rows of the result than this, unless the matrix has.
+// How much of a row of the result a tile of `shifted` has at least, unless rows are shorter.
 constexpr std::int64_t kShortestLineBytes = 128;
 constexpr int kSectorBytes = 32;
 
@@ -176,9 +176,9 @@ int choose_side(const Movement& movement, const Device& device) {
   return few || wasteful ? side / 2 : side;
 }
 
-// The tile of `shifted`. As wide as possible, but rather tiles of about the same width than some
-// that lie mostly outside the matrix. As high as it can be, if there are many; otherwise as high as
-// gives each multiprocessor the fewest rows.
+// The tile of `shifted`. Across the matrix there are as few as possible, of about the same width,
+// so that none lies mostly outside. If they are few, the busiest multiprocessor gets the fewest
+// rows; otherwise they are as high as possible.
 void choose_shifted_tile(const Movement& movement, const Problem& problem, const Device& device,
                          Config* config) {
   const TurnedDims turned = turned_dims(movement);
@@ -194,7 +194,7 @@ void choose_shifted_tile(const Movement& movement, const Problem& problem, const
   config->tile_depth = 1;
 
   int aligned = 1;
-  while (aligned * word_bytes < kSectorBytes && read_at(2 * aligned)) aligned *= 2;
+  while (read_at(2 * aligned)) aligned *= 2;
   const std::int64_t width = divide_up(columns, divide_up(columns, shifted_columns(word_bytes)));
   config->tile_columns = static_cast<int>(divide_up(width, aligned) * aligned);
 
