@@ -12,14 +12,14 @@
 // Lines begin with a pack, but rows of the result may begin within one. The packs that are stored
 // to it are aligned, so that each is put together from two neighbours of the line:
 //
-//     line                | a b c d | e f g h | i j k l | ...
-//     row of the result     . . a b | c d e f | g h i j | ...
+//     line 0              | a b c d | q r s t | u v w x | ...
+//     row of the result     . . a b | c d q r | s t u v | ...
 //
 // A block stores the packs that begin in its tile. The last of them has words of the next tile: so
-// a line has an additional pack. After the last row of the matrix, this has the first words of the
-// next line, if the rows of the result are contiguous. The words before a row's first whole pack
-// then belong to the pack of the row before, and only the ends of the matrix are stored word by
-// word.
+// a line has an additional pack. After the last row of the matrix, a line goes on with the words of
+// the next one, if the rows of the result are contiguous. The words before the first whole pack of
+// a row then belong to the last pack of the row before, and only the beginning of the tile's first
+// row and the end of its last one are stored word by word.
 #pragma once
 
 #include <cstring>
