@@ -121,10 +121,11 @@ def test_rows_of_whole_chunks_or_not(multiple, dtype, implementation):
 
 
 # The last row of a matrix is in the middle of a strip, at its end, or at its beginning, and in the
-# last strip of a tile or in the next tile.
+# last strip of a tile or in the next tile. Rows of the operand begin at any byte of a load or only
+# at some, and fill the lanes of a warp or one less; the operand ends within a load or at its end.
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
-@pytest.mark.parametrize("columns", [33, 36, 160])
+@pytest.mark.parametrize("columns", [33, 36, 63, 125, 126, 128, 160])
 @pytest.mark.parametrize("rows", [37, 63, 64, 65, 124, 130, 241, 256])
 def test_rows_that_begin_at_any_word(rows, columns, dtype, implementation):
     x = numbered((3, rows, columns), dtype)

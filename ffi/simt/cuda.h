@@ -127,6 +127,11 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   return result;
 }
 
+// The low 32 bits of (high, low) >> shift, with the shift modulo 32.
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(high) << 32 | low) >> (shift % 32));
+}
+
 // ---- Votes ----
 
 inline unsigned __activemask() { return live_lanes(); }

@@ -31,17 +31,20 @@ struct Offsets {
   std::int64_t out = 0;
 };
 
-// Dimensions to iterate over, minor first.
+// Dimensions to iterate over, minor first. What belongs to one dimension is in one place: reading a
+// line of the parameters for the first time takes as long as hundreds of instructions.
 struct Walk {
+  struct Step {
+    Divisor size;
+    std::int64_t in_stride;
+    std::int64_t out_stride;
+  };
+
   int rank = 0;
-  Divisor size[kMaxRank];
-  std::int64_t in_stride[kMaxRank];
-  std::int64_t out_stride[kMaxRank];
+  Step step[kMaxRank];
 
   void push(const Dim& dim) {
-    size[rank] = Divisor(dim.size);
-    in_stride[rank] = dim.in_stride;
-    out_stride[rank] = dim.out_stride;
+    step[rank] = {Divisor(dim.size), dim.in_stride, dim.out_stride};
     ++rank;
   }
 
@@ -50,10 +53,10 @@ struct Walk {
     Offsets offsets;
 #pragma unroll 1
     for (int i = 0; i < rank; ++i) {
-      const Division step = size[i].divide(index);
-      offsets.in += step.remainder * in_stride[i];
-      offsets.out += step.remainder * out_stride[i];
-      index = step.quotient;
+      const Division place = step[i].size.divide(index);
+      offsets.in += place.remainder * step[i].in_stride;
+      offsets.out += place.remainder * step[i].out_stride;
+      index = place.quotient;
     }
     return offsets;
   }

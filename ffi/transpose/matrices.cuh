@@ -14,6 +14,13 @@ namespace transpose {
 // The other dimensions index the matrices, except one, `depth`, which belongs to the tiles: a short
 // run of words that stay together, or a dimension that fills up tiles where matrices are too small.
 struct Matrices {
+  // The numbers of tiles.
+  Divisor matrix_tiles;
+  Divisor band_tiles;
+  Divisor depth_tiles;
+  Divisor last_band_height;
+  std::uint32_t row_tiles;
+  // Of a matrix.
   std::uint32_t rows;
   std::uint32_t columns;
   std::uint32_t depth;
@@ -24,11 +31,6 @@ struct Matrices {
   std::int64_t out_column_stride;
   std::int64_t out_depth_stride;
   Walk others;
-  // The numbers of tiles.
-  std::uint32_t row_tiles;
-  Divisor depth_tiles;
-  Divisor band_tiles;
-  Divisor matrix_tiles;
 
   __host__ __device__ std::int64_t in_offset(std::int64_t row, std::int64_t column,
                                              std::int64_t depth) const {
@@ -60,10 +62,10 @@ __device__ inline Tile block_tile(const Matrices& matrices) {
   const Division band = matrices.band_tiles.divide(matrix.remainder);
   const Division depth = matrices.depth_tiles.divide(matrix.quotient);
   const std::uint32_t first_row = band.quotient * kBandHeight;
-  const std::uint32_t rows_left = matrices.row_tiles - first_row;
-  const std::uint32_t height = rows_left < kBandHeight ? rows_left : kBandHeight;
-  const std::uint32_t column = band.remainder / height;
-  return {first_row + band.remainder - column * height, column, depth.remainder,
+  const Division place = first_row + kBandHeight <= matrices.row_tiles
+                             ? Division{band.remainder / kBandHeight, band.remainder % kBandHeight}
+                             : matrices.last_band_height.divide(band.remainder);
+  return {first_row + place.remainder, place.quotient, depth.remainder,
           matrices.others.offsets(depth.quotient)};
 }
 
@@ -84,6 +86,7 @@ inline Matrices matrices_of(const Movement& movement, const Dim& row, const Dim&
   const std::int64_t row_tiles = divide_up(row.size, config.tile_rows);
   const std::int64_t column_tiles = divide_up(column.size, config.tile_columns);
   result.row_tiles = static_cast<std::uint32_t>(row_tiles);
+  result.last_band_height = Divisor(row_tiles % kBandHeight);
   result.depth_tiles = Divisor(divide_up(depth.size, config.tile_depth));
   result.band_tiles = Divisor(kBandHeight * column_tiles);
   result.matrix_tiles = Divisor(row_tiles * column_tiles);
@@ -93,7 +96,7 @@ inline Matrices matrices_of(const Movement& movement, const Dim& row, const Dim&
 // The blocks of a grid: one for each tile.
 inline unsigned tile_count(const Matrices& matrices) {
   std::uint32_t count = matrices.matrix_tiles.divisor * matrices.depth_tiles.divisor;
-  for (int i = 0; i < matrices.others.rank; ++i) count *= matrices.others.size[i].divisor;
+  for (int i = 0; i < matrices.others.rank; ++i) count *= matrices.others.step[i].size.divisor;
   return count;
 }
 

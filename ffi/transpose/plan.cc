@@ -20,6 +20,7 @@ constexpr double kSmallerCover = 0.9;
 // How much of a row of the result a tile of `shifted` has at least, unless rows are shorter.
 constexpr std::int64_t kShortestLineBytes = 128;
 constexpr int kSectorBytes = 32;
+constexpr int kWarpLanes = 32;
 
 // True if all rows of the operand, or of the result, begin at multiples of `words` words, a power
 // of two: `stride` names those of the rows.
@@ -180,45 +181,70 @@ int choose_side(const Movement& movement, const Device& device) {
 // so that none lies mostly outside. If they are few, the busiest multiprocessor gets the fewest
 // rows; otherwise they are as high as possible.
 void choose_shifted_tile(const Movement& movement, const Problem& problem, const Device& device,
-                         Config* config) {
+                         bool in_parts, Config* config) {
   const TurnedDims turned = turned_dims(movement);
   const std::int64_t rows = turned.row->size;
   const std::int64_t columns = turned.column->size;
+  const std::int64_t matrices = movement.words() / (rows * columns);
   const int word_bytes = movement.word_bytes;
-  const auto read_at = [&](std::int64_t words) {
-    return rows_begin_at(words, &Dim::in_stride, movement, problem);
+  const int vector = strip_rows(word_bytes);
+  // Parts begin at any word.
+  const auto begin_at = [&](std::int64_t words, std::int64_t Dim::* stride) {
+    return !in_parts && rows_begin_at(words, stride, movement, problem);
   };
-  // A row that is launched in parts is read from any word on.
-  const bool loads_words = rows > 1 && read_at(most_load_words(word_bytes));
-  config->load_words = loads_words ? most_load_words(word_bytes) : 1;
-  config->tile_depth = 1;
 
   int aligned = 1;
-  while (read_at(2 * aligned)) aligned *= 2;
-  const std::int64_t width = divide_up(columns, divide_up(columns, shifted_columns(word_bytes)));
-  config->tile_columns = static_cast<int>(divide_up(width, aligned) * aligned);
+  while (begin_at(2 * aligned, &Dim::in_stride)) aligned *= 2;
+  const int load = words_per_load(word_bytes);
+  const int most_columns = shifted_columns(word_bytes) - (load - std::min(load, aligned));
+  const auto width = [&](std::int64_t most) {
+    const std::int64_t width = divide_up(columns, divide_up(columns, most));
+    return static_cast<int>(divide_up(width, aligned) * aligned);
+  };
+  config->tile_columns = width(most_columns);
+  config->tile_depth = 1;
 
-  const std::int64_t columns_of_tiles =
-      movement.words() / (rows * columns) * divide_up(columns, config->tile_columns);
+  // The packs of a line that only packs of the result that begin within them need.
+  const int additional = begin_at(vector, &Dim::out_stride) ? 0 : 1;
+  const int most_strips = kMostShiftedWarps * strips_per_warp(word_bytes);
+  // An even number of strips, so that tiles begin at multiples of a sector.
+  const std::int64_t most_rows = (most_strips - additional) / 2 * 2 * vector;
+  const auto tiles = [&] {
+    return matrices * divide_up(columns, config->tile_columns) * divide_up(rows, config->tile_rows);
+  };
   std::int64_t least = std::numeric_limits<std::int64_t>::max();
-  for (std::int64_t parts = divide_up(rows, shifted_rows(word_bytes));; ++parts) {
-    // Tiles begin at multiples of a sector.
-    const int step = parts == 1 ? strip_rows(word_bytes) : kSectorBytes / word_bytes;
+  int best = 0;
+  for (std::int64_t parts = divide_up(rows, most_rows);; ++parts) {
+    const int step = parts == 1 ? vector : kSectorBytes / word_bytes;
     const std::int64_t height = divide_up(divide_up(rows, parts), step) * step;
-    const std::int64_t tiles = columns_of_tiles * divide_up(rows, height);
-    // A line has one additional pack.
+    config->tile_rows = static_cast<int>(height);
     const std::int64_t busiest =
-        divide_up(tiles, device.multiprocessors) * (height + strip_rows(word_bytes));
+        divide_up(tiles(), device.multiprocessors) * (height + additional * vector);
     if (busiest < least) {
       least = busiest;
-      config->tile_rows = static_cast<int>(height);
+      best = config->tile_rows;
     }
-    if (tiles >= kTilesPerMultiprocessor * device.multiprocessors ||
+    if (tiles() >= kTilesPerMultiprocessor * device.multiprocessors ||
         height * word_bytes <= kShortestLineBytes) {
       break;
     }
   }
-  config->threads = shifted_threads(word_bytes, config->tile_rows);
+  config->tile_rows = best;
+
+  // Tiles of half the width, if each multiprocessor still has at most one.
+  const int whole = config->tile_columns;
+  config->tile_columns = width(most_columns / 2);
+  if (tiles() > device.multiprocessors) config->tile_columns = whole;
+
+  // A warp for each strip, if all of them are resident.
+  const int strips = config->tile_rows / vector + additional;
+  const int most_warps = std::min(strips, kMostShiftedWarps);
+  const std::int64_t resident =
+      std::int64_t{device.multiprocessors} * kShiftedBlocks * kMostShiftedWarps;
+  const std::int64_t warps = tiles() * most_warps <= resident
+                                 ? most_warps
+                                 : divide_up(strips, strips_per_warp(word_bytes));
+  config->threads = static_cast<int>(warps) * kWarpLanes;
 }
 
 Config configure(Algorithm algorithm, Movement movement, const Problem& problem,
@@ -227,6 +253,7 @@ Config configure(Algorithm algorithm, Movement movement, const Problem& problem,
   config.word_bytes = movement.word_bytes;
   config.threads = kThreads;
   // The tile is chosen for the first of the parts into which the launcher divides the movement.
+  const bool in_parts = movement.words() > kMaxWords;
   while (movement.words() > kMaxWords) {
     Dim& outermost = movement.outermost();
     outermost.size -= outermost.size / 2;
@@ -238,7 +265,7 @@ Config configure(Algorithm algorithm, Movement movement, const Problem& problem,
     config.tile_depth = 1;
     config.threads = swizzled_threads(config.word_bytes, config.tile_rows);
   } else if (algorithm == Algorithm::kShifted) {
-    choose_shifted_tile(movement, problem, device, &config);
+    choose_shifted_tile(movement, problem, device, in_parts, &config);
   }
   return config;
 }

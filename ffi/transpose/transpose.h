@@ -76,7 +76,6 @@ struct Config {
   int tile_rows = 0;
   int tile_columns = 0;
   int tile_depth = 0;
-  int load_words = 0;  // that a lane of `shifted` loads at a time
 
   template <class Self, class Visit>
   static void fields(Self& self, Visit&& visit) {
@@ -85,7 +84,6 @@ struct Config {
     visit("tile_rows", self.tile_rows);
     visit("tile_columns", self.tile_columns);
     visit("tile_depth", self.tile_depth);
-    visit("load_words", self.load_words);
   }
 };
 
@@ -174,26 +172,16 @@ constexpr int shifted_columns(int word_bytes) {
   return word_bytes == 1 ? 128 : word_bytes <= 4 ? 64 : 32;
 }
 
-// The strips of a warp: 64 bytes in flight in each thread.
+// The words that a lane loads at a time: 4 bytes and more. If a row begins within them, its words
+// and those of the others together fill one load less.
+constexpr int words_per_load(int word_bytes) { return word_bytes < 4 ? 4 / word_bytes : 1; }
+
+// The most strips of a warp: 64 bytes in flight in each thread.
 constexpr int strips_per_warp(int word_bytes) { return 128 / shifted_columns(word_bytes); }
 
-// The threads of its block. A line of shared memory has one pack more than there are strips of
-// rows.
-constexpr int shifted_threads(int word_bytes, int rows) {
-  const int strips = rows / strip_rows(word_bytes) + 1;
-  return (strips + strips_per_warp(word_bytes) - 1) / strips_per_warp(word_bytes) * 32;
-}
-
-inline constexpr int kMostShiftedThreads = 512;
-
-// The most rows of its tile: an even number of strips, so that tiles begin at multiples of a
-// sector.
-constexpr int shifted_rows(int word_bytes) {
-  return (kMostShiftedThreads / 32 * strips_per_warp(word_bytes) - 2) * strip_rows(word_bytes);
-}
-
-// The most words that a lane loads at a time: 4 bytes.
-constexpr int most_load_words(int word_bytes) { return word_bytes < 4 ? 4 / word_bytes : 1; }
+// The most warps of its block, and how many such blocks a multiprocessor has registers for.
+inline constexpr int kMostShiftedWarps = 16;
+inline constexpr int kShiftedBlocks = 3;
 
 // The dimensions that a movement transposes: the column index is contiguous in the operand, the row
 // index in the result, where a short run counts as one element. `run` is null if there is none.
