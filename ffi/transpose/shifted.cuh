@@ -27,7 +27,6 @@
 // row and the end of its last one are stored word by word.
 #pragma once
 
-#include <algorithm>
 #include <cstring>
 #include <type_traits>
 
@@ -136,21 +135,6 @@ __device__ __forceinline__ const typename Layout::Register* load_of(const Word* 
                                            ~std::uintptr_t{sizeof(Register) - 1});
 }
 
-// Reads a load in which the operand may end. Memory of the GPU does not end within it.
-template <class Register, class Word>
-__device__ __forceinline__ Register last_load(const Register* from,
-                                              [[maybe_unused]] const Word* end) {
-#ifdef JAX_GPUOPS_INTERPRET
-  const auto* const bytes = reinterpret_cast<const char*>(from);
-  Register result = 0;
-  std::memcpy(&result, bytes,
-              std::min<std::size_t>(sizeof(result), reinterpret_cast<const char*>(end) - bytes));
-  return result;
-#else
-  return __ldg(from);
-#endif
-}
-
 // Reads the loads of a lane from each row of a strip. Where there are none, they are any.
 template <class Layout, class Word = typename Layout::Word>
 __device__ __forceinline__ void load_strip(
@@ -180,7 +164,7 @@ __device__ __forceinline__ void load_strip(
       const auto* const load = load_of<Layout>(at) + j * kWarpSize;
       const bool exists = kLoad == 1 || reinterpret_cast<const Word*>(load) < source.end;
       if (row < source.last && Layout::column(j) < source.columns + kLoad - 1 && exists) {
-        word[j][i] = last_load(load, source.end);
+        word[j][i] = read_before_end(load, source.end);
       }
     }
   }
