@@ -135,6 +135,24 @@ __device__ __forceinline__ const typename Layout::Register* load_of(const Word* 
                                            ~std::uintptr_t{sizeof(Register) - 1});
 }
 
+// Reads a load that begins in the operand, word by word if the operand ends within it.
+template <class Layout, class Word = typename Layout::Word>
+__device__ __forceinline__ typename Layout::Register last_load(
+    const typename Layout::Register* from, const Word* end) {
+  if constexpr (Layout::kLoad > 1) {
+    const auto* const words = reinterpret_cast<const Word*>(from);
+    if (words + Layout::kLoad > end) {
+      typename Layout::Register result = 0;
+#pragma unroll 1
+      for (int i = 0; words + i < end; ++i) {
+        result |= static_cast<typename Layout::Register>(words[i]) << (8 * sizeof(Word) * i);
+      }
+      return result;
+    }
+  }
+  return __ldg(from);
+}
+
 // Reads the loads of a lane from each row of a strip. Where there are none, they are any.
 template <class Layout, class Word = typename Layout::Word>
 __device__ __forceinline__ void load_strip(
@@ -164,7 +182,7 @@ __device__ __forceinline__ void load_strip(
       const auto* const load = load_of<Layout>(at) + j * kWarpSize;
       const bool exists = kLoad == 1 || reinterpret_cast<const Word*>(load) < source.end;
       if (row < source.last && Layout::column(j) < source.columns + kLoad - 1 && exists) {
-        word[j][i] = read_before_end(load, source.end);
+        word[j][i] = last_load<Layout>(load, source.end);
       }
     }
   }

@@ -1,7 +1,6 @@
 // Wide stores and loads of global memory.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -34,21 +33,6 @@ __device__ inline void store_words(const std::uint32_t (&word)[kWords], void* to
                  "r"(word[2]), "r"(word[3])
                  : "memory");
   }
-#endif
-}
-
-// Loads a word in which the array that ends at `end` may end: bytes beyond it are any. A GPU's
-// memory does not end within an aligned word.
-template <class T>
-__device__ __forceinline__ T read_before_end(const T* from, [[maybe_unused]] const void* end) {
-#ifdef JAX_GPUOPS_INTERPRET
-  const auto left =
-      static_cast<std::size_t>(static_cast<const char*>(end) - reinterpret_cast<const char*>(from));
-  T word{};
-  memcpy(&word, from, left < sizeof(T) ? left : sizeof(T));
-  return word;
-#else
-  return __ldg(from);
 #endif
 }
 
