@@ -258,6 +258,12 @@ def assert_product(actual, expected, magnitude, depth):
     assert np.all(np.abs(exact(actual) - expected) <= bound)
 
 
+def assert_matmul(actual, a, b):
+    """Checks a @ b against float64."""
+    a, b = exact(a), exact(b)
+    assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
+
+
 def primitive(function: str):
     """The primitive of one of our kernels, for what no argument of a public function reaches."""
     return next(p for p, k in _primitive.KERNELS.items() if k.name == f"gpuops_{function}")

@@ -31,11 +31,6 @@ TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
 ATTENTION = (((3,), (3,)), ((0, 2), (0, 2)))
 
 
-def assert_matmul(actual, a, b):
-    a, b = helpers.exact(a), helpers.exact(b)
-    helpers.assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
-
-
 # The kernels
 
 
@@ -53,7 +48,7 @@ def test_every_algorithm(algorithm, dtype, sizes, implementation):
         a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
         y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm)
         assert y.dtype == a.dtype
-        assert_matmul(y, a, b)
+        helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
@@ -88,7 +83,7 @@ def test_several_tiles(algorithm, sizes, implementation):
     m, n, k = sizes
     a, b = helpers.normal((2, m, k), "float32"), helpers.normal((2, k, n), "float32", seed=1)
     y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
@@ -96,7 +91,7 @@ def test_more_tiles_than_a_strip(implementation):
     """Tiles are walked in strips of eight rows; here the last strip is shorter."""
     a, b = helpers.normal((11 * 32, 3), "float32"), helpers.normal((3, 3 * 32), "float32", seed=1)
     y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm="shared")
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
@@ -112,7 +107,7 @@ def test_results_in_the_accumulator_dtype(dtype, algorithm, implementation):
         algorithm=algorithm,
     )
     assert y.dtype == jnp.float32
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -188,7 +183,7 @@ def assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **how):
         transpose_b=transpose_b,
         **how,
     )
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
@@ -203,7 +198,7 @@ def test_tensor_core(tile, transpose_b, transpose_a, dtype, result, on_tensor_co
     a, b = helpers.factor((m, k), dtype), helpers.factor((k, n), dtype, seed=1)
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
     assert y.dtype == result
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     turned = config["turned"]
     if tile == (128, 256):
         assert turned == (dtype == "float32" and not transpose_a and not transpose_b)
@@ -242,7 +237,7 @@ def test_tensor_core_of_batches(transpose_b, transpose_a, share, on_tensor_cores
 def test_tensor_core_of_batches_of_floats(transpose_b, transpose_a, on_tensor_cores):
     a, b = helpers.factor((5, 136, 72), "float32"), helpers.factor((5, 72, 264), "float32", seed=1)
     y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **on_tensor_cores)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
@@ -262,7 +257,7 @@ def test_tensor_core_of_rows_that_tensor_copies_cannot_take(
     m, n, k = sizes
     a, b = helpers.factor((2, m, k), dtype), helpers.factor((2, k, n), dtype, seed=1)
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     if dtype == "float32":
         assert config["copies_a"] == (transpose_a or k % 4 != 0)
         assert config["copies_b"] == ((not transpose_b or k % 4 != 0) and not config["turned"])
@@ -279,7 +274,7 @@ def test_tensor_core_writes_elements_of_every_tile(tile, on_tensor_cores):
     a, b = helpers.normal((m, k), "float16"), helpers.normal((k, n - 3), "float16", seed=1)
     with helpers.recorded(on_tensor_cores["implementation"]) as executions:
         y = jax.block_until_ready(jax_gpuops.matmul(a, b, **on_tensor_cores))
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     config = executions[0]["config"]
     assert config["writes_elements"]
     assert (config["tile_rows"], config["tile_cols"]) == tile
@@ -300,7 +295,7 @@ def test_tensor_core_writes_elements_while_it_multiplies(tile, k, on_tensor_core
     batch, m, n = ELEMENTS_OF_TILES[tile][on_tensor_cores["implementation"]]
     a, b = helpers.normal((batch, m, k), "bfloat16"), helpers.normal((batch, k, n), "bfloat16", 1)
     y, config = helpers.recorded_dot(a, b, False, False, "bfloat16", **on_tensor_cores)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     assert config["writes_elements"]
     assert (config["tile_rows"], config["tile_cols"]) == tile
 
@@ -312,7 +307,7 @@ def test_tensor_core_copies_a_shared_factor_once(share, on_tensor_cores):
     a, b = (a[0], b) if share == "a" else (a, b[0])
     with helpers.recorded(on_tensor_cores["implementation"]) as executions:
         y = jax.block_until_ready(jax_gpuops.gemm(a, b, **on_tensor_cores))
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     copies = 72 * 128 * (1 if share == "a" else 3) + 67 * 192 * (1 if share == "b" else 3)
     assert executions[0]["config"]["workspace_bytes"] == 2 * copies
 
@@ -341,7 +336,7 @@ def test_split_k(sizes, transpose_b, transpose_a, dtype, result, on_tensor_cores
     a, b = helpers.factor((2, m, k), dtype), helpers.factor((2, k, n), dtype, seed=1)
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **how)
     assert y.dtype == result
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     assert config["splits"] >= 2
     assert config["tile_rows"] == (64 if m <= 64 else 128)
 
@@ -355,7 +350,7 @@ def test_split_k_has_as_many_stages_as_fit(m, n, on_tensor_cores):
     b = helpers.normal((2, 2056, n), "bfloat16", seed=1)
     how = {**on_tensor_cores, "algorithm": "split_k"}
     y, config = helpers.recorded_dot(a, b, False, False, "float32", **how)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     if on_tensor_cores["implementation"] == "interpret":
         stages = {(64, True): 9, (64, False): 4, (128, True): 7, (128, False): 3}
         assert config["stages"] == stages[config["tile_rows"], n == 64]
@@ -373,7 +368,7 @@ def test_split_k_in_any_order_of_threads(rows, on_tensor_cores):
         lambda: jax_gpuops.matmul(a, b, implementation="interpret", algorithm="split_k"),
         [(1, {}), (2, {}), *[(2 + block, {"block": block}) for block in (1, 2, 3)]],
     )
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.parametrize(("dtype", "depth"), [("bfloat16", 64), ("float32", 32)])
@@ -465,8 +460,8 @@ def test_gradients_by_tf32(on_tensor_cores):
     g = helpers.factor((72, 136), "float32", seed=2)
     _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
     a_bar, b_bar = pull(jnp.asarray(g))
-    assert_matmul(a_bar, g, helpers.swap(b))
-    assert_matmul(b_bar, helpers.swap(a), g)
+    helpers.assert_matmul(a_bar, g, helpers.swap(b))
+    helpers.assert_matmul(b_bar, helpers.swap(a), g)
 
 
 @pytest.mark.kernel
@@ -478,7 +473,7 @@ def test_gradients_by_tf32(on_tensor_cores):
 def test_tensor_core_of_few_elements(sizes, on_tensor_cores):
     m, n, k = sizes
     a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
-    assert_matmul(jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
+    helpers.assert_matmul(jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
 
 
 @pytest.mark.kernel
@@ -519,9 +514,9 @@ def test_tensor_core_inside_jit_twice_over(on_tensor_cores):
     for seed in range(3):
         a = helpers.normal((136, 72), "bfloat16", seed)
         y, z, w = function(jnp.array(a), jnp.array(b))
-        assert_matmul(y, a, b)
-        assert_matmul(z, np.asarray(jnp.asarray(a) + 1), b)
-        assert_matmul(w, a, np.asarray(jnp.asarray(b) + 1))
+        helpers.assert_matmul(y, a, b)
+        helpers.assert_matmul(z, np.asarray(jnp.asarray(a) + 1), b)
+        helpers.assert_matmul(w, a, np.asarray(jnp.asarray(b) + 1))
 
 
 @pytest.mark.kernel
@@ -530,8 +525,8 @@ def test_gradients_by_tensor_core(on_tensor_cores):
     g = helpers.normal((72, 136), "bfloat16", seed=2)
     _, pull = jax.vjp(lambda a, b: jax_gpuops.matmul(a, b, **on_tensor_cores), a, b)
     a_bar, b_bar = pull(jnp.asarray(g))
-    assert_matmul(a_bar, g, helpers.swap(b))
-    assert_matmul(b_bar, helpers.swap(a), g)
+    helpers.assert_matmul(a_bar, g, helpers.swap(b))
+    helpers.assert_matmul(b_bar, helpers.swap(a), g)
 
 
 def test_gradients_that_tensor_core_cannot_take(on_tensor_cores):
@@ -955,7 +950,7 @@ def test_skinny(sizes, transpose_b, transpose_a, wide, dtype, skinny):
         a, b, transpose_a, transpose_b, "float32" if wide else dtype, **skinny
     )
     assert y.dtype == ("float32" if wide else dtype)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     _, cols, packs_large, packs_skinny = skinny_tile(config, m, n)
     assert packs_large
     assert packs_skinny
@@ -983,7 +978,7 @@ def test_skinny_of_rows_without_whole_packs(sizes, transpose_b, transpose_a, ski
     m, n, k = sizes
     a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "bfloat16", **skinny)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     large_is_deep = max(m, n) == 1 or (not transpose_a if m > n else transpose_b)
     _, _, packs_large, _ = skinny_tile(config, m, n)
     assert packs_large == ((k if large_is_deep else max(m, n)) % 8 == 0)
@@ -1000,7 +995,7 @@ def test_skinny_of_every_tile(transpose_a, m, rows, transpose_b, skinny):
     n, k = n[skinny["implementation"]][rows], 328
     a, b = helpers.normal((m, k), "bfloat16"), helpers.normal((k, n), "bfloat16", seed=1)
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **skinny)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     if skinny["implementation"] == "interpret":  # GPUs have various numbers of multiprocessors
         assert skinny_tile(config, m, n)[0] == rows
 
@@ -1016,7 +1011,7 @@ def test_skinny_of_more_columns_than_a_block_has(sizes, transpose_b, transpose_a
     m, n, k = sizes
     a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
     y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, dtype, **skinny)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
@@ -1068,7 +1063,7 @@ def test_skinny_at_any_address(offset, skinny):
     a, b = helpers.normal((8, 264), "bfloat16"), helpers.normal((264, 72), "bfloat16", seed=1)
     with helpers.buffers_at(offset):
         y = np.asarray(jax_gpuops.matmul(a, b, **skinny))
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
@@ -1083,7 +1078,7 @@ def test_skinny_in_any_order_of_threads(sizes, skinny):
         lambda: jax_gpuops.matmul(a, b, **skinny),
         [(1, {}), (2, {}), (3, {"warp": 0}), (4, {"warp": 5})],
     )
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 @pytest.mark.kernel
@@ -1160,7 +1155,7 @@ def test_matmul_of_any_batch(data, sizes, dtype, algorithm, implementation):
         y = jax_gpuops.matmul(a, b, implementation=implementation, algorithm=algorithm)
         assert y.dtype == a.dtype
         assert y.shape == jnp.matmul(a, b).shape
-        assert_matmul(y, a, b)
+        helpers.assert_matmul(y, a, b)
 
 
 DIMENSION_NUMBERS = {

@@ -32,11 +32,6 @@ def tiles_of(config):
     )
 
 
-def assert_matmul(actual, a, b):
-    a, b = helpers.exact(a), helpers.exact(b)
-    helpers.assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
-
-
 def config_of(call, how):
     """The result of a call, and the config of its only kernel."""
     with helpers.recorded(how["implementation"]) as executions:
@@ -54,7 +49,7 @@ def test_every_kernel(tiles, transpose_b, transpose_a, dtype, result, on_tensor_
     batch, m, n, k = TAILS[tiles][on_tensor_cores["implementation"]]
     a, b = helpers.normal((batch, m, k), dtype), helpers.normal((batch, k, n), dtype, seed=1)
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     if result == dtype:  # there are fewer tiles with floats as results
         assert tiles_of(config) == tiles
 
@@ -84,7 +79,7 @@ def test_where_they_begin(batch, m, n, k, on_tensor_cores):
 
     poison = jnp.full((batch, m, n), np.nan, "bfloat16")
     y, config = config_of(lambda: product(poison, a, b), on_tensor_cores)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     if on_tensor_cores["implementation"] == "interpret":  # an H200 has a tile for each block
         assert config["tiles"] > 0
     for matrix in range(batch):
@@ -151,7 +146,7 @@ def test_shared_factors(share, on_tensor_cores):
     ]
     a, b = helpers.normal((batch, m, k), "bfloat16"), helpers.normal((batch, k, n), "bfloat16", 1)
     a, b = (a[0], b) if share == "a" else (a, b[0])
-    assert_matmul(jax_gpuops.gemm(a, b, **on_tensor_cores), a, b)
+    helpers.assert_matmul(jax_gpuops.gemm(a, b, **on_tensor_cores), a, b)
 
 
 @pytest.mark.kernel

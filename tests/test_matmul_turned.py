@@ -26,11 +26,6 @@ def on_tensor_cores(implementation):
     return helpers.options("matmul", "tensor_core", implementation, [(8, 8), (8, 8)], "bfloat16")
 
 
-def assert_matmul(actual, a, b):
-    a, b = helpers.exact(a), helpers.exact(b)
-    helpers.assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", FLOATS_OF_16_BITS)
 @pytest.mark.parametrize("transpose_b", [False, True])
@@ -40,7 +35,7 @@ def test_every_kernel(rows, transpose_b, dtype, on_tensor_cores):
     a, b = helpers.normal((m, k), dtype), helpers.normal((k, n), dtype, seed=1)
     y, config = helpers.recorded_dot(a, b, False, transpose_b, dtype, **on_tensor_cores)
     assert y.dtype == dtype
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     assert (config["turned"], config["tile_rows"], config["tile_cols"]) == (True, rows, 128)
 
 
@@ -77,7 +72,7 @@ def test_edges(batch, m, n, k, transpose_b, on_tensor_cores):
     with helpers.recorded(on_tensor_cores["implementation"]) as executions:
         poison = jnp.full((batch, m, n), np.nan, dtype)
         y = jax.block_until_ready(product(poison, a, helpers.stored(b, transpose_b)))
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     if on_tensor_cores["implementation"] == "interpret":  # an H200 has a small tile for each block
         assert executions[0]["config"]["turned"]
 
@@ -98,7 +93,7 @@ def test_shared_factors(transpose_b, share, on_tensor_cores):
                 a, helpers.stored(b, transpose_b), transpose_b=transpose_b, **on_tensor_cores
             )
         )
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
     if on_tensor_cores["implementation"] == "interpret" or share == "a":
         assert executions[0]["config"]["turned"]
 
@@ -157,7 +152,7 @@ def test_any_order_of_threads(batch, on_tensor_cores):
             [(1, {}), (2, {}), *[(2 + block, {"block": block}) for block in (1, 2)]],
         )
     assert all(each["config"]["turned"] for each in executions)
-    assert_matmul(y, a, b)
+    helpers.assert_matmul(y, a, b)
 
 
 def multiply(x, w, **how):

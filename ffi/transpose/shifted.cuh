@@ -135,7 +135,7 @@ __device__ __forceinline__ const typename Layout::Register* load_of(const Word* 
                                            ~std::uintptr_t{sizeof(Register) - 1});
 }
 
-// Reads a load that begins in the operand, word by word if the operand ends within it.
+// Reads a load, word by word if the operand ends before or within it.
 template <class Layout, class Word = typename Layout::Word>
 __device__ __forceinline__ typename Layout::Register last_load(
     const typename Layout::Register* from, const Word* end) {
@@ -180,8 +180,7 @@ __device__ __forceinline__ void load_strip(
 #pragma unroll
     for (int j = 0; j < Layout::kLoads; ++j) {
       const auto* const load = load_of<Layout>(at) + j * kWarpSize;
-      const bool exists = kLoad == 1 || reinterpret_cast<const Word*>(load) < source.end;
-      if (row < source.last && Layout::column(j) < source.columns + kLoad - 1 && exists) {
+      if (row < source.last && Layout::column(j) < source.columns + kLoad - 1) {
         word[j][i] = last_load<Layout>(load, source.end);
       }
     }

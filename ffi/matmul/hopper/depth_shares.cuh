@@ -1,4 +1,4 @@
-// How kernels divide the depth of a product, shared by those that do.
+// Shared by the kernels that split the depth of a product: its shares, and stores of added sums.
 #pragma once
 
 #include "core/cuda.h"

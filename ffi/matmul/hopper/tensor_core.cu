@@ -1,4 +1,4 @@
-// Compiled for each of: __half+__nv_bfloat16 float+__nv_fp8_e4m3+__nv_fp8_e5m2+int8_t
+// Compiled for each of: __half __nv_bfloat16 float+__nv_fp8_e4m3+__nv_fp8_e5m2+int8_t
 #include <type_traits>
 
 #include "core/dispatch.h"
