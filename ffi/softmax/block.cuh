@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(kSmallBlockThreads)
 
 // ---- Longer rows ----
 
-// A slice that is longer than the block's fragments is reduced in several steps and read again for
-// the results, from the L2 cache if the rows in flight fit there. The last step stays in registers.
+// A slice that is longer than the block's fragments is reduced in several steps, and read again for
+// the results, from the L2 cache if the rows in flight fit there.
 template <class Fragment>
 struct TwoPassRow : RowSlice<Fragment> {
   using State = typename Fragment::State;
@@ -180,42 +180,34 @@ struct TwoPassRow : RowSlice<Fragment> {
     return std::int64_t{blockDim.x} * Fragment::kHeld;
   }
 
-  // Where the last step begins.
-  __device__ __forceinline__ std::int64_t last() const {
-    return end > begin ? begin + (end - begin - 1) / step() * step() : begin;
-  }
-
-  // The calling warp's state of the packs [begin, until), combined with `state`. Each lane has its
+  // The calling warp's state of the slice, whose last step stays in the fragment. Each lane has its
   // own state until the end: shuffles would take longer than the sums.
-  __device__ __forceinline__ State reduce(const Exponents<T>& exponents, std::int64_t until,
-                                          State state) const {
+  __device__ __forceinline__ State reduce(const Exponents<T>& exponents, Fragment& fragment) const {
     Running<State> running;
-    running.add(exponents, state);
-    for (std::int64_t from = begin; from < until; from += step()) {
-      Fragment passing;
-      passing.load(args, packs(from));
-      running.add(exponents, passing.template reduce<1>(args));
+    for (std::int64_t from = begin; from < end; from += step()) {
+      fragment.load(args, packs(from));
+      running.add(exponents, fragment.template reduce<1, Anchors::kAny, Keep::kElements>(args));
     }
     return combine_lanes<kWarpSize>(exponents, running.value());
   }
 
-  __device__ __forceinline__ State reduce(const Exponents<T>& exponents, Fragment& held) const {
-    held.load(args, packs(last()));
-    return reduce(exponents, last(), held.template reduce<1>(args));
-  }
-
-  // Reads the packs [begin, until) again and writes their results.
-  __device__ __forceinline__ void write_again(std::int64_t until, State total) const {
-    for (std::int64_t from = begin; from < until; from += step()) {
-      Fragment passing;
-      passing.load(args, packs(from));
-      passing.write_fresh(args, packs(from), total);
+  // Writes the results: of the last step first, which the fragment still has. The steps before are
+  // read again, those that were read last first.
+  __device__ __forceinline__ void write(Fragment& fragment, State total) const {
+    const std::int64_t last = begin + (end - begin - 1) / step() * step();
+    for (std::int64_t from = last; from >= begin; from -= step()) {
+      if (from != last) fragment.load(args, packs(from));
+      fragment.write_fresh(args, packs(from), total);
     }
   }
 
-  __device__ __forceinline__ void write(const Fragment& held, State total) const {
-    held.write(args, packs(last()), total);
-    write_again(last(), total);
+  // The same without a fragment of the last step.
+  __device__ __forceinline__ void write(State total) const {
+    for (std::int64_t from = begin; from < end; from += step()) {
+      Fragment fragment;
+      fragment.load(args, packs(from));
+      fragment.write_fresh(args, packs(from), total);
+    }
   }
 };
 
@@ -229,10 +221,10 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   int turn = 0;
   for (std::int64_t number = blockIdx.x; number < args.rows.count; number += gridDim.x) {
     const TwoPassRow<Fragment> row_slice(args, number);
-    Fragment held;
-    State state = row_slice.reduce(exponents, held);
+    Fragment fragment;
+    State state = row_slice.reduce(exponents, fragment);
     state = combine_block(exponents, state, storage.slots[turn]);
-    if (args.y != nullptr) row_slice.write(held, state);
+    if (args.y != nullptr) row_slice.write(fragment, state);
     if (threadIdx.x == 0) write_row(args, number, state);
     turn ^= 1;
   }

@@ -340,10 +340,12 @@ __global__ void __launch_bounds__(kColumnThreads,
 
     // Write.
     if (args.y != nullptr) {
-      fragment.write(args, exponents, steps_from(last), row_mask, states);
-      for (std::int64_t done = 0; kReads == Reads::kTwice && done < last; done += kHeld) {
-        fragment.load(args, steps_from(done), row_mask);
+      for (std::int64_t done = last; done >= 0; done -= kHeld) {
+        if (kReads == Reads::kTwice && done != last) {
+          fragment.load(args, steps_from(done), row_mask);
+        }
         fragment.write(args, exponents, steps_from(done), row_mask, states);
+        if constexpr (kReads == Reads::kOnce) break;
       }
     }
     if (args.reduces() && group == 0 && exists) {

@@ -78,6 +78,9 @@ struct Lanes {
 // of the writing fragment alone.
 enum class Totals { kCombined, kOwn };
 
+// What a fragment has after its reduction: what write() needs, or the elements, for write_fresh().
+enum class Keep { kForWrite, kElements };
+
 // Whether a thread keeps the powers of 16-bit elements if it holds this many packs and there are
 // many rows. For rows with masks, only for the counts that `warp` alone uses: blocks have no
 // registers for them.
@@ -151,19 +154,20 @@ class ForwardFragment {
   }
 
   // The state of the group of kLanes lanes.
-  template <int kLanes, Anchors kAnchors = Anchors::kAny>
+  template <int kLanes, Anchors kAnchors = Anchors::kAny, Keep kKeep = Keep::kForWrite>
   __device__ __forceinline__ State reduce(const KernelArgs<T>& args) {
-    return reduce<kAnchors>(args, Lanes<kLanes>{});
+    return reduce<kAnchors, kKeep>(args, Lanes<kLanes>{});
   }
-  template <Anchors kAnchors = Anchors::kAny, class Group>
+  template <Anchors kAnchors = Anchors::kAny, Keep kKeep = Keep::kForWrite, class Group>
   __device__ __forceinline__ State reduce(const KernelArgs<T>& args, const Group& group) {
     const auto exponents = exponents_of(args);
     const A extremum = exponents.descends() ? extreme_of<Extreme::kSmallest>(x_)
                                             : extreme_of<Extreme::kLargest>(x_);
     anchor_ = exponents.anchor(group.largest(exponents.scaled(extremum)));
     const auto powers = exponents.template powers_of_part<kAnchors>(anchor_);
-    const A sum = kKeepsPowers && function(args) == Function::kSoftmax
-                      ? sum_of_powers<kKeepsPowers>(powers)
+    constexpr bool kMayKeepPowers = kKeepsPowers && kKeep == Keep::kForWrite;
+    const A sum = kMayKeepPowers && function(args) == Function::kSoftmax
+                      ? sum_of_powers<kMayKeepPowers>(powers)
                       : sum_of_powers<kKeepsElements>(powers);
     return {anchor_, group.sum(sum)};
   }
@@ -320,7 +324,7 @@ class TangentFragment {
     load<kOnce>(args, slice, copies, copies + kWarpSize * kHeld * kPack);
   }
 
-  template <int kLanes, Anchors kAnchors = Anchors::kAny>
+  template <int kLanes, Anchors kAnchors = Anchors::kAny, Keep kKeep = Keep::kForWrite>
   __device__ __forceinline__ State reduce(const KernelArgs<T>& args) {
     return reduce(args, Lanes<kLanes>{});
   }

@@ -32,7 +32,8 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
   int turn = 0;
   for (std::int64_t unit = blockIdx.x; unit < args.rows.count * slices; unit += gridDim.x) {
     const TwoPassRow<Fragment> row_slice(args, unit / slices, unit % slices, size);
-    const State seen = row_slice.reduce(exponents, row_slice.end, State::none());
+    Fragment fragment;
+    const State seen = row_slice.reduce(exponents, fragment);
     const State state = combine_block(exponents, seen, storage.slots[turn]);
     if (threadIdx.x == 0) workspace[unit] = state;
     turn ^= 1;
@@ -59,7 +60,7 @@ __global__ void __launch_bounds__(kMostThreads, kLeastBlocks)
     state = combine_lanes<kWarpSize>(exponents, state);
     state = combine_block(exponents, state, storage.slots[turn]);
     const TwoPassRow<Fragment> row_slice(args, number, unit % slices, size);
-    row_slice.write_again(row_slice.end, state);
+    row_slice.write(state);
     if (unit % slices == 0 && threadIdx.x == 0) write_row(args, number, state);
     turn ^= 1;
   }
