@@ -184,6 +184,11 @@ __global__ void __launch_bounds__(kColumnThreads)
   }
 }
 
+// column_pack() of an instance.
+template <class Instance>
+inline constexpr int kColumnPack =
+    column_pack(Instance::kFunction, sizeof(typename Instance::Element), Instance::Masks::kMasks);
+
 template <class Instance>
 void launch_column(const Call& call) {
   using First = typename Instance::First;
@@ -192,7 +197,7 @@ void launch_column(const Call& call) {
   const bool combines = config.parts == config.cluster;
   const Target to = combines ? call.result() : Instance::partial_target(call);
   const auto log2 = [](int power) { return __builtin_ctz(static_cast<unsigned>(power)); };
-  dispatch_value<1, kWidestPack<typename Instance::Element>>(config.pack, [&](auto pack) {
+  dispatch_value<1, kColumnPack<Instance>>(config.pack, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const std::int64_t packs_per_outer = problem.inner / kPack;
     const StridedRows rows{problem.outer * packs_per_outer,

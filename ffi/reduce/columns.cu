@@ -12,7 +12,7 @@ int resident_column_blocks(const Problem& problem, int pack, int lanes, int clus
   dispatch_reduction(problem, [&](auto instance) {
     using Instance = decltype(instance);
     using First = typename Instance::First;
-    dispatch_value<1, kWidestPack<typename Instance::Element>>(pack, [&](auto packs) {
+    dispatch_value<1, kColumnPack<Instance>>(pack, [&](auto packs) {
       constexpr int kPack = decltype(packs)::value;
       blocks = resident_blocks(device, column_kernel<First, kPack, typename Instance::Masks>,
                                kColumnThreads, column_bytes<First, kPack>(lanes, cluster), cluster);

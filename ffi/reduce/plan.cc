@@ -523,9 +523,8 @@ bool configure_column_cluster(const Problem& problem, std::int64_t in_workspace,
 
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config) {
-  const std::int64_t pack = pack_of(problem);
-  const bool packed = problem.inner % pack == 0 && is_aligned(problem);
-  config->pack = packed ? static_cast<int>(pack) : 1;
+  const int pack = column_pack(problem.function, bytes_of(problem.dtype), problem.masked);
+  config->pack = problem.inner % pack == 0 && is_aligned(problem) ? pack : 1;
   const std::int64_t packs_per_outer = problem.inner / config->pack;
   config->threads = kColumnThreads;
   config->lanes = column_lanes(problem, config->pack, device);
