@@ -676,6 +676,36 @@ def test_columns_in_packs_are_for_aligned_arrays(implementation):
         assert execution["config"]["pack"] == pack
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "pack"), [("bfloat16", 4), ("float32", 4), ("float64", 2)])
+def test_masked_columns_have_shorter_packs(dtype, pack, implementation):
+    with jax.enable_x64(True):
+        x = helpers.normal((300, 64), dtype)
+        mask = np.arange(x.size).reshape(x.shape) % 3 > 0
+        with helpers.recorded(implementation) as executions:
+            y = jax_gpuops.max(
+                x, 0, initial=-9, where=mask, implementation=implementation, algorithm="column"
+            )
+            jax.block_until_ready(y)
+    np.testing.assert_array_equal(y, np.where(mask, x, -9).max(0))
+    (execution,) = executions
+    assert execution["config"]["pack"] == pack
+
+
+@pytest.mark.parametrize(
+    ("batch", "m", "k", "n", "streams"),
+    [(1, 8192, 64, 8192, True), (1, 4096, 4096, 4096, False), (128, 1024, 128, 1024, True)],
+)
+def test_results_larger_than_the_cache_leave_it_first(batch, m, k, n, streams, implementation):
+    shapes = [(batch, m, k), (batch, k, n)]
+    how = helpers.options("matmul", "tensor_core", implementation, shapes, "bfloat16")
+    operands = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in shapes]
+    jaxpr = jax.make_jaxpr(lambda a, b: jax_gpuops.matmul(a, b, **how))(*operands)
+    ((problem, algorithm),) = described(jaxpr)
+    _, config = planned(implementation, "matmul", problem, algorithm)
+    assert config["streams_result"] == streams
+
+
 @pytest.mark.parametrize("sizes", [(0, 50, 1), (4, 0, 1), (0, 50, 3), (4, 0, 3), (4, 50, 0)])
 def test_an_array_without_elements_has_a_plan(sizes, implementation):
     problem = dict(zip(("outer", "columns", "inner"), sizes, strict=True))

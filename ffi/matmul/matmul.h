@@ -317,6 +317,7 @@ struct Config {
   bool copies_a = false;
   bool copies_b = false;
   bool writes_elements = false;
+  bool streams_result = false;  // its lines leave the L2 cache before those of the factors
   std::int64_t workspace_bytes = 0;
 
   template <class Self, class Visit>
@@ -344,6 +345,7 @@ struct Config {
     visit("copies_a", self.copies_a);
     visit("copies_b", self.copies_b);
     visit("writes_elements", self.writes_elements);
+    visit("streams_result", self.streams_result);
     visit("workspace_bytes", self.workspace_bytes);
   }
 };

@@ -55,6 +55,7 @@ constexpr double kCopyLatency = 900;
 // cache, they pass through memory.
 constexpr double kReduceTime = 1800;
 constexpr double kPartialRate = 3200;
+// The size of the L2 cache.
 constexpr double kCacheBytes = 50e6;
 // The fewest steps of a split, if there are more than two; the most splits, and the most tiles of
 // 128 x 128 of all splits, two turns of an H200, if there are more than two; the most bytes of
@@ -507,6 +508,10 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
     config.tail_blocks = blocks_of(best.cut.tail_tiles, best.tail->cluster_rows, device);
   }
   config.writes_elements = !fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
+  // A result that the L2 cache cannot hold must not displace factors that other tiles read again. A
+  // smaller one is left there for its reader.
+  const auto result = static_cast<double>(problem.batch * problem.m * problem.n);
+  config.streams_result = result * bytes_of(problem.result_dtype) > kCacheBytes;
   configure_copies(problem, config);
   if (is_turned(problem, tile)) {
     config.turned = true;

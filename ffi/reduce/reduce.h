@@ -260,8 +260,8 @@ constexpr bool holds_edges(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32;
 }
 
-// column: the rows that a thread reads at a time, if not one. If each row has a mask of its own, half
-// of them where that was as fast or faster (docs/tuning.md) and compiles in half the time.
+// column: the rows that a thread reads at a time, if not one. If each row has a mask of its own,
+// half of them where that was as fast or faster (docs/tuning.md) and compiles in half the time.
 constexpr int column_pack(Function function, std::size_t item_bytes, bool masked) {
   const std::size_t halved = function == Function::kMeanAndVar ? 4 : 2;
   return (masked && item_bytes <= halved ? 8 : 16) / static_cast<int>(item_bytes);

@@ -1100,13 +1100,13 @@ void check_matmul(const Shape& shape, unsigned clusters, std::vector<std::uint64
     const TensorMap result_map =
         matmul::map_of<Result>(matmul::kResultType<Result>, result.data(), splits * batch,
                                result_rows, result_cols, stride, Config::kPanelRows);
-    matmul::PlainResult<Result> plain{};
-    if (Config::kWritesSums) plain = {result.data(), result_rows, stride};
+    matmul::ResultArray<Result> array;
+    if (Config::kWritesSums) array = {result.data(), result_rows, stride};
     const std::string error = error_of(
         {std::min(clusters, order.tiles) * Config::kBlocks, Config::kThreads,
          matmul::kSharedBytes<matmul::StorageOf<Config>>, Config::kBlocks},
         [&] {
-          matmul::persistent_kernel<Config>(a_maps, b_maps, result_map, plain, order, {}, {});
+          matmul::persistent_kernel<Config>(a_maps, b_maps, result_map, array, order, {}, {});
         });
     CHECK(error.empty());
     if (!error.empty()) std::printf("%s\n", error.c_str());

@@ -58,19 +58,31 @@ __device__ inline void copy_tensor([[maybe_unused]] void* to, [[maybe_unused]] c
 }
 
 // Copies from shared memory to the box that begins at (x, y, z) what all threads wrote before they
-// called finish_writes_before_copies() and met at a barrier. See wait_until_read().
+// called finish_writes_before_copies() and met at a barrier. See wait_until_read(). If
+// `evict_first`, the lines leave the L2 cache before those of other data.
 __device__ inline void write_tensor([[maybe_unused]] const TensorMap& map, [[maybe_unused]] int x,
                                     [[maybe_unused]] int y, [[maybe_unused]] int z,
                                     [[maybe_unused]] const void* from,
+                                    [[maybe_unused]] bool evict_first = false,
                                     [[maybe_unused]] Site site = Site::here()) {
 #ifdef JAX_GPUOPS_INTERPRET
   simt::tensor_write("write_tensor", site, map, {x, y, z}, from);
 #elif JAX_GPUOPS_HOPPER_PTX
-  asm volatile(
-      "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::"l"(
-          &map),
-      "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
-      : "memory");
+  if (evict_first) {
+    std::uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group.L2::cache_hint"
+        " [%0, {%2, %3, %4}], [%1], %5;" ::"l"(&map),
+        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z), "l"(policy)
+        : "memory");
+  } else {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.global.shared::cta.tile.bulk_group [%0, {%2, %3, %4}], [%1];" ::
+            "l"(&map),
+        "r"(shared_address(from)), "r"(x), "r"(y), "r"(z)
+        : "memory");
+  }
   asm volatile("cp.async.bulk.commit_group;" ::: "memory");
 #endif
 }

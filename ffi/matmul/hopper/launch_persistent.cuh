@@ -40,7 +40,7 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
   using Result = typename Kernel::Result;
   FactorMaps a{}, b{};
   TensorMap result{};
-  PlainResult<Result> plain{};
+  ResultArray<Result> array;
   TileOrder order{};
   UpFactor<Kernel::kGated> up{};
   if (!queue.preparing) {
@@ -57,9 +57,10 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
     if (config.tiles > 0) order.tiles = static_cast<unsigned>(config.tiles);
     const std::int64_t cols = config.splits > 1 ? partial_pitch(problem) : problem.n;
     if (config.writes_elements) {
-      plain = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
+      array = {static_cast<Result*>(buffers.result), static_cast<int>(problem.m),
                static_cast<int>(cols), rows_of_step<Kernel>(order.steps)};
     } else {
+      array.streams = config.streams_result;
       result = map_of<Result>(kResultType<Result>, buffers.result, problem.batch * config.splits,
                               problem.m, cols, cols, Kernel::kPanelRows);
     }
@@ -75,7 +76,7 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
     epilogue.rows = static_cast<int>(problem.m);
     epilogue.beta = static_cast<float>(buffers.beta);
   }
-  launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, plain, order, epilogue, up);
+  launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, array, order, epilogue, up);
 }
 
 template <bool kFinishes>

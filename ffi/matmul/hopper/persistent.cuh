@@ -246,16 +246,17 @@ __device__ __forceinline__ void produce(RingStorage<Config>& storage, const Fact
 inline constexpr int kWarpRows = kProductRows / 4;
 inline constexpr int kRowsAtOnce = 32 * 16 / kLineBytes;
 
-// A result that tensor copies cannot write.
+// How a result is written: by the threads, to `data`, or by tensor copies, if that is null.
 template <class Result>
-struct PlainResult {
-  Result* data;  // null: tensor copies write it
-  int rows;
-  int cols;
+struct ResultArray {
+  Result* data = nullptr;
+  int rows = 0;
+  int cols = 0;
   int step_rows = kWarpRows;
+  bool streams = false;  // lines that tensor copies write leave the L2 cache first
 };
 
-// PlainResult's step_rows: how many rows of a panel each warp writes during one of a tile's
+// ResultArray's step_rows: how many rows of a panel each warp writes during one of a tile's
 // `steps`, if it writes the previous tile while it multiplies. The copy engine takes a panel per
 // step. Threads would need longer for a panel than a step's products take, and leave the tensor
 // cores idle: they write a few rows per step, if the tile has enough steps.
@@ -335,9 +336,9 @@ class ResultWriter {
   using Pair = std::conditional_t<std::is_same_v<Result, float>, float2, int2>;  // of 32 bits
 
   __device__ __forceinline__ ResultWriter(PersistentStorage<Config>& storage, const TensorMap& map,
-                                          const PlainResult<Result>& plain, int consumer)
+                                          const ResultArray<Result>& array, int consumer)
       : map_(map),
-        plain_(plain),
+        array_(array),
         buffers_(storage.panels[consumer][0]),
         first_row_(consumer * Config::kWaves * kProductRows),
         barrier_(1 + consumer),
@@ -352,7 +353,7 @@ class ResultWriter {
     const int first = panel % kPerWave;
     unsigned char* const buffer = buffers_ + turn_ * kBufferBytes;
     turn_ ^= 1;
-    const bool copies = Config::kTurned || plain_.data == nullptr;
+    const bool copies = Config::kTurned || array_.data == nullptr;
     if (copies) {
       if (thread_ == 0) wait_until_read<Config::kPanelBuffers - 1>();
       meet(barrier_, kWarpgroupThreads);
@@ -415,9 +416,11 @@ class ResultWriter {
       if (thread_ == 0) {
         const int row = at.row + first_row_ + wave * kProductRows;
         if constexpr (Config::kTurned) {
-          write_tensor(map_, row, at.col + first * Config::kPanelRows, at.matrix, buffer);
+          write_tensor(map_, row, at.col + first * Config::kPanelRows, at.matrix, buffer,
+                       array_.streams);
         } else {
-          write_tensor(map_, at.col + first * Config::kPanelCols, row, at.matrix, buffer);
+          write_tensor(map_, at.col + first * Config::kPanelCols, row, at.matrix, buffer,
+                       array_.streams);
         }
       }
     } else {
@@ -430,7 +433,7 @@ class ResultWriter {
   __device__ __forceinline__ void write_rows(int panel, const TilePosition& at, int first_row,
                                              int rows) const {
     if constexpr (!Config::kTurned) {
-      if (plain_.data == nullptr) return;
+      if (array_.data == nullptr) return;
       const int wave = panel / kPerWave;
       const int first = panel % kPerWave;
       write_elements(buffers_ + (turn_ ^ 1) * kBufferBytes, buffers_ + turn_ * kBufferBytes,
@@ -475,17 +478,17 @@ class ResultWriter {
                                                  int skipped, int rows) const {
     constexpr int kBytes = static_cast<int>(sizeof(Result));
     constexpr int kSectorBytes = 32;
-    const int bytes = min(Config::kPanelCols, plain_.cols - col) * kBytes;
+    const int bytes = min(Config::kPanelCols, array_.cols - col) * kBytes;
     if (bytes <= 0) return;
-    ends = ends || col + Config::kPanelCols >= plain_.cols;
+    ends = ends || col + Config::kPanelCols >= array_.cols;
     const int lane = thread_ % kRowLanes;
     const int warp_row = thread_ / 32 * kWarpRows + skipped;
     int row = warp_row + thread_ % 32 / kRowLanes;
-    const int end = min(warp_row + rows, plain_.rows - first_row);
+    const int end = min(warp_row + rows, array_.rows - first_row);
     auto* to = reinterpret_cast<unsigned char*>(
-        plain_.data + (std::int64_t{matrix} * plain_.rows + first_row + row) * plain_.cols + col);
+        array_.data + (std::int64_t{matrix} * array_.rows + first_row + row) * array_.cols + col);
 #pragma unroll 1
-    for (; row < end; row += kRowsAtOnce, to += std::int64_t{kRowsAtOnce * kBytes} * plain_.cols) {
+    for (; row < end; row += kRowsAtOnce, to += std::int64_t{kRowsAtOnce * kBytes} * array_.cols) {
       // Bytes are counted from the first one of the panel's row; its sector begins `skew` bytes
       // before.
       const int skew = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) % kSectorBytes);
@@ -519,7 +522,7 @@ class ResultWriter {
   }
 
   const TensorMap& map_;
-  const PlainResult<Result>& plain_;
+  const ResultArray<Result>& array_;
   unsigned char* buffers_;
   int first_row_;
   int barrier_;
@@ -536,19 +539,19 @@ class SumWriter {
   using Result = typename Config::Result;
 
   __device__ __forceinline__ SumWriter(RingStorage<Config>&, const TensorMap&,
-                                       const PlainResult<Result>& plain, int consumer)
-      : plain_(plain), consumer_(consumer) {}
+                                       const ResultArray<Result>& array, int consumer)
+      : array_(array), consumer_(consumer) {}
 
   // Writes the sums of a wave; word(wave, i) is sum i.
   template <class Word>
   __device__ __forceinline__ void write(int wave, const TilePosition& at, const Word& word) const {
     const int col = at.row + row_of_sums<Config>(consumer_, wave);
     const int row = at.col + static_cast<int>(threadIdx.x) % 4 * 2;
-    const std::int64_t cols = plain_.cols;
-    Result* to = plain_.data + (std::int64_t{at.matrix} * plain_.rows + row) * cols + col;
-    const int rows = plain_.rows - row;
-    const bool has_left = col < plain_.cols;
-    const bool has_right = col + 8 < plain_.cols;
+    const std::int64_t cols = array_.cols;
+    Result* to = array_.data + (std::int64_t{at.matrix} * array_.rows + row) * cols + col;
+    const int rows = array_.rows - row;
+    const bool has_left = col < array_.cols;
+    const bool has_right = col + 8 < array_.cols;
 #pragma unroll
     for (int i = 0; i < Config::kSums / 4; ++i) {
 #pragma unroll
@@ -564,7 +567,7 @@ class SumWriter {
   __device__ __forceinline__ void finish() const {}
 
  private:
-  const PlainResult<Result>& plain_;
+  const ResultArray<Result>& array_;
   int consumer_;
 };
 
@@ -603,14 +606,14 @@ __device__ __forceinline__ void promote_stage(float (&sums)[Config::kWaves][Conf
 
 template <class Config>
 __device__ __forceinline__ void consume(StorageOf<Config>& storage, const TensorMap& result,
-                                        const PlainResult<typename Config::Result>& plain,
+                                        const ResultArray<typename Config::Result>& array,
                                         const typename Config::Epilogue& epilogue,
                                         const TileOrder& order, int rank, int consumer) {
   using Result = typename Config::Result;
 
   typename Config::Sum sums[Config::kWaves][Config::kSums];
   RingPlace<Config> ring;
-  WriterOf<Config> writer(storage, result, plain, consumer);
+  WriterOf<Config> writer(storage, result, array, consumer);
   // 64 rows of a are 8192 bytes in both orders: 64 lines of 128 bytes if deep, else a panel.
   const std::uint64_t a_first =
       matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * Config::kWaves * kPanelBytes);
@@ -658,7 +661,7 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
   };
 
   std::uint32_t words[Config::kWaves][Config::kWords];
-  const int step_rows = Config::kTurned ? kWarpRows : plain.step_rows;
+  const int step_rows = Config::kTurned ? kWarpRows : array.step_rows;
   TilePosition before{};
   bool waiting = false;
 
@@ -778,7 +781,7 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     persistent_kernel(const __grid_constant__ FactorMaps a, const __grid_constant__ FactorMaps b,
                       const __grid_constant__ TensorMap result,
-                      const __grid_constant__ PlainResult<typename Config::Result> plain,
+                      const __grid_constant__ ResultArray<typename Config::Result> array,
                       const TileOrder order,
                       const __grid_constant__ typename Config::Epilogue epilogue,
                       const __grid_constant__ UpFactor<Config::kGated> up) {
@@ -796,7 +799,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     prefetch_tensor_map(a.within);
     prefetch_tensor_map(b.within);
     if constexpr (Config::kGated) prefetch_tensor_map(up.maps.within);
-    if (plain.data == nullptr) prefetch_tensor_map(result);
+    if (array.data == nullptr) prefetch_tensor_map(result);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       initialise(&storage.full[stage]);
       initialise(&storage.empty[stage], Config::kEmptyArrivals);
@@ -814,7 +817,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (threadIdx.x == 0) produce<Config>(storage, a, b, up, order, rank);
   } else {
     if constexpr (Config::kConsumers > 1) take_registers<Config::kConsumerRegisters>();
-    consume<Config>(storage, result, plain, epilogue, order, rank, warpgroup - 1);
+    consume<Config>(storage, result, array, epilogue, order, rank, warpgroup - 1);
   }
 #else
   __trap();
