@@ -3,9 +3,10 @@
 "Ours" means that `None` runs our kernel. A vertex of a grid is ours if each of its points is right
 and at least `ALONE` times as fast as XLA alone. Classes also have the speed between an elementwise
 producer and consumer, which XLA may fuse with its own lowering: if such a producer makes the
-operand, `None` requires at least `BETWEEN`. For the kernels in `WALLS` every point requires it. A
-problem between vertices is ours if all neighbouring vertices are. A problem with more rows than
-were measured is ours if the largest measured numbers of rows are.
+operand, `None` requires at least `BETWEEN`. For the kernels in `WALLS` every point requires it with
+an elementwise consumer, which is not known when `None` chooses. A problem between vertices is ours
+if all neighbouring vertices are. A problem with more rows than were measured is ours if the largest
+measured numbers of rows are.
 
 The cells of a size are each of its values, and the ranges between two adjacent values. The cells of
 a grid that are ours are merged into the classes that the package reads.
@@ -32,9 +33,9 @@ transposed arrays, and have epilogues."""
 
 RULE = (
     f"a point is ours where the kernel is right and at least {ALONE} x the speed of XLA alone; of "
-    f"{', '.join(WALLS)}, and where XLA may fuse what makes the operand, also at least "
-    f"{BETWEEN} x between an elementwise producer and consumer; a problem is ours where all its "
-    "neighbours on the grid are, and beyond the largest number of rows where that is"
+    f"{', '.join(WALLS)} also at least {BETWEEN} x before an elementwise consumer, and where XLA "
+    "may fuse what makes the operand, between such a producer and consumer; a problem is ours where "
+    "all its neighbours on the grid are, and beyond the largest number of rows where that is"
 )
 
 HEADER = ("device", "driver", "jax", "jaxlib", "uncommitted_changes", "date")
@@ -55,11 +56,27 @@ def speeds(kernel: str, point: Mapping[str, Any] | None) -> Speeds | None:
     """
     if point is None or point["status"] != RIGHT or "between_us" not in point:
         return None
-    alone = point["xla_us"] / point["us"]
-    between = point["between_xla_us"] / point["between_us"]
-    if alone < ALONE or (kernel in WALLS and between < BETWEEN):
-        return None
-    return alone, between
+    alone, between = speed(point), speed(point, "between_")
+    return (alone, between) if alone >= ALONE and not is_walled(kernel, point) else None
+
+
+def is_walled(kernel: str, point: Mapping[str, Any]) -> bool:
+    """True if a right point was not as fast as XLA with an elementwise consumer.
+
+    One with a producer as well, if no other was measured.
+    """
+    around = "consumed_" if "consumed_us" in point else "between_"
+    return kernel in WALLS and speed(point, around) < BETWEEN
+
+
+def speed(point: Mapping[str, Any], around: str = "") -> float:
+    """Returns the speed of a right point relative to XLA.
+
+    Args:
+      point: the raw result of `tune`.
+      around: the prefix of the times: of the operations around the kernel, none if it is alone.
+    """
+    return point[f"{around}xla_us"] / point[f"{around}us"]
 
 
 def classes(

@@ -3,7 +3,8 @@
 Each point is a call of a kernel's primitive. Its result is checked against the reference in
 float64, then it is timed in turns with XLA's lowering of the same primitive on the same arrays. If
 it is fast enough, a program with an elementwise producer and consumer around the call, which XLA
-may fuse with its own lowering, is timed too.
+may fuse with its own lowering, is timed too. If the table then depends on the consumer alone, so is
+a program without the producer.
 
 Compilation takes most of the time. The programs of a batch of points are compiled in parallel, on
 all cores, before any of the batch is measured.
@@ -46,7 +47,7 @@ COMPILE_S, TRACE_S, CALL_S = 0.35, 0.015, 0.05
 do in parallel; measurement, including starts of the profiler."""
 
 PROGRAMS, MEASURED = 6, 4
-"""The number of programs of a point that is ours, and of those that are measured: one draws the
+"""The number of programs of most points that are ours, and of those that are measured: one draws the
 operands and one checks; the measured ones are the kernel and XLA, alone and between neighbouring
 operations."""
 
@@ -118,8 +119,11 @@ def _before(point: Point, *operands: jax.Array) -> jax.Array:
 
 
 def _between(point: Point, implementation: str, *operands: jax.Array) -> Any:
-    results = _bind(point, implementation, *_produced(point, operands))
-    return jax.tree.map(lambda y: 3 * y, results)
+    return _consumed(point, implementation, *_produced(point, operands))
+
+
+def _consumed(point: Point, implementation: str, *operands: jax.Array) -> Any:
+    return jax.tree.map(lambda y: 3 * y, _bind(point, implementation, *operands))
 
 
 _ERRORS: dict[str, Callable[..., check.Errors]] = {
@@ -227,12 +231,23 @@ class Sweep:
             for point in points
         }
         ahead = [point for point in points if _ratio(found[point]) >= policy.ALONE]
-        more = zip(ahead, pool.map(_attempt(self._compile_between), ahead), strict=True)
-        for point, between in list(more):  # all are compiled before one is measured
-            draw = programs[point]["draw"]
-            measured = functools.partial(self._measure_between, point, draw)
-            found[point] = found[point] | _attempted(measured, between)
+        self._add(pool, "between_", _between, ahead, programs, found)
+        walled = [
+            point
+            for point in ahead
+            if found[point]["status"] == RIGHT and policy.is_walled(point.kernel, found[point])
+        ]
+        self._add(pool, "consumed_", _consumed, walled, programs, found)
         return found
+
+    def _add(self, pool, around: str, function: Callable, points, programs, found) -> None:
+        """Adds the times of points with other operations around the kernel to what was found."""
+        compiling = _attempt(functools.partial(self._compile_around, function))
+        more = zip(points, pool.map(compiling, points), strict=True)
+        for point, compiled in list(more):  # all are compiled before one is measured
+            draw = programs[point]["draw"]
+            measured = functools.partial(self._measure_around, around, point, draw)
+            found[point] = found[point] | _attempted(measured, compiled)
 
     def _compile(self, point: Point) -> Programs:
         with run._mode(point.dtype):
@@ -248,9 +263,9 @@ class Sweep:
             programs["excess"] = run.compiled(excess, *map(_types, (results, *operands)))
         return programs
 
-    def _compile_between(self, point: Point) -> Programs:
+    def _compile_around(self, function: Callable, point: Point) -> Programs:
         with run._mode(point.dtype):
-            return self._compile_both(_between, point, jax.eval_shape(lambda: _draw(point)))
+            return self._compile_both(function, point, jax.eval_shape(lambda: _draw(point)))
 
     def _compile_both(self, function: Callable, point: Point, operands) -> Programs:
         return {
@@ -269,12 +284,12 @@ class Sweep:
             return {"status": WRONG, "message": f"the error is {excess:.3g} times what it may be"}
         return {"status": RIGHT, **self._times("", point, programs, operands)}
 
-    def _measure_between(
-        self, point: Point, draw: jax.stages.Compiled, programs: Programs
+    def _measure_around(
+        self, around: str, point: Point, draw: jax.stages.Compiled, programs: Programs
     ) -> dict[str, Any]:
         with run._mode(point.dtype):
             operands = draw()
-        return self._times("between_", point, programs, operands)
+        return self._times(around, point, programs, operands)
 
     def _times(self, prefix: str, point: Point, programs: Programs, operands) -> dict[str, float]:
         names = [name for name in ("ours", "xla", "before") if name in programs]
@@ -318,7 +333,7 @@ def _attempted(
 
 
 def _ratio(found: Mapping[str, Any]) -> float:
-    return found["xla_us"] / found["us"] if found["status"] == RIGHT else 0.0
+    return policy.speed(found) if found["status"] == RIGHT else 0.0
 
 
 # The raw results
@@ -333,7 +348,7 @@ class Raw:
       points: the raw result of each point, by its name: "status", as in other results, and a
         "message" unless it is right; the times in microseconds "us" of our kernel and "xla_us" of
         XLA alone, and if ours is fast enough "between_us" and "between_xla_us" between neighbouring
-        operations.
+        operations, and perhaps "consumed_us" and "consumed_xla_us" with a consumer alone.
     """
 
     environment: dict[str, Any]

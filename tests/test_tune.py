@@ -192,16 +192,19 @@ def timing(us):
 class Clock:
     """Stands in for the measurement: what each program takes, and what was asked for."""
 
-    def __init__(self, alone=(10.0, 20.0), between=(30.0, 40.0), before=5.0):
-        self.alone, self.between, self.before, self.calls = alone, between, before, []
+    def __init__(self, alone=(10.0, 20.0), between=(30.0, 40.0), consumed=(50.0, 60.0), before=5.0):
+        self.alone, self.between, self.consumed, self.before = alone, between, consumed, before
+        self.calls = []
 
     def __call__(self, calls):
-        """Programs alone first, and then, with a producer and a consumer, both of a point."""
+        """Both programs of a point: alone, with a producer and a consumer, or with a consumer."""
         texts = [call.function.as_text() for call in calls]
         self.calls.append(texts)
-        is_between = "constant(3)" in texts[0]
-        us = [*(self.between if is_between else self.alone), self.before][: len(calls)]
-        return list(map(timing, us))
+        has_producer, has_consumer = [f"constant({n})" in texts[0] for n in (2, 3)]
+        us = self.alone
+        if has_consumer:
+            us = self.between if has_producer else self.consumed
+        return list(map(timing, [*us, self.before][: len(calls)]))
 
 
 def swept(points, clock, **more):
@@ -240,6 +243,27 @@ def test_what_comes_before_a_kernel_in_place_is_not_of_its_time():
     (entry,) = re.findall(r"^ENTRY .*", before, re.MULTILINE)
     *_, result = entry.split("->")
     assert "(" not in result, "copies of other operands are no part of what comes before"
+
+
+@pytest.mark.parametrize(("kernel", "walled"), [("gemm", True), ("sum", False)])
+@pytest.mark.parametrize("between", [(30.0, 30.0), (30.0, 29.0)])
+def test_a_product_that_is_behind_between_neighbours_is_measured_with_a_consumer(
+    between, kernel, walled
+):
+    clock = Clock(between=between)
+    found = swept([SMALL[kernel]], clock)[SMALL[kernel]]
+    if walled and between[1] < between[0]:
+        assert (found["consumed_us"], found["consumed_xla_us"]) == (50.0, 60.0)
+        assert len(clock.calls) == 3
+    else:
+        assert "consumed_us" not in found
+        assert len(clock.calls) == 2
+    assert policy.speeds(kernel, found) == (2.0, between[1] / between[0])
+
+
+def test_a_product_that_is_behind_with_a_consumer_is_not_ours():
+    found = swept([SMALL["gemm"]], Clock(between=(30.0, 29.0), consumed=(50.0, 49.0)))
+    assert policy.speeds("gemm", found[SMALL["gemm"]]) is None
 
 
 def test_a_point_that_is_behind_alone_is_not_measured_between_neighbours():
@@ -339,15 +363,24 @@ STATES = {
     "level": {"status": RIGHT, "us": 1.0, "xla_us": 1.05, "between_us": 1.0, "between_xla_us": 1.0},
     "behind": {"status": RIGHT, "us": 1.0, "xla_us": 1.04},
     "walled": {"status": RIGHT, "us": 1.0, "xla_us": 3.0, "between_us": 1.0, "between_xla_us": 0.9},
+    "consumed": {
+        "status": RIGHT,
+        "us": 1.0,
+        "xla_us": 3.0,
+        "between_us": 1.0,
+        "between_xla_us": 0.9,
+        "consumed_us": 1.0,
+        "consumed_xla_us": 1.0,
+    },
     "wrong": {"status": WRONG, "message": "the error is 2 times what it may be"},
     "failed": {"status": FAILED, "message": "out of memory"},
     "missing": None,
 }
-OURS = ("ours", "level", "walled")
+OURS = ("ours", "level", "walled", "consumed")
 
 
 def is_ours_at(point, state):
-    """The rule for one point: of transposes and products it asks for neighbours, too."""
+    """The rule for one point: of transposes and products it asks for a consumer, too."""
     return state in OURS and not (state == "walled" and point.kernel in ("transpose", "gemm"))
 
 
@@ -471,7 +504,8 @@ def test_a_measured_point_is_in_a_class_if_and_only_if_its_vertex_is_ours(sweep)
         inside = [e for e in classes if _measurements.contains(e, points[0].problem)]
         assert bool(inside) == all(is_ours_at(point, states[point]) for point in points)
         for entry in inside:
-            assert (entry["between"] >= 1) == all(states[point] != "walled" for point in points)
+            behind = ("walled", "consumed")
+            assert (entry["between"] >= 1) == all(states[point] not in behind for point in points)
             for point in points:
                 raw = STATES[states[point]]
                 assert policy.ALONE <= entry["ratio"] <= raw["xla_us"] / raw["us"]
