@@ -34,8 +34,8 @@ transposed arrays, and have epilogues."""
 RULE = (
     f"a point is ours where the kernel is right and at least {ALONE} x the speed of XLA alone; of "
     f"{', '.join(WALLS)} also at least {BETWEEN} x before an elementwise consumer, and where XLA "
-    "may fuse what makes the operand, between such a producer and consumer; a problem is ours where "
-    "all its neighbours on the grid are, and beyond the largest number of rows where that is"
+    "may fuse what makes the operand, between such a producer and consumer; a problem is ours "
+    "where all its neighbours on the grid are, and beyond the largest number of rows where that is"
 )
 
 HEADER = ("device", "driver", "jax", "jaxlib", "uncommitted_changes", "date")

@@ -47,9 +47,9 @@ COMPILE_S, TRACE_S, CALL_S = 0.35, 0.015, 0.05
 do in parallel; measurement, including starts of the profiler."""
 
 PROGRAMS, MEASURED = 6, 4
-"""The number of programs of most points that are ours, and of those that are measured: one draws the
-operands and one checks; the measured ones are the kernel and XLA, alone and between neighbouring
-operations."""
+"""The number of programs of most points that are ours, and of those that are measured: one draws
+the operands and one checks; the measured ones are the kernel and XLA, alone and between
+neighbouring operations."""
 
 
 # The parts of a point
