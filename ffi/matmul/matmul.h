@@ -438,9 +438,6 @@ inline constexpr int kSharedThreads = kSharedTile * kSharedTile;
 
 // block_tiled and those after it
 inline constexpr int kTile = 128;
-// Whether the ladder has kernels for row-major factors in packs: for other dtypes plans prefer
-// kernels on tensor cores there.
-constexpr bool has_row_major_kernel(DType dtype) { return dtype == DType::kFloat32; }
 inline constexpr int kTileThreads = 256;
 
 // tensor_core

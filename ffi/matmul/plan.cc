@@ -158,8 +158,8 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
   config.pack_a = fits_packs(problem, problem.dtype, problem.transpose_a ? problem.m : problem.k);
   config.pack_b = fits_packs(problem, problem.dtype, problem.transpose_b ? problem.k : problem.n);
   config.pack_result = fits_packs(problem, problem.result_dtype, problem.n);
-  config.row_major = has_row_major_kernel(problem.dtype) && config.tile_rows == kTile &&
-                     config.pack_a && config.pack_b && !problem.transpose_a && !problem.transpose_b;
+  config.row_major = config.tile_rows == kTile && config.pack_a && config.pack_b &&
+                     !problem.transpose_a && !problem.transpose_b;
   return config;
 }
 

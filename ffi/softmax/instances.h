@@ -186,10 +186,9 @@ struct StagedInstance {
   int per_lane;
   int sure;
 };
-// Plans choose it for rows of at most 256 elements: the last one is for longer rows of callers that
-// name the algorithm.
-inline constexpr StagedInstance kStagedInstances[] = {
-    {1, 8, 0}, {2, 8, 4}, {4, 8, 4}, {4, 9, 8}, {8, 8, 4}, {16, 8, 4}, {32, 8, 4}, {32, 32, 8}};
+inline constexpr StagedInstance kStagedInstances[] = {{1, 8, 0},  {2, 8, 4},   {4, 8, 4},
+                                                      {4, 9, 8},  {8, 8, 4},   {16, 8, 4},
+                                                      {32, 8, 4}, {32, 16, 8}, {32, 32, 16}};
 inline constexpr std::int64_t kStagedColumns = 32 * 32;
 
 inline constexpr int kElementwiseThreads = 256;

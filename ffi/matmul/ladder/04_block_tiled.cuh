@@ -71,12 +71,11 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>) block_tiled_kern
 template <class T>
 void launch_block_tiled(const Call<T>& call) {
   constexpr std::size_t kSharedBytes = sizeof(BlockTiledStorage<Accumulator<T>>);
-  if constexpr (has_row_major_kernel(kDTypeOf<T>)) {
-    if (call.config.row_major) {
-      return launch_tiles<block_tiled_kernel<T, Order::kDeep, Order::kWide>>(call, kSharedBytes);
-    }
+  if (call.config.row_major) {
+    launch_tiles<block_tiled_kernel<T, Order::kDeep, Order::kWide>>(call, kSharedBytes);
+  } else {
+    launch_tiles<block_tiled_kernel<T, Order::kAny, Order::kAny>>(call, kSharedBytes);
   }
-  launch_tiles<block_tiled_kernel<T, Order::kAny, Order::kAny>>(call, kSharedBytes);
 }
 
 }  // namespace matmul

@@ -56,13 +56,11 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
 template <class T>
 void launch_bank_conflict_free(const Call<T>& call) {
   constexpr std::size_t kSharedBytes = sizeof(BankConflictFreeStorage<Accumulator<T>>);
-  if constexpr (has_row_major_kernel(kDTypeOf<T>)) {
-    if (call.config.row_major) {
-      return launch_tiles<bank_conflict_free_kernel<T, Order::kDeep, Order::kWide>>(call,
-                                                                                    kSharedBytes);
-    }
+  if (call.config.row_major) {
+    launch_tiles<bank_conflict_free_kernel<T, Order::kDeep, Order::kWide>>(call, kSharedBytes);
+  } else {
+    launch_tiles<bank_conflict_free_kernel<T, Order::kAny, Order::kAny>>(call, kSharedBytes);
   }
-  launch_tiles<bank_conflict_free_kernel<T, Order::kAny, Order::kAny>>(call, kSharedBytes);
 }
 
 }  // namespace matmul

@@ -79,13 +79,11 @@ __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
 template <class T>
 void launch_double_buffered(const Call<T>& call) {
   constexpr std::size_t kSharedBytes = sizeof(DoubleBufferedStorage<Accumulator<T>>);
-  if constexpr (has_row_major_kernel(kDTypeOf<T>)) {
-    if (call.config.row_major) {
-      return launch_tiles<double_buffered_kernel<T, Order::kDeep, Order::kWide>>(call,
-                                                                                 kSharedBytes);
-    }
+  if (call.config.row_major) {
+    launch_tiles<double_buffered_kernel<T, Order::kDeep, Order::kWide>>(call, kSharedBytes);
+  } else {
+    launch_tiles<double_buffered_kernel<T, Order::kAny, Order::kAny>>(call, kSharedBytes);
   }
-  launch_tiles<double_buffered_kernel<T, Order::kAny, Order::kAny>>(call, kSharedBytes);
 }
 
 }  // namespace matmul
