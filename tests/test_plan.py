@@ -678,7 +678,7 @@ def test_columns_in_packs_are_for_aligned_arrays(implementation):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "pack"), [("bfloat16", 4), ("float32", 4), ("float64", 2)])
-def test_masked_columns_have_shorter_packs(dtype, pack, implementation):
+def test_packs_of_masked_columns(dtype, pack, implementation):
     with jax.enable_x64(True):
         x = helpers.normal((300, 64), dtype)
         mask = np.arange(x.size).reshape(x.shape) % 3 > 0
