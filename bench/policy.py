@@ -63,7 +63,7 @@ def speeds(kernel: str, point: Mapping[str, Any] | None) -> Speeds | None:
 def is_walled(kernel: str, point: Mapping[str, Any]) -> bool:
     """True if a right point was not as fast as XLA with an elementwise consumer.
 
-    One with a producer as well, if no other was measured.
+    It may have been measured only with a producer as well.
     """
     around = "consumed_" if "consumed_us" in point else "between_"
     return kernel in WALLS and speed(point, around) < BETWEEN

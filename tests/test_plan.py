@@ -677,6 +677,21 @@ def test_columns_in_packs_are_for_aligned_arrays(implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "pack"), [("bfloat16", 4), ("float32", 2), ("float64", 2)])
+def test_packs_of_masked_columns_for_moments(dtype, pack, implementation):
+    with jax.enable_x64(True):
+        x = helpers.normal((300, 64), dtype)
+        mask = np.arange(x.size).reshape(x.shape) % 3 > 0
+        how = {"implementation": implementation, "algorithm": "column"}
+        with helpers.recorded(implementation) as executions:
+            mean, _ = jax.block_until_ready(jax_gpuops.mean_and_var(x, 0, where=mask, **how))
+    expected = np.mean(x.astype("float64"), 0, where=mask)
+    np.testing.assert_allclose(mean, expected, rtol=0.01, atol=0.01)
+    (execution,) = executions
+    assert execution["config"]["pack"] == pack
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "pack"), [("bfloat16", 4), ("float32", 4), ("float64", 2)])
 def test_packs_of_masked_columns(dtype, pack, implementation):
     with jax.enable_x64(True):

@@ -55,7 +55,7 @@ constexpr double kCopyLatency = 900;
 // cache, they pass through memory.
 constexpr double kReduceTime = 1800;
 constexpr double kPartialRate = 3200;
-// The size of the L2 cache.
+// The size of the L2 cache of an H100 and an H200.
 constexpr double kCacheBytes = 50e6;
 // The fewest steps of a split, if there are more than two; the most splits, and the most tiles of
 // 128 x 128 of all splits, two turns of an H200, if there are more than two; the most bytes of
