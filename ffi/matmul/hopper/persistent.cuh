@@ -463,7 +463,7 @@ class ResultWriter {
   // bytes, and memory takes whole sectors many times as fast as parts. So the incomplete last
   // sector of a panel's row is left to the next panel, while the buffers hold both: only at the two
   // ends of a tile's row are parts of sectors written. Each warp has 16 rows, of which it writes
-  // `rows` from row `skipped` on. Eight lanes write a row, each in packs of 16 bytes, of which two
+  // `rows` from row `skipped` on. Eight lanes write a row, each one pack of 16 bytes, of which two
   // are a sector.
   //
   //     sectors    | . . . . | . . . . | . . . . | . . . . | . . . . |
@@ -487,37 +487,60 @@ class ResultWriter {
     const int end = min(warp_row + rows, array_.rows - first_row);
     auto* to = reinterpret_cast<unsigned char*>(
         array_.data + (std::int64_t{matrix} * array_.rows + first_row + row) * array_.cols + col);
+    const std::int64_t step = std::int64_t{kRowsAtOnce * kBytes} * array_.cols;
+    // Bytes are counted from the first one of the panel's row; its sector begins `skew` bytes
+    // before.
+    const auto skew_of = [](const unsigned char* row_to) {
+      return static_cast<int>(reinterpret_cast<std::uintptr_t>(row_to) % kSectorBytes);
+    };
+    const auto piece = [&](int row, int number) {
+      return (number < 0 ? before : panel) + row * kLineBytes +
+             ((number ^ row) & (kRowLanes - 1)) * kPackBytes;
+    };
+    // The loads of a batch of rows wait together. Results that wait leave no registers for that.
+    constexpr int kBatch = Config::kLateStores || Config::kAdds ? 1 : 2;
 #pragma unroll 1
-    for (; row < end; row += kRowsAtOnce, to += std::int64_t{kRowsAtOnce * kBytes} * array_.cols) {
-      // Bytes are counted from the first one of the panel's row; its sector begins `skew` bytes
-      // before.
-      const int skew = static_cast<int>(reinterpret_cast<std::uintptr_t>(to) % kSectorBytes);
-      const auto piece = [&](int number) {
-        return (number < 0 ? before : panel) + row * kLineBytes +
-               ((number ^ row) & (kRowLanes - 1)) * kPackBytes;
-      };
-      const int packs = ends ? (bytes + skew) / kPackBytes : kRowLanes;
-#pragma unroll 1
-      for (int pack = lane; pack < packs; pack += kRowLanes) {  // once; twice at a row's end
-        const int at = pack * kPackBytes - skew;
-        if (begins && at < 0) continue;
+    for (; row < end; row += kBatch * kRowsAtOnce, to += kBatch * step) {
+      uint4 low[kBatch];
+      uint4 high[kBatch];
+      int at[kBatch];
+      bool whole[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int this_row = row + i * kRowsAtOnce;
+        at[i] = lane * kPackBytes - skew_of(to + i * step);
+        whole[i] = this_row < end && at[i] + kPackBytes <= bytes && (at[i] >= 0 || !begins);
+        if (!whole[i]) continue;
         // If the pack does not extend beyond the first piece, the second one is not used.
-        const int first = at >> 4;  // rounds down
-        const uint4 low = *reinterpret_cast<const uint4*>(piece(first));
-        const uint4 high = *reinterpret_cast<const uint4*>(piece(first + 1));
-        write_shifted(low, high, static_cast<unsigned>(at) % kPackBytes, to + at);
+        const int first = at[i] >> 4;  // rounds down
+        low[i] = *reinterpret_cast<const uint4*>(piece(this_row, first));
+        high[i] = *reinterpret_cast<const uint4*>(piece(this_row, first + 1));
       }
-      const auto write_elements_of = [&](int from, int until) {
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        if (!whole[i]) continue;
+        write_shifted(low[i], high[i], static_cast<unsigned>(at[i]) % kPackBytes,
+                      to + i * step + at[i]);
+      }
+      if (!begins && !ends) continue;
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        const int this_row = row + i * kRowsAtOnce;
+        if (this_row >= end) break;
+        unsigned char* const row_to = to + i * step;
+        const int skew = skew_of(row_to);
+        const auto write_elements_of = [&](int from, int until) {
 #pragma unroll 1
-        for (int at = from + lane * kBytes; at < until; at += kRowLanes * kBytes) {
-          *reinterpret_cast<Result*>(to + at) =
-              *reinterpret_cast<const Result*>(piece(at >> 4) + (at & (kPackBytes - 1)));
-        }
-      };
-      const int head = begins ? min(bytes, -skew & (kPackBytes - 1)) : -kSectorBytes;
-      const int tail = packs * kPackBytes - skew;
-      if (begins) write_elements_of(0, head);
-      if (ends) write_elements_of(tail > head ? tail : head, bytes);
+          for (int at = from + lane * kBytes; at < until; at += kRowLanes * kBytes) {
+            *reinterpret_cast<Result*>(row_to + at) = *reinterpret_cast<const Result*>(
+                piece(this_row, at >> 4) + (at & (kPackBytes - 1)));
+          }
+        };
+        const int head = begins ? min(bytes, -skew & (kPackBytes - 1)) : -kSectorBytes;
+        const int tail = min((bytes + skew) / kPackBytes, kRowLanes) * kPackBytes - skew;
+        if (begins) write_elements_of(0, head);
+        if (ends) write_elements_of(tail > head ? tail : head, bytes);
+      }
     }
   }
 
