@@ -187,8 +187,9 @@ def gemm(
     Raises:
       TypeError: as `matmul` does; also if `alpha` or `beta` is not a Python number, or the arrays
         are not of a floating-point or complex dtype.
-      ValueError: as `matmul` does; also if `c` is missing with a `beta` other than 0, or has a
-        shape that does not broadcast to that of the result.
+      ValueError: as `matmul` does; also if `a` or `b` has fewer than two dims, or if `c` is
+        missing with a `beta` other than 0, or has a shape that does not broadcast to that of the
+        result.
     """
     arrays = {"a": a, "b": b} | ({} if c is None else {"c": c})
     arrays = {name: _arguments.as_array(name, x) for name, x in arrays.items()}

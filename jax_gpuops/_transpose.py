@@ -45,7 +45,7 @@ def transpose(
       TypeError: if an argument has a type that is not accepted, or if a kernel was requested and
         the elements are smaller than a byte, such as int4, or not numeric.
       ValueError: if `axes` is not a permutation of the dimensions, if `implementation` or
-        `algorithm` is unknown or cannot run on the platform.
+        `algorithm` is unknown, does not support the problem or cannot run on the platform.
     """
     a = _arguments.as_array("a", a)
     return _jitted(

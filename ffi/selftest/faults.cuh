@@ -1,4 +1,5 @@
-// Kernels with one planted fault each, and one without, that tests of the host executor run.
+// Kernels with one planted fault each, and one without, that tests of the host executor,
+// AddressSanitizer and compute-sanitizer run.
 //
 // All take `size` elements and are launched with blocks of kFaultThreads threads, one thread per
 // element, and shared memory of sizeof(FaultStorage<T>).

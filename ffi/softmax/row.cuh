@@ -7,7 +7,7 @@
 //     packs             |--- pack 0 ----|--- pack 1 ----|--- pack 2 ----|
 //                        .   .  x0  x1   x2  x3  x4  x5   x6  x7  x8  x9
 //
-// Short rows that do not consist of whole packs, or have a mask, use packs of one element.
+// Short rows may use packs of one element: see warp_layout().
 //
 // Elements that do not take part, because they belong to neighbouring rows or are masked, are
 // replaced on load by a value that changes neither the maximum nor the sum.
