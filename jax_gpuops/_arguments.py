@@ -58,9 +58,13 @@ def factor(name: str, value: Any, instead: str) -> float:
 
     Raises:
       TypeError: if `value` is anything else, such as an array or a traced number.
+      ValueError: if it is an int beyond the largest float.
     """
     if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise ValueError(f"{name} must be finite, got an int of that size") from None
     raise TypeError(
         f"{name} must be a Python number, known when the program is traced, got "
         f"{type(value).__name__}; to scale by an array, {instead}"
@@ -77,7 +81,7 @@ def dtype_of_arrays(dtype: Any) -> np.dtype:
 
 def static_axis(axis: Any) -> Any:
     """The axis as a hashable value; upstream checks anything that is not an integer."""
-    if isinstance(axis, (list, tuple, np.ndarray)) and np.ndim(axis) == 1:
+    if isinstance(axis, (list, tuple, range)) or (isinstance(axis, np.ndarray) and axis.ndim == 1):
         return tuple(static_axis(each) for each in axis)
     try:
         return operator.index(axis)
@@ -94,7 +98,7 @@ def canonical_axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ..
     """
     if axis is None:
         return tuple(range(ndim))
-    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    axes = axis if isinstance(axis, (tuple, list, range)) else (axis,)
     result = []
     for each in axes:
         try:

@@ -113,7 +113,7 @@ def wide_losses(logits, labels, where, *, axes, implementation, algorithm):
         if algorithm != BATCH_INVARIANT:
             return bind(*operands, axes=(axis,))
         if _primitive.is_sharded_along(x, (axis,)):
-            raise NoKernelError(f"the classes are sharded, {jax.typeof(x)}; use jax.shard_map")
+            raise NoKernelError(f"the classes are sharded, {jax.typeof(x)}; reshard x first")
         rows = _rowwise.Rows(x.shape, (axis,))
         logits, packed_masks = _rowwise.in_packs(rows, x, masks, -math.inf)
         return bind(logits, _classes(labels, rows.columns), *packed_masks, axes=(x.ndim - 1,))

@@ -450,8 +450,8 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
     x, w, b = operands
     wide = _primitive.accumulator(x.dtype)
     y = _linear_p.bind(x, w, activation=None, **how | {"preferred_element_type": wide})
-    ones = [1] * (y.ndim + 1 - b.ndim)
-    b = b.reshape(*b.shape[:-1], *ones, b.shape[-1]).astype(wide)
+    y = jnp.expand_dims(y, 0)
+    b = jnp.expand_dims(b, range(1, 1 + y.ndim - b.ndim)).astype(wide)
     return activate(y + b, activation, preferred_element_type), 0
 
 
@@ -478,7 +478,7 @@ def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
     if mapped[3:] == [True]:
         y, _ = _batch([x, w, *b], [None, None, 0], **how)
     else:
-        y = _linear_p.bind(x, w, *b, **how)
+        y = jnp.expand_dims(_linear_p.bind(x, w, *b, **how), 0)
     return (y + residual.astype(wide)).astype(preferred_element_type), 0
 
 

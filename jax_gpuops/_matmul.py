@@ -805,6 +805,7 @@ def problem_of_product(
     """The problem of a product without bias and activation, for the compiled module's plan."""
     del beta
     form = _Canonical.of(a.shape, b.shape, dimension_numbers, outer)
+    has_workspace = _has_constant_sizes(form.sizes) or a.dtype.itemsize == 1  # see workspace()
     return {
         "dtype": a.dtype.name,
         "result_dtype": preferred_element_type.name,
@@ -822,7 +823,7 @@ def problem_of_product(
         "epilogue": "none",
         **WITHOUT_SCALES,
         "alignment": _primitive.ALIGNMENT,
-        "workspace": _primitive.WORKSPACE_AS_ASKED,
+        "workspace": _primitive.WORKSPACE_AS_ASKED if has_workspace else 0,
     }
 
 
@@ -832,14 +833,21 @@ def workspace(launch: _primitive.Launch, problem: dict[str, Any]) -> jax.ShapeDt
     Problems with symbolic sizes get none, except those with 8-bit factors: their only kernel may
     need copies of both factors, in lines of 128 bytes.
     """
-    batch, m, n, k = (problem[key] for key in ("batch", "m", "n", "k"))
-    if all(isinstance(each, int) for each in (batch, m, n, k)):
+    batch, m, n, k = (problem[key] for key in _SIZES)
+    if _has_constant_sizes(problem):
         size = launch.workspace_bytes("matmul", problem)
-    elif np.dtype(problem["dtype"]).itemsize == 1:
+    elif problem["workspace"]:
         size = batch * (m + n) * (k + 127)
     else:
         size = 0
     return jax.ShapeDtypeStruct((size,), np.uint8)
+
+
+_SIZES = ("batch", "m", "n", "k")
+
+
+def _has_constant_sizes(problem: dict[str, Any]) -> bool:
+    return all(isinstance(problem[key], int) for key in _SIZES)
 
 
 def _call(
@@ -1047,7 +1055,7 @@ def _batch(operands, axes, *, dimension_numbers, preferred_element_type, beta, *
             **params,
         )
         added = jnp.moveaxis(c[0], c_axis[0], 0)
-        return (y + beta * added.astype(wide)).astype(added.dtype), 0
+        return (jnp.expand_dims(y, 0) + beta * added.astype(wide)).astype(added.dtype), 0
     if is_a:
         a = jnp.moveaxis(a, a_axis, 0)
         a_contract, a_batch = (tuple(d + 1 for d in dims) for dims in (a_contract, a_batch))

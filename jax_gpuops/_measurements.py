@@ -17,6 +17,7 @@ import json
 import math
 import os
 import pathlib
+import sys
 import threading
 from typing import Any
 
@@ -127,7 +128,7 @@ def read(path: pathlib.Path, why: str = "") -> dict[str, list[Class]]:
         raise FileNotFoundError(
             f"there is no file of measurements {path}{why}; `python -m bench tune` writes one"
         ) from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # also for bytes that are no text, and invalid paths
         raise ValueError(f"the measurements {path}{why} cannot be read: {error}") from None
     return parse(text, f"{path}{why}")
 
@@ -140,7 +141,7 @@ def parse(text: str, name: str) -> dict[str, list[Class]]:
     """
     try:
         content = json.loads(text)
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{name} is not JSON: {error}") from None
     schema = content.get("schema") if isinstance(content, dict) else None
     if schema != SCHEMA or not isinstance(content.get("devices"), dict):
@@ -178,7 +179,7 @@ def _objection(entry: Any) -> str | None:
         if (
             isinstance(value, bool)
             or not isinstance(value, int | float)
-            or not 0 < value < math.inf
+            or not 0 < value <= sys.float_info.max
         ):
             return f'"{key}" must be a positive number, got {value!r}'
     for key in sorted(entry.keys() & KEYS[op]):
@@ -202,7 +203,7 @@ def _is_int(value: Any) -> bool:
 
 def _is_size(value: Any) -> bool:
     if isinstance(value, list):
-        is_range = len(value) in (2, 3) and all(map(_is_int, value))
+        is_range = len(value) in (2, 3) and all(map(_is_int, value)) and value[0] <= value[1]
         return is_range and (len(value) == 2 or value[2] > 0)
     return _is_int(value)
 
@@ -243,11 +244,18 @@ def best(problem: dict[str, Any], fusible: bool = False) -> tuple[str, str]:
 
 
 def may_hold(op: str, known: dict[str, Any]) -> bool:
-    """True if a class of any kind of GPU may contain a problem with the known fields."""
+    """True if a class of any kind of GPU may contain a problem with the known fields.
+
+    Also if the file of measurements cannot be read: only a lowering for a GPU needs it, and raises.
+    """
+    try:
+        classes = table()
+    except (OSError, ValueError):
+        return True
     return any(
         entry["op"] == op
         and all(_matches(entry.get(k, _UNLESS_NAMED.get(k, v)), v) for k, v in known.items())
-        for entries in table().values()
+        for entries in classes.values()
         for entry in entries
     )
 

@@ -258,17 +258,21 @@ def _check_plan(
     Symbolic sizes count as 1: an algorithm for any size does not depend on them, and one that needs
     multiples of a size may get others at run time.
     """
+    try:
+        _library.planned(implementation, op, _with_sizes(problem, 1), algorithm)
+    except ValueError as error:
+        raise NoKernelError(str(error)) from None
+
+
+def _with_sizes(problem: dict[str, Any], size: int) -> dict[str, Any]:
+    """Returns a problem with `size` in place of symbolic sizes."""
 
     def constant(value):
         if isinstance(value, tuple):
             return tuple(map(constant, value))
-        return 1 if jax.export.is_symbolic_dim(value) else value
+        return size if jax.export.is_symbolic_dim(value) else value
 
-    try:
-        constants = {key: constant(value) for key, value in problem.items()}
-        _library.planned(implementation, op, constants, algorithm)
-    except ValueError as error:
-        raise NoKernelError(str(error)) from None
+    return {key: constant(value) for key, value in problem.items()}
 
 
 _MOST_ELEMENTS = 2**60  # kernels count elements, and their bytes, in 64 bits
@@ -281,10 +285,19 @@ def _check_reduced(avals: Iterable[Any]) -> None:
 
 
 def _check_problem(kernel, implementation, algorithm, *avals, **params) -> None:
-    if not all(has_constant_shape(aval) for aval in avals):
-        return  # the shape of an exported program is known at run time, when the handler checks it
-    _check_sizes(kernel, *avals, **params)
-    _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
+    if all(has_constant_shape(aval) for aval in avals):
+        _check_sizes(kernel, *avals, **params)
+        _library.planned(implementation, kernel.op, kernel.problem(*avals, **params), algorithm)
+    elif algorithm is not None:
+        # The sizes of an exported program are known at run time, when the handler checks them. An
+        # algorithm that supports none of these sizes does not support the dtypes or parameters.
+        problem = kernel.problem(*avals, **params)
+        *sizes, last = 1, 16, 128, 4096
+        for size in sizes:
+            with contextlib.suppress(ValueError):
+                _library.planned(implementation, kernel.op, _with_sizes(problem, size), algorithm)
+                return
+        _library.planned(implementation, kernel.op, _with_sizes(problem, last), algorithm)
 
 
 def _check_sizes(kernel, *avals, **params) -> None:

@@ -123,7 +123,7 @@ def check_unsharded(name: str, x: jax.Array, axes: Axes) -> None:
     """Raises `NoKernelError` if the type of the argument `name` has a sharding along the axes."""
     if _primitive.is_sharded_along(x, axes):
         raise NoKernelError(
-            f"{name} is sharded along the reduced axes, {jax.typeof(x)}; use jax.shard_map"
+            f"{name} is sharded along the reduced axes, {jax.typeof(x)}; reshard it first"
         )
 
 

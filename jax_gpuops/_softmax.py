@@ -239,7 +239,7 @@ def _call(
     name, argument, x, axis, where, scale, causal, batch_invariant, implementation, algorithm
 ) -> jax.Array:
     x = _arguments.as_array(argument, x)
-    axis = tuple(axis) if isinstance(axis, list) else axis
+    axis = _arguments.static_axis(axis)
     axes = _arguments.canonical_axes(axis, jnp.ndim(x))
     where = _arguments.as_mask(where)
     scale = _factor(argument, scale)
@@ -247,8 +247,8 @@ def _call(
         raise TypeError(f"causal must be True or False, got {causal!r:.60}")
     if causal and (jnp.ndim(x) < 2 or axes != (jnp.ndim(x) - 1,)):
         raise ValueError(
-            f"causal=True needs the last of at least two axes, got axis={axis!r} for {argument} of "
-            f"shape {jnp.shape(x)}"
+            f"causal=True needs an array of at least two dims and its last axis, got axis={axis!r} "
+            f"and {argument} of shape {jnp.shape(x)}"
         )
     chosen, algorithm = resolve_invariant("softmax", batch_invariant, implementation, algorithm)
     return _JITTED[name](
@@ -283,7 +283,7 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
         if abs(scale) > largest:  # kernels multiply it by log2(e)
             raise NoKernelError(f"abs(scale) must be at most {largest:.3}, got scale {scale}")
         if len(axes) > 1 or algorithm == BATCH_INVARIANT:  # the rows are reshaped
-            _rowwise.check_unsharded("x", x, axes)
+            _rowwise.check_unsharded("a" if name == "logsumexp" else "x", x, axes)
         # Kernels read -inf in place of excluded elements, and 0 * -inf is NaN.
         is_zero = np.asarray(scale, limits.dtype) == 0
         smallest = float(limits.tiny)

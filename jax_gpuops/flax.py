@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from jax_gpuops._flax_layers import Linear as Linear
 
 
+__all__ = ["Dense", "Linear", "attention_fn"]
+
+
 def __getattr__(name: str) -> Any:
     """Imports the layers on first access, since they need Flax."""
     if name not in ("Dense", "Linear"):
@@ -77,7 +80,8 @@ def attention_fn(
 
     Raises:
       TypeError: if an operand is not an array.
-      ValueError: if shapes do not match, or dropout has no key or an invalid rate.
+      ValueError: if shapes do not match, if `dtype` is not a floating-point or complex one, or if
+        dropout has no key or an invalid rate.
     """
     operands = {"query": query, "key": key, "value": value}
     operands = {name: _arguments.as_array(name, x) for name, x in operands.items()}
@@ -88,6 +92,8 @@ def attention_fn(
         dtype = jnp.result_type(*operands.values())
         if not jnp.issubdtype(dtype, jnp.inexact):  # as in Flax
             dtype = jnp.promote_types(dtype, jnp.float32)
+    elif not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(f"dtype must be a floating-point or complex dtype, got {dtype!r:.60}")
     query, key, value = (jnp.asarray(x, dtype) for x in operands.values())
     *batch, _, heads, depth = query.shape
     key_heads = key.shape[-2]
@@ -119,7 +125,13 @@ def attention_fn(
     )  # (..., key heads, query length, group, key length)
     scores = jnp.swapaxes(scores, -3, -2)
     scores = scores.reshape(*batch, heads, *scores.shape[-2:])
-    scale = 1 / math.sqrt(depth)
+    for name, given in (("bias", bias), ("mask", mask)):
+        if given is not None and not _arguments.broadcasts(jnp.shape(given), scores.shape):
+            raise ValueError(
+                f"{name} of shape {jnp.shape(given)} does not broadcast to the scores' shape "
+                f"{scores.shape}"
+            )
+    scale = 1 / math.sqrt(depth) if depth > 0 else 1.0  # the scores are 0 without a depth
     if bias is not None:
         bias = _arguments.with_rank(jnp.asarray(bias, score_dtype), scores.ndim)
         scores, scale = scores * scale + bias, 1.0

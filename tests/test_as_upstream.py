@@ -122,6 +122,61 @@ def test_strict_promotion_of_products_of_16_bit(named, implementation):
     np.testing.assert_allclose(np.asarray(added, np.float64), product + 2, rtol=1e-2, atol=2e-2)
 
 
+reductions = pytest.mark.parametrize(
+    ("function", "upstream"),
+    [
+        (jax_gpuops.softmax, jax.nn.softmax),
+        (jax_gpuops.log_softmax, jax.nn.log_softmax),
+        (jax_gpuops.logsumexp, jax.nn.logsumexp),
+        (jax_gpuops.sum, jnp.sum),
+        (jax_gpuops.var, jnp.var),
+    ],
+)
+
+
+@reductions
+@pytest.mark.parametrize(
+    ("axis", "axes"),
+    [
+        (range(2), (0, 1)),
+        ([0, 1], (0, 1)),
+        ((np.array(0), 1), (0, 1)),
+        ([jnp.array(0)], 0),
+        (np.array(1), 1),
+        (jnp.array(1), 1),
+        (np.int64(-1), -1),
+    ],
+    ids=repr,
+)
+def test_an_axis_may_have_any_form(function, upstream, axis, axes):
+    x = helpers.normal((3, 4), "float32")
+    np.testing.assert_allclose(function(x, axis=axis), upstream(x, axis=axes), rtol=1e-5, atol=1e-6)
+
+
+@reductions
+@pytest.mark.parametrize("axis", [((0,), 1), 1.0], ids=repr)
+def test_an_axis_must_be_an_integer(function, upstream, axis):
+    with pytest.raises(TypeError):
+        function(helpers.normal((3, 4), "float32"), axis=axis)
+
+
+@pytest.mark.parametrize("mapped", ["b", "residual", "c"])
+def test_ranks_may_not_promote_where_only_an_addend_is_mapped(mapped, implementation):
+    x, w = helpers.normal((4, 5), "float32"), helpers.normal((5, 6), "float32", seed=1)
+    addends = helpers.normal((3, 6) if mapped == "b" else (3, 4, 6), "float32", seed=2)
+    function = {
+        "b": lambda b: jax_gpuops.linear(x, w, b, activation="relu"),
+        "residual": lambda c: jax_gpuops.linear(x, w, residual=c),
+        "c": lambda c: jax_gpuops.gemm(x, w, c, beta=1.0),
+    }[mapped]
+    with jax_gpuops.use(implementation), jax.numpy_rank_promotion("raise"):
+        y = jax.vmap(function)(addends)
+    for each, addend in zip(y, addends, strict=True):
+        expected = x.astype(np.float64) @ w + addend
+        expected = np.maximum(expected, 0) if mapped == "b" else expected
+        np.testing.assert_allclose(each, expected, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("named", [True, False])
 def test_ranks_may_not_promote(named, implementation):
     x = helpers.normal((2, 3, 5, 5), "float32")

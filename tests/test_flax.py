@@ -300,6 +300,25 @@ def test_errors():
         attention_fn(x, x, x, dropout_rate=1.5)
     with pytest.raises(ValueError, match="at least three dims"):
         attention_fn(x[0, 0], x, x)
+    with pytest.raises(ValueError, match=r"floating-point or complex dtype, got <class.*int32"):
+        attention_fn(x, x, x, dtype=jnp.int32)
+    for name in ("bias", "mask"):
+        with pytest.raises(
+            ValueError, match=rf"{name} of shape \(3, 1, 1, 5, 5\) does not broadcast"
+        ):
+            attention_fn(x, x, x, **{name: jnp.ones((3, 1, 1, 5, 5), bool)})
+
+
+def test_attention_without_a_depth():
+    x = jnp.ones((2, 5, 4, 0))
+    assert attention_fn(x, x, x).shape == x.shape
+    value = jax.random.normal(jax.random.key(0), (2, 5, 4, 3))
+    mean = jnp.broadcast_to(value.mean(1, keepdims=True), value.shape)
+    assert_same(attention_fn(x, x, value), mean)
+
+
+def test_the_layers_are_listed():
+    assert {"Dense", "Linear", "attention_fn"} <= set(jax_gpuops.flax.__all__)
 
 
 def test_flax_is_optional():

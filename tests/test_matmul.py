@@ -1662,6 +1662,22 @@ def test_export_with_symbolic_shapes(dtype, implementation):
         np.testing.assert_allclose(again.call(a, b), expected, rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "message"),
+    [
+        ("skinny", "'skinny' supports only float16 and bfloat16"),
+        ("bf16_x6", "'bf16_x6' requires .* bytes of workspace"),
+    ],
+)
+def test_an_algorithm_for_no_symbolic_size_is_refused_when_traced(
+    algorithm, message, implementation
+):
+    a = jax.ShapeDtypeStruct(jax.export.symbolic_shape("m, k"), "float32")
+    how = {"implementation": implementation, "algorithm": algorithm}
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda a: jax_gpuops.matmul(a, a.T, **how), a)
+
+
 @pytest.mark.parametrize("op", ["matmul", "linear"])
 def test_a_precision_without_kernels_is_known_while_sizes_are_symbolic(op, implementation):
     call = functools.partial(getattr(jax_gpuops, op), precision="BF16_BF16_F32_X3")

@@ -286,6 +286,15 @@ def test_a_variable_that_names_no_file_is_an_error_where_it_is_needed(gpu, tmp_p
         chosen()
 
 
+@pytest.mark.parametrize("function", [jax_gpuops.matmul, lambda x, y: jax_gpuops.softmax(x + y)])
+def test_without_a_gpu_the_variable_has_no_effect(function, monkeypatch, tmp_path):
+    monkeypatch.setattr(_measurements, "_loaded", None)
+    monkeypatch.setenv(_measurements.SETTING, str(tmp_path / "none.json"))
+    with jax.default_device(jax.devices("cpu")[0]):
+        x = jax.numpy.ones((4, 4))
+        assert function(x, x).shape == (4, 4)
+
+
 @pytest.mark.parametrize("text", [None, "not JSON"], ids=["missing", "malformed"])
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.skipif(_library.missing("cuda") is not None, reason="programs are lowered with it")
@@ -347,6 +356,8 @@ def test_lowerings_go_by_the_new_file(tmp_path):
     ("text", "message"),
     [
         ("[", "is not JSON"),
+        ("[" * 100_000, "is not JSON"),
+        ("1" * 5000, "is not JSON"),
         ("[]", "is not a file of measurements of schema 1; write it with"),
         ('{"schema": 7, "devices": {}}', "of schema 1, but of schema 7"),
         ('{"NVIDIA H200": []}', "is not a file of measurements"),
@@ -372,7 +383,9 @@ def test_a_file_of_something_else_is_refused(text, message, tmp_path):
         ({"ratio": None}, '"ratio" must be a positive number, got None'),
         ({"ratio": "1.2"}, '"ratio" must be a positive number'),
         ({"ratio": float("inf")}, '"ratio" must be a positive number, got inf'),
+        ({"ratio": 10**400}, '"ratio" must be a positive number'),
         ({"between": -1}, '"between" must be a positive number'),
+        ({"size0": [5, 1]}, '"size0" must be a string, an int, or a range'),
         ({"size0": [1]}, '"size0" must be a string, an int, or a range'),
         ({"size0": 1.5}, '"size0" must be a string, an int, or a range'),
         ({"merged_permutation": 3}, '"merged_permutation" must be a list of ints'),

@@ -652,8 +652,9 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     }
     return {Algorithm::kColumn, apart};
   }
-  const std::string rows =
-      problem.batch_invariant ? "rows" : std::to_string(problem.rows()) + " rows";
+  const std::string rows = problem.batch_invariant ? "rows"
+                           : problem.rows() == 1   ? "1 row"
+                                                   : std::to_string(problem.rows()) + " rows";
   const std::string rows_of = rows + " of " + std::to_string(problem.columns);
   if (takes(Algorithm::kHeld) && !staged_is_better_than_held(problem, device)) {
     return {Algorithm::kHeld, rows_of + " elements, each held by a group of threads"};

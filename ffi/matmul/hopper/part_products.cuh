@@ -11,8 +11,8 @@
 //         + x0 y0                     1               + x0 y0             1
 //
 // Tensor cores truncate their sums toward zero, and over a long depth that adds up to far more than
-// the rounding of floats. So they add only 64 elements of k (32 of x0 y0), the small products first,
-// into separate sums, which are then added to the actual sums by float additions.
+// the rounding of floats. So they add only 64 elements of k (32 of x0 y0), the small products
+// first, into separate sums, which are then added to the actual sums by float additions.
 //
 // Blocks, tiles, ring and roles are those of the persistent kernel, except that a stage holds one
 // part of a slice of both factors. A stage is released as soon as its part is not needed any more;
