@@ -451,7 +451,7 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
     wide = _primitive.accumulator(x.dtype)
     y = _linear_p.bind(x, w, activation=None, **how | {"preferred_element_type": wide})
     y = jnp.expand_dims(y, 0)
-    b = jnp.expand_dims(b, range(1, 1 + y.ndim - b.ndim)).astype(wide)
+    b = jnp.expand_dims(b, range(b.ndim - 1, y.ndim - 1)).astype(wide)
     return activate(y + b, activation, preferred_element_type), 0
 
 

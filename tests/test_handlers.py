@@ -63,6 +63,13 @@ def mask(*shape):
         ("softmax", [struct(8), BYTES], [(8,)], CAUSAL, "the last of at least two axes"),
         ("softmax", Y, [(4, 8)], {**CAUSAL, "inner_dims": 1}, "the last of at least two axes"),
         ("softmax", Y, [(4, 8), (4, 8)], SOFTMAX, "where must have dtype bool"),
+        (
+            "logsumexp_cotangent",
+            struct(4, 8, dtype="float8_e5m2"),
+            [struct(4, 8, dtype="float8_e5m2"), (4,), (4,), (4,)],
+            SOFTMAX,
+            "'elementwise' has no kernel for dtype float8_e5m2",
+        ),
         ("softmax", Y, [(4, 8), mask(8)], SOFTMAX, "where must have the rank of x"),
         ("softmax", Y, [(4, 8), mask(4, 7)], SOFTMAX, "where must broadcast to x"),
         ("softmax", Y, [(4, 8), mask(3, 8)], SOFTMAX, "where must broadcast to x"),

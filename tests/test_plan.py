@@ -731,6 +731,17 @@ def test_an_array_without_elements_has_a_plan(sizes, implementation):
         assert config["workspace"] == 0
 
 
+@pytest.mark.parametrize("inner", [1, 64])
+@pytest.mark.parametrize(
+    "algorithm", [None, *(each.name for each in jax_gpuops.algorithms("softmax"))]
+)
+def test_rows_without_elements_have_a_plan(algorithm, inner, implementation):
+    problem = {"outer": 3, "columns": 0, "inner": inner, "masked": 0, "queries": 0, "scaled": 0}
+    problem |= {"function": "softmax", "dtype": "float32", "alignment": _primitive.ALIGNMENT}
+    _, config = planned(implementation, "softmax", problem, algorithm)
+    assert config["blocks"] == config["workspace_bytes"] == 0
+
+
 @pytest.mark.parametrize("algorithm", ["multiple", "column", "interleaved"])
 def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
     """And those that lie apart over the blocks of a cluster, which needs none, if that is more."""

@@ -31,6 +31,7 @@ Device read_device(int ordinal) {
   device.threads_per_multiprocessor = attribute(cudaDevAttrMaxThreadsPerMultiProcessor, ordinal);
   device.shared_bytes_per_block =
       static_cast<std::size_t>(attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, ordinal));
+  device.has_hopper_code = JAX_GPUOPS_HAS_CODE_FOR_90;
   return device;
 }
 #endif

@@ -19,10 +19,11 @@ struct Device {
   int threads_per_multiprocessor;
   std::size_t shared_bytes_per_block;  // the opt-in maximum of one block
   bool simulated = false;              // by the host executor
+  bool has_hopper_code = true;         // all kernels were compiled for 9.0, too
 
   // Whether it runs the code for 9.0, which uses core/ptx/hopper.h. Newer GPUs run the code for
   // 8.0.
-  bool runs_hopper_code() const { return compute_capability == 90; }
+  bool runs_hopper_code() const { return compute_capability == 90 && has_hopper_code; }
 };
 
 // The properties of CUDA device `ordinal`, read once and kept. The host executor simulates one

@@ -176,7 +176,7 @@ std::int64_t least_alignment(const Problem& problem) {
 template <class Plan>
 struct KeptPlan {
   Plan plan;
-  // Whether the kernels of this plan and of the one for less alignment are loaded.
+  // Whether its kernels are loaded, and for full alignment also those of the least alignment.
   std::atomic<bool> prepared = false;
 
   explicit KeptPlan(Plan&& made) : plan(std::move(made)) {}
@@ -206,8 +206,9 @@ auto& planned(const Problem& problem, std::string_view algorithm, const Device& 
 
 // Plans a problem and launches the plan: the one way from a problem to a kernel. The problem has
 // the alignment of the addresses of this execution. In the initialize stage, which is a part of
-// every run, the addresses of the execute stage are not known, so the kernels of both cases are
-// loaded: full alignment, and that of an element.
+// every run, the addresses of the execute stage are not known, so the kernels of two cases are
+// loaded: full alignment, and that of an element. Those of another alignment, which XLA's own
+// arrays never have, are loaded when it occurs.
 template <class Problem, class Launch>
 void plan_and_launch(const Queue& queue, std::string_view op, Problem problem,
                      std::string_view algorithm, Launch&& launch) {
@@ -218,14 +219,23 @@ void plan_and_launch(const Queue& queue, std::string_view op, Problem problem,
     launch(queue, aligned.plan);
     problem.alignment = least_alignment(problem);
     try {
-      launch(queue, planned(problem, algorithm, *queue.device).plan);
+      auto& unaligned = planned(problem, algorithm, *queue.device);
+      launch(queue, unaligned.plan);
+      unaligned.prepared = true;
     } catch (const std::invalid_argument&) {
       // A named algorithm may need alignment: the execute stage reports it if it is missing.
     }
     aligned.prepared = true;
     return;
   }
-  const auto& chosen = planned(problem, algorithm, *queue.device).plan;
+  auto& kept = planned(problem, algorithm, *queue.device);
+  const auto& chosen = kept.plan;
+  if (!kept.prepared) {
+    Queue preparing = queue;
+    preparing.preparing = true;
+    launch(preparing, chosen);
+    kept.prepared = true;
+  }
   if (!is_recording()) return launch(queue, chosen);
   Execution execution{
       op, to_fields(problem), name_of(chosen.algorithm), to_fields(chosen.config), {}};

@@ -36,6 +36,25 @@ void clear(const Queue& queue, void* memory, std::size_t bytes) {
 
 namespace {
 
+// Makes a device current, and the previous one when it ends.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int ordinal) {
+    check_cuda(cudaGetDevice(&previous_), "reading the current device");
+    changed_ = ordinal != previous_;
+    if (changed_) check_cuda(cudaSetDevice(ordinal), "setting the current device");
+  }
+  ~CurrentDevice() {
+    if (changed_) static_cast<void>(cudaSetDevice(previous_));
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int previous_ = 0;
+  bool changed_ = false;
+};
+
 // Loads the kernel onto the device and lifts its shared memory limit. The limit becomes the
 // device's maximum rather than one launch's need: the kernel is shared by every program of the
 // process, and a later, smaller need must not lower it. XLA prepares each time that it runs a
@@ -48,6 +67,7 @@ void load_kernel(const Device& device, const void* kernel) {
     std::shared_lock lock(mutex);
     if (loaded.count(key) != 0) return;
   }
+  const CurrentDevice current(device.ordinal);
   cudaFuncAttributes attributes;
   check_cuda(cudaFuncGetAttributes(&attributes, kernel), "loading a kernel");
   const int dynamic_bytes = static_cast<int>(device.shared_bytes_per_block) -
@@ -133,6 +153,7 @@ int resident_blocks_at(const Device& device, [[maybe_unused]] const void* kernel
   std::lock_guard lock(mutex);
   const auto found = answers.find(key);
   if (found != answers.end()) return found->second;
+  const CurrentDevice current(device.ordinal);
   load_kernel(device, kernel);
   if (cluster == 1) {
     int blocks = 0;

@@ -18,6 +18,7 @@ void launch_cublas(const Queue&, const Problem&, const Buffers&) {
 
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <stdexcept>
@@ -151,14 +152,15 @@ void launch_cublas(const Queue& queue, const Problem& problem, const Buffers& bu
 
   // Its matrices are column-major: it sees row-major matrices as their transposes. So it computes
   // the transposed result, op(b)^T op(a)^T.
+  const std::int64_t deep = std::max<std::int64_t>(1, problem.k);  // a leading dimension is not 0
   std::lock_guard lock(entry.mutex);
   check_cublas(library().set_stream(entry.handle, queue.stream), "setting the stream");
   check_cublas(
       library().gemm(entry.handle, operation(problem.transpose_b), operation(problem.transpose_a),
                      problem.n, problem.m, problem.k, scalar(alpha_double, alpha_float), buffers.b,
-                     data_type(problem.dtype), problem.transpose_b ? problem.k : problem.n,
+                     data_type(problem.dtype), problem.transpose_b ? deep : problem.n,
                      problem.share_b ? 0 : problem.n * problem.k, buffers.a,
-                     data_type(problem.dtype), problem.transpose_a ? problem.m : problem.k,
+                     data_type(problem.dtype), problem.transpose_a ? problem.m : deep,
                      problem.share_a ? 0 : problem.m * problem.k, scalar(beta_double, beta_float),
                      buffers.result, data_type(problem.result_dtype), problem.n,
                      problem.m * problem.n, problem.batch, compute_type(problem.dtype),

@@ -27,7 +27,7 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-static_assert(kMostClusterBlocks <= kMostApart,
+static_assert(kMostReducingBlocks <= kMostApart,
               "a thread combines what all blocks sent it at once");
 
 template <class Reducer>

@@ -285,7 +285,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       return "";
     case Algorithm::kCluster:
       if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
-      if (problem.rows() > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks) {
+      if (problem.rows() > std::numeric_limits<std::int32_t>::max() / kMostReducingBlocks) {
         return "supports fewer than 2^28 rows; 'row' supports any number";
       }
       if (problem.columns > kMostClusterColumns) {
@@ -297,7 +297,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
         return "does not support rows that are contiguous in memory; 'row' does";
       }
       if (problem.masked) return "does not support a mask; 'column' does";
-      if (problem.outer > std::numeric_limits<std::int32_t>::max() / kMostClusterBlocks ||
+      if (problem.outer > std::numeric_limits<std::int32_t>::max() / kMostReducingBlocks ||
           problem.columns * problem.inner > kMostInterleavedRun) {
         return "supports less than 2^28 as the product of the dimensions before the axis, and less "
                "than 2^31 as that of the others; 'column' supports any size";
@@ -459,7 +459,7 @@ void configure_cluster(const Problem& problem, Config* config) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
   const std::int64_t threads = divide_up(packs, kClusterThreadPacks);
   config->cluster =
-      std::max(2, power_of_two_from(divide_up(threads, kClusterThreads), kMostClusterBlocks));
+      std::max(2, power_of_two_from(divide_up(threads, kClusterThreads), kMostReducingBlocks));
   config->threads =
       std::max(kWarpLanes, power_of_two_from(divide_up(threads, config->cluster), kClusterThreads));
 }
@@ -507,10 +507,10 @@ bool configure_column_cluster(const Problem& problem, std::int64_t in_workspace,
     return parts_are_worth_it(blocks_of(lanes, cluster), loads, resident, kColumnThreads, device);
   };
   int cluster = 1;
-  while (cluster < kMostClusterBlocks && is_worth_it(config->lanes, 2 * cluster)) cluster *= 2;
+  while (cluster < kMostReducingBlocks && is_worth_it(config->lanes, 2 * cluster)) cluster *= 2;
   const std::int64_t pack_bytes = config->pack * bytes_of(problem.dtype);
   int lanes = config->lanes;
-  if (cluster == kMostClusterBlocks) {
+  if (cluster == kMostReducingBlocks) {
     while (lanes * pack_bytes > kLeastLaneBytes && is_worth_it(lanes / 2, cluster)) lanes /= 2;
   }
   const std::int64_t blocks = blocks_of(lanes, cluster);
@@ -557,7 +557,7 @@ bool configure_interleaved_cluster(const Problem& problem, std::int64_t in_works
                               device);
   };
   int cluster = 1;
-  while (cluster < kMostClusterBlocks && is_worth_it(2 * cluster)) cluster *= 2;
+  while (cluster < kMostReducingBlocks && is_worth_it(2 * cluster)) cluster *= 2;
   const std::int64_t blocks = problem.outer * cluster;
   if (clusters_are_too_few(cluster, blocks, in_workspace, config->threads, device)) return false;
   config->shared_bytes = bytes_with(cluster);

@@ -269,7 +269,7 @@ constexpr int column_pack(Function function, std::size_t item_bytes, bool masked
 
 // The most blocks per cluster: larger clusters are hard to schedule, and have more partials than
 // combine_apart() combines at once.
-inline constexpr int kMostClusterBlocks = 8;
+inline constexpr int kMostReducingBlocks = 8;
 
 // Shared memory that each block of a cluster of `blocks` blocks needs to combine the partials of
 // `results` results: see cluster_parts.cuh.

@@ -190,6 +190,7 @@ inline constexpr StagedInstance kStagedInstances[] = {{1, 8, 0},  {2, 8, 4},   {
                                                       {4, 9, 8},  {8, 8, 4},   {16, 8, 4},
                                                       {32, 8, 4}, {32, 16, 8}, {32, 32, 16}};
 inline constexpr std::int64_t kStagedColumns = 32 * 32;
+inline constexpr std::int64_t kStagedOwnBytes = 128;  // of shared memory, besides its tiles
 
 inline constexpr int kElementwiseThreads = 256;
 inline constexpr int kElementwisePacks = 4;  // loads in flight

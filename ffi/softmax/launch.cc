@@ -1,3 +1,4 @@
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -7,11 +8,9 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
-constexpr int kDTypes = static_cast<int>(DType::kFloat64) + 1;
-
 // A local static, since source files register before main(), in an unspecified order.
 Launchers& launchers_of(Algorithm algorithm, DType dtype) {
-  static Launchers table[kAlgorithmCount][kDTypes];
+  static Launchers table[kAlgorithmCount][std::size(kDTypes)];
   return table[static_cast<int>(algorithm)][static_cast<int>(dtype)];
 }
 

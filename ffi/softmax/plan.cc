@@ -228,6 +228,8 @@ std::string refusal_of_strip(const Problem& problem, const Device& device) {
   return "";
 }
 
+Config staged_config(const Problem& problem);
+
 // Why an algorithm cannot take a problem; empty if it can.
 std::string refusal(Algorithm algorithm, const Problem& problem, const Device& device) {
   if ((algorithm == Algorithm::kElementwise) != is_elementwise(problem.function)) {
@@ -265,7 +267,15 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
     case Algorithm::kWarp:
       return packed_rows_that(fits_warp(problem), " in registers", "block_two_pass");
     case Algorithm::kStaged:
-      if (fits_staged(problem)) return "";
+      if (fits_staged(problem)) {
+        if (staged_config(problem).shared_bytes + kStagedOwnBytes <=
+            static_cast<std::int64_t>(device.shared_bytes_per_block)) {
+          return "";
+        }
+        return "cannot hold " + columns_text(problem) + " in " +
+               std::to_string(device.shared_bytes_per_block) +
+               " bytes of shared memory; 'strided' supports any length";
+      }
       return "supports only rows of at most " + std::to_string(kStagedColumns) +
              " elements along the last axis, without a mask";
     case Algorithm::kSmallBlock:
@@ -598,7 +608,8 @@ std::int64_t split_slices(const Problem& problem, const Device& device) {
   } else {
     const std::int64_t least = kBlockThreads * passing_held(problem);
     const std::int64_t wanted = divide_up(std::int64_t{16} * device.multiprocessors, rows);
-    slices = std::clamp<std::int64_t>(wanted, 1, divide_up(packs, least));
+    slices =
+        std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, divide_up(packs, least)));
   }
   return std::min(slices, kMostSlices);
 }
@@ -693,6 +704,7 @@ Config elementwise_config(const Problem& problem) {
 
 Config config_of(Algorithm algorithm, const Problem& problem, std::string_view name,
                  const Device& device) {
+  if (problem.columns == 0) return {};  // nothing is launched
   switch (algorithm) {
     case Algorithm::kWarp:
       return warp_config(problem);
@@ -817,7 +829,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   } else {
     choice = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm),
               "the caller named the algorithm"};
-    const std::string why = refusal(choice.algorithm, problem, device);
+    const std::string why = problem.columns == 0 ? "" : refusal(choice.algorithm, problem, device);
     if (!why.empty()) {
       throw std::invalid_argument("algorithm '" + std::string(algorithm) + "' " + why);
     }

@@ -57,6 +57,7 @@ __device__ inline bool moves_in_bulk([[maybe_unused]] const T* global, [[maybe_u
 struct alignas(kSharedAlignment) StagedStorage {
   Mbarrier copied;
 };
+static_assert(sizeof(StagedStorage) <= kStagedOwnBytes);
 
 template <class T, class Functions, int kLanes, int kPer, int kSure>
 __global__ void __launch_bounds__(kStagedThreads)

@@ -20,8 +20,8 @@ namespace reduce {
 template <class Reducer>
 struct ClusterStorage {
   typename Reducer::Partial warps[kMaxWarpsPerBlock];
-  typename Reducer::Partial slots[kMostClusterBlocks];  // a partial per block
-  Mbarrier arrived;                                     // for all slots
+  typename Reducer::Partial slots[kMostReducingBlocks];  // a partial per block
+  Mbarrier arrived;                                      // for all slots
 };
 
 // Each cluster of `blocks` blocks reduces one row.
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kClusterThreads)
   wait(&storage.arrived, 0);
   const int lane = threadIdx.x;
   const Partial of_block = lane < blocks ? storage.slots[lane] : Reducer::identity();
-  const Partial total = group_reduce<kMostClusterBlocks>(of_block, combine);
+  const Partial total = group_reduce<kMostReducingBlocks>(of_block, combine);
   if (lane == 0) Reducer::store(y, row, total);
 #else
   __trap();
