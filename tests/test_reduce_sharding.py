@@ -31,7 +31,7 @@ def test_values_and_communication(name, axis, spec, axis_type, implementation, d
 
     with jax.set_mesh(mesh):
         if spec[axis] is not None and axis_type == AxisType.Explicit:
-            with pytest.raises(ValueError, match=r"sharded along the reduced axes.*shard_map"):
+            with pytest.raises(ValueError, match=r"sharded along the reduced axes.*reshard"):
                 jax.jit(function)(x)
             y = jax.jit(lambda x: getattr(jax_gpuops, name)(x, axis))(x)
             np.testing.assert_allclose(y, getattr(jnp, name)(host, axis), rtol=1e-5, atol=1e-5)
