@@ -497,7 +497,8 @@ class ResultWriter {
       return (number < 0 ? before : panel) + row * kLineBytes +
              ((number ^ row) & (kRowLanes - 1)) * kPackBytes;
     };
-    // The loads of a batch of rows wait together. Results that wait leave no registers for that.
+    // The loads of a batch of rows are in flight together. Results or elements of c that wait in
+    // registers leave room for one row.
     constexpr int kBatch = Config::kLateStores || Config::kAdds ? 1 : 2;
 #pragma unroll 1
     for (; row < end; row += kBatch * kRowsAtOnce, to += kBatch * step) {
@@ -522,6 +523,7 @@ class ResultWriter {
         write_shifted(low[i], high[i], static_cast<unsigned>(at[i]) % kPackBytes,
                       to + i * step + at[i]);
       }
+      // The ends of the tile's rows, element by element.
       if (!begins && !ends) continue;
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
