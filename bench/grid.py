@@ -1,9 +1,9 @@
 """The problems that `python -m bench tune` measures, on grids of sizes for each kernel and dtype.
 
 In a grid only sizes vary; dtype, options and alignment are the same. Rows are aligned if their
-bytes are a multiple of 16, and are then read faster by XLA and by our kernels. If rows are not
-aligned, a vertex of a grid stands for several lengths, an odd one, an even one and so on: a kernel
-has to be faster for all of them.
+bytes are a multiple of 16, and are then read faster by XLA and by our kernels. Rows that are not
+aligned have a grid for each smaller power of two that divides their bytes. With a mask, these are
+one grid, whose vertices stand for several lengths: a kernel has to be faster for all of them.
 
 A product is aligned if the rows of both factors, as they are stored, and of the result are aligned.
 
@@ -228,7 +228,6 @@ def _rows(
     columns: Sequence[int],
     counts: Sequence[int],
     *,
-    stands_for: Sequence[int] = (0,),
     smallest: int | None = None,
     **options: Any,
 ) -> Grid:
@@ -239,37 +238,38 @@ def _rows(
     Args:
       kernel: as in `Point`.
       dtype: as in `Point`.
-      columns: the row lengths.
+      columns: the row lengths, of one alignment.
       counts: the numbers of rows.
-      stands_for: the differences between a row length and those that it stands for.
       smallest: the least elements of an operand; None for `SMALLEST`.
       **options: options of the points.
     """
     vertices = {
-        (n, rows): tuple(
-            Point(kernel, (rows, n + more), dtype, (1,), **options) for more in stands_for
-        )
+        (n, rows): (Point(kernel, (rows, n), dtype, (1,), **options),)
         for n, rows in itertools.product(columns, counts)
         if _is_measured(n * rows, dtype, smallest)
     }
-    is_odd = columns[0] % 2 == 1
-    factor = {"scaled": [0, 1]} if kernel in _WITH_FACTOR and not is_odd else {}
+    fixed = _fixed(vertices, inner=1)
+    is_aligned = fixed["aligned"] == 16
+    factor = {"scaled": [0, 1]} if kernel in _WITH_FACTOR and is_aligned else {}
     scale = f"scale={options['scale']}" if "scale" in options else ""
     return Grid(
-        _name(vertices, scale, "odd rows" if is_odd else ""),
-        _fixed(vertices, inner=1, **factor),
+        _name(vertices, scale, "" if is_aligned else f"aligned to {fixed['aligned']} bytes"),
+        fixed | factor,
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
         open=("outer",),
     )
 
 
-def _odd_rows(kernel: str, dtype: str, columns: Sequence[int], counts, **options: Any) -> Grid:
-    """Rows that are not aligned: a length for each smaller power of two that divides the bytes."""
-    return _rows(kernel, dtype, columns, counts, stands_for=_unaligned(dtype), **options)
+def _odd_rows(
+    kernel: str, dtype: str, columns: Sequence[int], counts: Sequence[int], **options: Any
+) -> Iterator[Grid]:
+    """Rows of odd lengths, and rows that are a little longer, aligned to 4 and to 8 bytes."""
+    for more in _unaligned(dtype):
+        yield _rows(kernel, dtype, [n + more for n in columns], counts, **options)
 
 
-_NORMS = (512, 2048, 16384), (1, 8, 64)
+_NORMS = (128, 512, 2048, 16384), (1, 8, 64)
 """The numbers of channels, and the numbers of images."""
 
 
@@ -332,9 +332,8 @@ def _attention(
     kernel: str,
     dtype: str,
     masks: Sequence[str],
-    *,
-    columns: Sequence[int] = (128, 512, 2048, 8192),
-    counts: Sequence[int] = _counts(3),
+    columns: Sequence[int],
+    counts: Sequence[int],
     stands_for: Sequence[int] = (0,),
 ) -> Grid:
     """Matrices of scores with masks; a class holds for all kinds of `masks`.
@@ -376,11 +375,11 @@ def _attention(
 
 def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
     """The same for rows that are not aligned to 16 bytes, of the least and the most alignment."""
-    columns: tuple[int, ...] = (73, 257, 2049)
+    columns: tuple[int, ...] = (73, 193, 257, 2049)
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
         columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)
-    sizes = {"columns": columns, "counts": tuple(2**e for e in (10, 11, 14, 17, 20))}
-    return _attention(kernel, dtype, masks, **sizes, stands_for=_unaligned(dtype)[::2])
+    counts = tuple(2**e for e in (10, 11, 12, 14, 20))
+    return _attention(kernel, dtype, masks, columns, counts, _unaligned(dtype)[::2])
 
 
 # The softmax family
@@ -392,19 +391,20 @@ def _softmax() -> Iterator[Grid]:
         lengths = sorted({*_LENGTHS, *((1500,) if dtype == "float32" else ())})
         yield _rows("softmax", dtype, lengths, _counts(2), smallest=2**12)
     for dtype in floats:
-        lengths = (8, 32, 128, 2048, 32768, 131072, 524288)
-        yield _rows("softmax_tangent", dtype, lengths, _counts(3), smallest=2**9)
+        lengths = (8, 32, 2048, 32768, 131072, 524288)
+        yield _rows("softmax_tangent", dtype, lengths, _OF_TANGENTS, smallest=2**9)
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         columns, inners = (16, 128, 1024, 8192), (256, 4096, 2**14, 2**16, 2**20)
         yield _inner(kernel, dtype, columns, inners, (1, 32, 1024))
     for dtype in floats:  # the classes of pixels
         channels, pixels = (16, 64, 256), (2**14, 2**17, 2**20)
         yield _inner("log_softmax_cotangent", dtype, channels, pixels, (1, 32))
+    widths, matrices = (128, 256, 512, 2048, 8192), sorted({*_counts(3), 2**16})
     for dtype in floats:
         for mask in (["causal"], ["padding", "full"], ["causal padding"]):
-            yield _attention("softmax", dtype, mask, columns=(128, 256, 512, 2048, 8192))
+            yield _attention("softmax", dtype, mask, widths, matrices)
         for mask in (["causal"], ["padding", "full"]):
-            yield _attention("softmax_tangent", dtype, mask)
+            yield _attention("softmax_tangent", dtype, mask, (128, 2048, 8192), _OF_TANGENTS)
         for kernel in ("softmax", "softmax_tangent"):
             for mask in (["causal"], ["padding", "full"]):
                 yield _odd_attention(kernel, dtype, mask)
@@ -413,13 +413,13 @@ def _softmax() -> Iterator[Grid]:
         yield _rows("log_softmax", dtype, lengths, _FEWER_COUNTS)
     for dtype in floats:
         columns, counts = (33, 513, 8193, 30521, 50257, 131073), sorted({*_counts(4), 64})
-        yield _odd_rows("log_softmax_cotangent", dtype, columns, counts)
+        yield from _odd_rows("log_softmax_cotangent", dtype, columns, counts)
     for dtype in floats:
         columns = (9, 33, 73, 257, 513, 2049, 8193, 32769, 524289)
-        yield _odd_rows("softmax", dtype, columns, _counts(3))
+        yield from _odd_rows("softmax", dtype, columns, _counts(3))
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         counts = tuple(2**e for e in (11, 15, 18))
-        yield _odd_rows(kernel, dtype, (257, 513, 2049), counts, scale=_SCALE)
+        yield from _odd_rows(kernel, dtype, (257, 513, 2049), counts, scale=_SCALE)
     for dtype in floats:
         yield _inner("log_softmax", dtype, (16, 256), (2**14, 2**17, 2**20), (1, 32))
     for dtype in floats:
@@ -430,20 +430,28 @@ def _softmax() -> Iterator[Grid]:
     for dtype in floats:
         yield _rows("logsumexp", dtype, (8, 32, 2048, 32768, 524288), _FEWER_COUNTS)
     for dtype in floats:
-        lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
+        lengths = (8, 32, 512, 8192, 32768, 524288)
         yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS)
-    for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
+    lengths = _odd(5, 17, 4)
+    patches = 257  # 16 x 16, and one more
+    for kernel, columns in (
+        ("cross_entropy", lengths),
+        ("cross_entropy_cotangent", (33, 8193, 131073)),
+        ("softmax_tangent", sorted({*lengths, patches})),
+    ):
         for dtype in floats:
-            patches = (257,) if kernel == "softmax_tangent" else ()  # 16 x 16, and one more
-            yield _odd_rows(kernel, dtype, sorted({*_odd(5, 17, 4), *patches}), _counts(4))
+            yield from _odd_rows(kernel, dtype, columns, _counts(4))
     for kernel, dtype in itertools.product(("log_softmax", "logsumexp"), floats):
-        yield _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
+        yield from _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
     for dtype in floats:
         yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _FEWER_COUNTS)
 
 
-_LENGTHS = (*(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 32768, 2**18, 2**24),)
+_LENGTHS = (*(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**18, 2**24),)
 """Row lengths of softmax, which is ahead for some and behind for others."""
+
+_OF_TANGENTS = (1, 8, 64, 2**12, 2**18, 2**24)
+"""Numbers of rows for the tangent of softmax, which is ahead for all but the fewest."""
 
 _FEWER_COUNTS = (*_powers(0, 18, 3), 2**24)
 """Numbers of rows for functions that are ahead for 2^21 if they are for 2^18 and 2^24."""
@@ -459,41 +467,45 @@ def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
 
 
 def _reduce() -> Iterator[Grid]:
-    columns, counts = (64, 1024, 16384, 2**26), _counts(4)
+    columns, counts = (64, 16384, 2**26), _counts(4)
     places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
-    tokens_or_pixels = (128, 512, 4096, 65536), *places[1:]
+    tokens = (128, 512, 4096, 65536)
+    tokens_or_pixels = tokens, *places[1:]
     sums = [("float32",) * 2, ("bfloat16", "float32"), ("int32",) * 2]
     # The mean of losses, and of hidden states.
     losses = _powers(7, 17, 2)
     yield _rows("mean", "float32", losses, (1,), smallest=128, result="float32")
     for dtype, result in (sums[1], sums[0]):
-        pixels = (64, 256, 1024, 16384, 65536)
-        yield _images("mean_and_var", dtype, pixels, _powers(8, 17, 3), result=result)
-        yield _inner("mean_and_var", dtype, _powers(6, 14, 4), *_NORMS, width=16, result=result)
+        pixels, channels = (64, 256, 1024, 16384, 65536), (64, *_powers(8, 17, 3))
+        yield _images("mean_and_var", dtype, pixels, channels, result=result)
+        yield _inner("mean_and_var", dtype, _powers(6, 18, 4), *_NORMS, width=16, result=result)
     lengths = (128, 512, 2048, 32768, 2**27)
     for dtype, result in sums[:2]:
         yield _rows("mean_and_var", dtype, lengths, counts, result=result)
-        yield _inner("mean_and_var", dtype, *tokens_or_pixels, result=result)
+        norms = (64, 256, 1024, 16384), (1, 64)
+        yield _inner("mean_and_var", dtype, tokens, *norms, result=result)
         yield _rows("var", dtype, (2048, 2**15, 2**19, 2**27), counts, result=result)
         yield _inner("var", dtype, *tokens_or_pixels, result=result)
-    widths, tokens = (512, 1024, 4096), _powers(8, 14, 2)
+    widths, rows = (512, 1024, 4096), _powers(8, 14, 2)
     for dtype in ("bfloat16", "float32"):
-        yield _rows("mean", dtype, widths, tokens, result=dtype)
+        yield _rows("mean", dtype, widths, rows, result=dtype)
     for dtype, result in sums:
         if dtype != "int32":
             yield _rows("sum", dtype, columns, counts, result=result)
         yield _inner("sum", dtype, *tokens_or_pixels, result=result)
-    for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels
-        yield _inner("mean", dtype, (49, 196), (256, 2048), (1, 8, 64, 512), result=dtype)
+    for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
+        yield _inner("mean", dtype, (49, 196, 1536), (256, 2048), (1, 8, 64, 512), result=dtype)
     for kernel, dtype in itertools.product(("max", "argmax"), ("float32", "bfloat16")):
-        result = "int32" if kernel.startswith("arg") else dtype
-        lengths = _powers(7, 27, 4) if kernel.startswith("arg") else (128, 2048, 32768, 2**27)
-        yield _rows(kernel, dtype, lengths, counts, result=result)
-        yield _inner(kernel, dtype, *places, result=result)
-    yield _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
-    yield _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
+        if kernel == "max":
+            yield _rows(kernel, dtype, (128, 2048, 32768, 2**27), counts, result=dtype)
+            yield _inner(kernel, dtype, *places, result=dtype)
+            continue
+        yield _rows(kernel, dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
+        yield _inner(kernel, dtype, *places[:2], (1, 8, 64), result="int32")
+    yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
+    yield from _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
     for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies
-        yield _odd_rows("argmax", dtype, (17, 129, 1025, 50257), counts, result="int32")
+        yield from _odd_rows("argmax", dtype, (17, 129, 1025, 50257), counts, result="int32")
 
 
 # Transposes, after dims that stay adjacent are merged. Many are ahead alone, but none is between
@@ -541,7 +553,7 @@ def _matmul() -> Iterator[Grid]:
         sizes = (2, 16, 128, 1024, 8192), (3072, 8192), (768, 2048)
         yield _layers("linear", "bfloat16", *sizes, activation=activation)
     for activation in ("gelu", "relu"):
-        sizes = (2048, 65536), (384, 4096), (193, 1025)
+        sizes = (2048, 16384, 65536), (384, 4096), (193, 1025)
         yield _layers("linear", "bfloat16", *sizes, activation=activation)
     rows, cols, depths = (1024, 8192), (1024, 8192, 65536), (1024, 8192)
     for axes in _LAYOUTS.values():

@@ -332,9 +332,7 @@ def _compile(problem: Problem, results: Sequence[Result]) -> _Programs:
     draw = compiled(functools.partial(_operands, problem))
     upstream, y = _compiled_call(problem, op.upstream)
     with jax.enable_x64(True):
-        lowered = jax.jit(functools.partial(_errors, problem)).lower(y, *operands)
-        # Autotuning the products would take longer than computing them.
-        errors = lowered.compile(compiler_options={"xla_gpu_autotune_level": 0})
+        errors = compiled(functools.partial(_errors, problem), y, *operands, autotuned=False)
     producer = None if op.producer is None else compiled(op.producer, *operands)
     ways = []
     for result in results:
@@ -352,9 +350,17 @@ def _fail(results: Sequence[Result], failure: Exception) -> None:
             each.status, each.message = FAILED, first_line(failure)
 
 
-def compiled(function: Callable, *types: Any) -> jax.stages.Compiled:
-    """Compiles a function, given the types of its arguments."""
-    return jax.jit(function).lower(*types).compile()
+def compiled(function: Callable, *types: Any, autotuned: bool = True) -> jax.stages.Compiled:
+    """Compiles a function, given the types of its arguments.
+
+    Args:
+      function: the function.
+      *types: the types of its arguments.
+      autotuned: False for a function that runs once: autotuning products, above all in float64,
+        takes longer than computing them.
+    """
+    options = None if autotuned else {"xla_gpu_autotune_level": 0}
+    return jax.jit(function).lower(*types).compile(compiler_options=options)
 
 
 def _parts(problem: Problem, function: Callable, **arguments: Any) -> tuple[Callable, Callable]:

@@ -260,7 +260,8 @@ class Sweep:
         with jax.enable_x64(True):
             results = programs["xla"].out_info
             excess = functools.partial(_excess, point)
-            programs["excess"] = run.compiled(excess, *map(_types, (results, *operands)))
+            types = map(_types, (results, *operands))
+            programs["excess"] = run.compiled(excess, *types, autotuned=False)
         return programs
 
     def _compile_around(self, function: Callable, point: Point) -> Programs:

@@ -36,14 +36,11 @@ def test_a_vertex_is_a_problem_of_its_size(each):
     for vertex, points in each.vertices.items():
         for i, point in enumerate(points):
             sizes = dict(zip(each.axes, vertex, strict=True))
-            if "odd rows" in each.name:  # a vertex stands for longer rows, too
-                columns = point.shape[-1]
+            if "odd rows" in each.name:  # a vertex stands for longer rows, too, of whole matrices
+                columns, rows = point.shape[-1], math.prod(point.shape[:-1])
                 assert 0 <= columns - sizes["columns"] <= 3
-                sizes["columns"] = columns
-                if point.mask:  # in whole matrices
-                    rows = math.prod(point.shape[:-1])
-                    assert 7 / 8 * sizes["outer"] <= rows <= sizes["outer"]
-                    sizes["outer"] = rows
+                assert 7 / 8 * sizes["outer"] <= rows <= sizes["outer"]
+                sizes |= {"columns": columns, "outer": rows}
             if i > 0 and "odd sizes" in each.name:  # or for products of which some rows are aligned
                 _, k, n = point.shape
                 more = {(-1, 0), (0, -1), (3, 3)} if point.kernel == "gemm" else {(1, 0), (3, 0)}
@@ -354,7 +351,7 @@ def test_points_of_another_environment_are_not_comparable(key):
 
 SAMPLE = [
     grid._rows("softmax", "bfloat16", (1024, 2048, 8192), (16, 512, 65536, 262144)),
-    grid._odd_rows("softmax", "float32", (33, 1025), (512, 8192)),
+    *grid._odd_rows("softmax", "float32", (33, 1025), (512, 8192)),
     grid._inner("sum", "float32", (128, 1024), (64, 4096), (1, 256), result="float32"),
     grid._permuted("float32", (0, 2, 1), (8, 64), (64, 512), (64, 2048)),
 ]
@@ -542,11 +539,11 @@ def test_many_cells_become_few_classes_which_hold_for_float16_if_for_bfloat16():
 
 
 def test_a_vertex_that_stands_for_several_lengths_needs_them_all():
-    each = SAMPLE[1]
+    each = grid._attention("softmax", "bfloat16", ["causal"], (65, 513), (2**14, 2**17), (0, 3))
     states = dict.fromkeys(grid.points([each]), "ours")
-    one = each.vertices[1025, 8192][1]
+    first, one = each.vertices[513, 2**17]
     classes = table_of(each, states | {one: "behind"})
-    problem = each.vertices[1025, 8192][0].problem
+    problem = first.problem
     assert any(_measurements.contains(entry, problem) for entry in table_of(each, states))
     assert not any(_measurements.contains(entry, problem) for entry in classes)
 
