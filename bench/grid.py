@@ -378,7 +378,7 @@ def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
     columns: tuple[int, ...] = (73, 193, 257, 2049)
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
         columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)
-    counts = tuple(2**e for e in (10, 11, 12, 14, 20))
+    counts = tuple(2**e for e in (10, 11, 14, 17, 20))
     return _attention(kernel, dtype, masks, columns, counts, _unaligned(dtype)[::2])
 
 
@@ -391,11 +391,11 @@ def _softmax() -> Iterator[Grid]:
         lengths = sorted({*_LENGTHS, *((1500,) if dtype == "float32" else ())})
         yield _rows("softmax", dtype, lengths, _counts(2), smallest=2**12)
     for dtype in floats:
-        lengths = (8, 32, 2048, 32768, 131072, 524288)
-        yield _rows("softmax_tangent", dtype, lengths, _OF_TANGENTS, smallest=2**9)
+        lengths = (8, 128, 2048, 131072, 524288)
+        yield _rows("softmax_tangent", dtype, lengths, _counts(3), smallest=2**9)
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
-        columns, inners = (16, 128, 1024, 8192), (256, 4096, 2**14, 2**16, 2**20)
-        yield _inner(kernel, dtype, columns, inners, (1, 32, 1024))
+        inners = _powers(8, 20, 4) if kernel == "softmax" else (256, 4096, 2**14, 2**16, 2**20)
+        yield _inner(kernel, dtype, (16, 128, 1024, 8192), inners, (1, 32, 1024))
     for dtype in floats:  # the classes of pixels
         channels, pixels = (16, 64, 256), (2**14, 2**17, 2**20)
         yield _inner("log_softmax_cotangent", dtype, channels, pixels, (1, 32))
@@ -404,7 +404,7 @@ def _softmax() -> Iterator[Grid]:
         for mask in (["causal"], ["padding", "full"], ["causal padding"]):
             yield _attention("softmax", dtype, mask, widths, matrices)
         for mask in (["causal"], ["padding", "full"]):
-            yield _attention("softmax_tangent", dtype, mask, (128, 2048, 8192), _OF_TANGENTS)
+            yield _attention("softmax_tangent", dtype, mask, (128, 512, 2048, 8192), _counts(3))
         for kernel in ("softmax", "softmax_tangent"):
             for mask in (["causal"], ["padding", "full"]):
                 yield _odd_attention(kernel, dtype, mask)
@@ -415,7 +415,7 @@ def _softmax() -> Iterator[Grid]:
         columns, counts = (33, 513, 8193, 30521, 50257, 131073), sorted({*_counts(4), 64})
         yield from _odd_rows("log_softmax_cotangent", dtype, columns, counts)
     for dtype in floats:
-        columns = (9, 33, 73, 257, 513, 2049, 8193, 32769, 524289)
+        columns = (9, 33, 73, 257, 2049, 8193, 32769, 524289)
         yield from _odd_rows("softmax", dtype, columns, _counts(3))
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         counts = tuple(2**e for e in (11, 15, 18))
@@ -430,17 +430,12 @@ def _softmax() -> Iterator[Grid]:
     for dtype in floats:
         yield _rows("logsumexp", dtype, (8, 32, 2048, 32768, 524288), _FEWER_COUNTS)
     for dtype in floats:
-        lengths = (8, 32, 512, 8192, 32768, 524288)
+        lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
         yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS)
-    lengths = _odd(5, 17, 4)
-    patches = 257  # 16 x 16, and one more
-    for kernel, columns in (
-        ("cross_entropy", lengths),
-        ("cross_entropy_cotangent", (33, 8193, 131073)),
-        ("softmax_tangent", sorted({*lengths, patches})),
-    ):
+    for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
         for dtype in floats:
-            yield from _odd_rows(kernel, dtype, columns, _counts(4))
+            patches = (257,) if kernel == "softmax_tangent" else ()  # 16 x 16, and one more
+            yield from _odd_rows(kernel, dtype, sorted({*_odd(5, 17, 4), *patches}), _counts(4))
     for kernel, dtype in itertools.product(("log_softmax", "logsumexp"), floats):
         yield from _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
     for dtype in floats:
@@ -449,9 +444,6 @@ def _softmax() -> Iterator[Grid]:
 
 _LENGTHS = (*(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**18, 2**24),)
 """Row lengths of softmax, which is ahead for some and behind for others."""
-
-_OF_TANGENTS = (1, 8, 64, 2**12, 2**18, 2**24)
-"""Numbers of rows for the tangent of softmax, which is ahead for all but the fewest."""
 
 _FEWER_COUNTS = (*_powers(0, 18, 3), 2**24)
 """Numbers of rows for functions that are ahead for 2^21 if they are for 2^18 and 2^24."""
@@ -470,29 +462,28 @@ def _reduce() -> Iterator[Grid]:
     columns, counts = (64, 16384, 2**26), _counts(4)
     places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
     tokens = (128, 512, 4096, 65536)
-    tokens_or_pixels = tokens, *places[1:]
     sums = [("float32",) * 2, ("bfloat16", "float32"), ("int32",) * 2]
     # The mean of losses, and of hidden states.
     losses = _powers(7, 17, 2)
     yield _rows("mean", "float32", losses, (1,), smallest=128, result="float32")
     for dtype, result in (sums[1], sums[0]):
-        pixels, channels = (64, 256, 1024, 16384, 65536), (64, *_powers(8, 17, 3))
+        pixels, channels = (64, 256, 16384, 65536), (64, *_powers(8, 17, 3))
         yield _images("mean_and_var", dtype, pixels, channels, result=result)
         yield _inner("mean_and_var", dtype, _powers(6, 18, 4), *_NORMS, width=16, result=result)
-    lengths = (128, 512, 2048, 32768, 2**27)
+    lengths = (128, 2048, 32768, 2**27)
     for dtype, result in sums[:2]:
         yield _rows("mean_and_var", dtype, lengths, counts, result=result)
         norms = (64, 256, 1024, 16384), (1, 64)
         yield _inner("mean_and_var", dtype, tokens, *norms, result=result)
-        yield _rows("var", dtype, (2048, 2**15, 2**19, 2**27), counts, result=result)
-        yield _inner("var", dtype, *tokens_or_pixels, result=result)
-    widths, rows = (512, 1024, 4096), _powers(8, 14, 2)
+        yield _rows("var", dtype, (2048, 2**15, 2**27), counts, result=result)
+        yield _inner("var", dtype, tokens, *places[1:], result=result)
+    widths, rows = (512, 1024, 4096), (256, 4096, 16384)
     for dtype in ("bfloat16", "float32"):
         yield _rows("mean", dtype, widths, rows, result=dtype)
     for dtype, result in sums:
         if dtype != "int32":
             yield _rows("sum", dtype, columns, counts, result=result)
-        yield _inner("sum", dtype, *tokens_or_pixels, result=result)
+        yield _inner("sum", dtype, *places, result=result)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         yield _inner("mean", dtype, (49, 196, 1536), (256, 2048), (1, 8, 64, 512), result=dtype)
     for kernel, dtype in itertools.product(("max", "argmax"), ("float32", "bfloat16")):
@@ -514,7 +505,7 @@ def _reduce() -> Iterator[Grid]:
 
 def _transpose() -> Iterator[Grid]:
     yield _permuted("bfloat16", (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))  # heads
-    sides = (512, 2048, 16384)
+    sides = (512, 16384)
     for dtype in ("float32", "bfloat16"):
         yield _permuted(dtype, (1, 0), sides, sides)
 

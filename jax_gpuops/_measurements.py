@@ -285,6 +285,9 @@ def _described(problem: dict[str, Any]) -> dict[str, Any]:
 
 
 def _holds(entry: Class, described: dict[str, Any]) -> bool:
+    for key in ("dtype", "function"):  # rules out most classes early
+        if key in entry and entry[key] != described.get(key):
+            return False
     named = (key for key in entry if key not in ("ratio", "between"))
     return all(_matches(entry[key], described.get(key)) for key in named) and all(
         _matches(value, described[key]) for key, value in _UNLESS_NAMED.items() if key not in entry
