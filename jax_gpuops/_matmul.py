@@ -78,7 +78,8 @@ def matmul(
         the dtype, the precision and k. A call that no such kernel supports is an error.
       implementation: None for the fastest known on the platform, "cuda", "interpret" (the same
         kernels on the host) or "xla".
-      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`.
+      algorithm: None to let the plan choose, or a name from `jax_gpuops.algorithms("matmul")`. A
+        derivative that it does not support uses the algorithm of batch-invariant calls.
 
     Returns:
       An array of shape (..., m, n), without m or n where an operand is a vector.
@@ -940,9 +941,17 @@ gemm_p = _primitive.primitive(
 
 
 def bind_derivative(a, b, **params):
-    """Binds the product of a derivative; a named algorithm must support it too."""
+    """Binds the product of a derivative, by the algorithm that was named for the call.
+
+    If that does not support the product, such as one of the wider dtype of the cotangent, the
+    algorithm is that of batch-invariant calls, which the call may be.
+    """
     if params["algorithm"] is not None:
-        _primitive.check_named(gemm_p, a, b, **params)
+        try:
+            _primitive.check_named(gemm_p, a, b, **params)
+        except ValueError:
+            params["algorithm"] = named_algorithm(BATCH_INVARIANT, params["precision"], a)
+            _primitive.check_named(gemm_p, a, b, **params)
     return gemm_p.bind(a, b, **params)
 
 

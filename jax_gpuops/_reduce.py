@@ -353,10 +353,20 @@ def _bind(function: str, x, *where, axes: _rowwise.Axes, dtype, **how) -> jax.Ar
     @reduce.defjvp
     def jvp(primals, tangents):
         (x, *where), (t, *_) = primals, tangents
+        x = _stored(x, how["implementation"])
         y = reduce(x, *where)
         return y, _choice_tangent(function, x, y, t, *where, axes=axes)
 
     return reduce(x, *where)
+
+
+def _stored(x: jax.Array, implementation: _primitive.Implementation) -> jax.Array:
+    """Makes XLA compute an operand once, for a kernel and for the comparison with its result.
+
+    XLA may compute it again in the comparison, fused with other operations, and round it
+    differently, so that no element equals the result.
+    """
+    return x if implementation == "xla" else jax.lax.optimization_barrier(x)
 
 
 def _reduce_packs(function, x, *where, axes, dtype, **how) -> jax.Array:
@@ -613,11 +623,16 @@ def _choice_tangent(function, x, y, t, *where, axes, **params):
     return jnp.sum(_masked("sum", t, *where) * chosen, axes) / jnp.sum(chosen, axes)
 
 
-def _define_jvp(p: Primitive, tangent_rule) -> None:
+def _define_jvp(p: Primitive, tangent_rule, *, compares: bool = False) -> None:
+    """Defines a derivative, by a rule that perhaps compares the operand with the result."""
+
     def jvp(primals, tangents, **params):
         (x, *where), (t, *_) = primals, tangents
+        has_tangent = tangent_rule is not None and type(t) is not ad.Zero
+        if has_tangent and compares:
+            x = _stored(x, params["implementation"])
         y = p.bind(x, *where, **params)
-        if tangent_rule is None or type(t) is ad.Zero:
+        if not has_tangent:
             return y, ad.Zero(jax.typeof(y).to_tangent_aval())
         return y, tangent_rule(x, y, t, *where, **params)
 
@@ -628,7 +643,7 @@ for linear in ("sum", "mean"):
     _define_jvp(_PRIMITIVES[linear], functools.partial(_linear_tangent, linear))
     ad.primitive_transposes[_PRIMITIVES[linear]] = functools.partial(_linear_transpose, linear)
 _define_jvp(_PRIMITIVES["prod"], _prod_tangent)
-_define_jvp(_PRIMITIVES["max"], functools.partial(_choice_tangent, "max"))
-_define_jvp(_PRIMITIVES["min"], functools.partial(_choice_tangent, "min"))
+_define_jvp(_PRIMITIVES["max"], functools.partial(_choice_tangent, "max"), compares=True)
+_define_jvp(_PRIMITIVES["min"], functools.partial(_choice_tangent, "min"), compares=True)
 _define_jvp(_PRIMITIVES["argmax"], None)
 _define_jvp(_PRIMITIVES["argmin"], None)

@@ -1287,6 +1287,29 @@ def test_gradients_of_16_bit_operands(preferred, implementation):
         )
 
 
+@pytest.mark.parametrize(
+    "how",
+    [{"batch_invariant": True}, {"algorithm": "tensor_core"}, {"algorithm": "skinny"}],
+    ids=str,
+)
+def test_gradients_that_the_algorithm_of_the_call_does_not_support(how, implementation):
+    """These multiply the float32 cotangent at the highest precision, the call 16-bit factors."""
+    a, b = helpers.normal((8, 64), "bfloat16"), helpers.normal((64, 48), "bfloat16", seed=1)
+
+    def gradients(matmul, **kwargs):
+        def loss(a, b):
+            y = matmul(a, b, precision="highest", preferred_element_type="float32", **kwargs)
+            return (y**2).sum()
+
+        return jax.grad(loss, (0, 1))(a, b)
+
+    ours = gradients(jax_gpuops.matmul, implementation=implementation, **how)
+    for actual, expected in zip(ours, gradients(jnp.matmul), strict=True):
+        np.testing.assert_allclose(
+            actual.astype(jnp.float32), expected.astype(jnp.float32), rtol=1e-2
+        )
+
+
 def test_gemm_is_linear_in_c_and_in_each_factor(implementation):
     a, b = jnp.asarray(helpers.normal((3, 4), "float32")), jnp.ones((4, 2))
     transposed = jax.linear_transpose(
