@@ -80,12 +80,31 @@ def factor(name: str, value: Any, instead: str) -> float:
     )
 
 
-def dtype_of_arrays(dtype: Any) -> np.dtype:
-    """Returns the dtype that JAX gives arrays for a requested dtype.
+def flag(name: str, value: Any) -> bool:
+    """Returns a static option that is on or off.
+
+    Raises:
+      TypeError: if `value` is not a bool.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r:.60}")
+    return bool(value)
+
+
+def preferred_dtype(dtype: Any) -> np.dtype:
+    """Returns the dtype that JAX gives arrays for a `preferred_element_type` other than None.
 
     If 64-bit dtypes are disabled, it is float32 for float64, with JAX's warning.
+
+    Raises:
+      TypeError: if it is not a dtype.
     """
-    return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype
+    try:
+        return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype
+    except TypeError:
+        raise TypeError(
+            f"preferred_element_type must be a dtype or None, got {dtype!r:.60}"
+        ) from None
 
 
 def static_axis(axis: Any) -> Any:

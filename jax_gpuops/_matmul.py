@@ -212,8 +212,8 @@ def gemm(
         *arrays.values(),
         alpha=alpha,
         beta=beta,
-        transpose_a=bool(transpose_a),
-        transpose_b=bool(transpose_b),
+        transpose_a=_arguments.flag("transpose_a", transpose_a),
+        transpose_b=_arguments.flag("transpose_b", transpose_b),
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )

@@ -1502,6 +1502,16 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
         ),
         (lambda x, i: jax_gpuops.gemm(x[0], x.T, implementation=i), ValueError, "two dimensions"),
         (
+            lambda x, i: jax_gpuops.gemm(x, x, transpose_a="no", implementation=i),
+            TypeError,
+            "transpose_a must be True or False, got 'no'",
+        ),
+        (
+            lambda x, i: jax_gpuops.gemm(x, x, transpose_b=1, implementation=i),
+            TypeError,
+            "transpose_b must be True or False, got 1",
+        ),
+        (
             lambda x, i: jax_gpuops.gemm(x.astype(int), x.T, implementation=i),
             TypeError,
             "a is of dtype int32",
