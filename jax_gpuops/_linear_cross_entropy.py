@@ -223,9 +223,11 @@ def _is_left_whole(*operands) -> bool:
     return not has_rows or any(map(_primitive.has_explicit_sharding, operands))
 
 
-# The parts. dz is the gradient of the logits, `axis` the axis of the classes in both.
+# The parts. dz is the gradient of the logits, `axis` the axis of the classes in both. The scope of
+# the call does not reach into custom derivatives and loops, so the kernels' calls have it as well.
 
 
+@jax.named_scope(_NAME)
 def _product(how: _How, a, b, numbers: DimensionNumbers, dtype) -> jax.Array:
     def xla():
         return lax.dot_general(a, b, numbers, how.precision, dtype)
@@ -256,6 +258,7 @@ def _logits(how: _How, x, w, axis: int) -> jax.Array:
     return _product(how, x, w, numbers, how.logits_dtype)
 
 
+@jax.named_scope(_NAME)
 def _losses(how: _How, logits, labels, axis: int) -> jax.Array:
     return _cross_entropy.wide_losses(
         logits, labels, None, axes=(axis,), implementation=how.implementation, algorithm=None
