@@ -21,7 +21,7 @@ def as_array(name: str, x: Any, form: str = "an array") -> Any:
       form: what the argument must be, for the error message.
 
     Raises:
-      TypeError: if `x` is anything else, as in jnp functions.
+      TypeError: if `x` is anything else, as in jnp functions, or of a dtype that JAX does not have.
     """
     if not isinstance(x, jax.Array) and hasattr(x, "__jax_array__"):
         x = x.__jax_array__()
@@ -29,6 +29,13 @@ def as_array(name: str, x: Any, form: str = "an array") -> Any:
     is_scalar = isinstance(x, np.generic) and jnp.issubdtype(x.dtype, np.number)
     if not is_scalar and not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
         raise TypeError(f"{name} must be {form}, got {type(x).__name__}: {x!r:.60}")
+    if isinstance(x, np.ndarray):
+        try:
+            jax.typeof(x)
+        except TypeError:
+            raise TypeError(
+                f"{name} must be {form} of a dtype that JAX has, got dtype {x.dtype}"
+            ) from None
     return x
 
 

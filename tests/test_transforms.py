@@ -795,6 +795,16 @@ def test_operands_must_be_arrays(op, implementation):
                 op(wrong, *op.operands()[1:], **kwargs)
 
 
+@every_op
+@pytest.mark.parametrize("dtype", ["object", "U1", "datetime64[D]", "longdouble"])
+def test_operands_must_be_of_a_dtype_that_jax_has(op, dtype):
+    first, *others = op.operands()
+    wrong = np.zeros(np.shape(first), dtype)
+    what = re.escape(f"an array of a dtype that JAX has, got dtype {wrong.dtype}")
+    with pytest.raises(TypeError, match=rf"^\w+ must be .*{what}$"):
+        op(wrong, *others)
+
+
 BAD_CALLS = [
     ("softmax", ((2, 3),), {"axis": 2}, ValueError, "axis 2 is out of bounds"),
     ("softmax", ((),), {}, ValueError, "axis -1 is out of bounds"),
