@@ -12,22 +12,30 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def as_array(name: str, x: Any) -> Any:
+def as_array(name: str, x: Any, form: str = "an array") -> Any:
     """Returns `x`, or the array that an object such as a Flax parameter holds.
 
     Args:
       name: the name of the argument.
       x: an array, a number, or an object with a `__jax_array__` method.
+      form: what the argument must be, for the error message.
 
     Raises:
-      TypeError: if `x` is anything else, as in jnp functions.
+      TypeError: if `x` is anything else, as in jnp functions, or of a dtype that JAX does not have.
     """
     if not isinstance(x, jax.Array) and hasattr(x, "__jax_array__"):
         x = x.__jax_array__()
     # ArrayLike lacks the scalars of ml_dtypes, such as bfloat16, which jnp functions take.
     is_scalar = isinstance(x, np.generic) and jnp.issubdtype(x.dtype, np.number)
     if not is_scalar and not isinstance(x, (jax.Array, jax.typing.ArrayLike)):  # type: ignore[arg-type]
-        raise TypeError(f"{name} must be an array, got {type(x).__name__}: {x!r:.60}")
+        raise TypeError(f"{name} must be {form}, got {type(x).__name__}: {x!r:.60}")
+    if isinstance(x, np.ndarray):
+        try:
+            jax.typeof(x)
+        except TypeError:
+            raise TypeError(
+                f"{name} must be {form} of a dtype that JAX has, got dtype {x.dtype}"
+            ) from None
     return x
 
 
@@ -48,6 +56,14 @@ def as_mask(where: Any) -> Any:
     return where
 
 
+def is_real(value: Any) -> bool:
+    """True for a Python or numpy number that is not complex, known when the program is traced."""
+    if isinstance(value, np.generic):
+        kinds = (np.bool_, jnp.integer, jnp.floating)
+        return any(jnp.issubdtype(value.dtype, kind) for kind in kinds)
+    return isinstance(value, numbers.Real)
+
+
 def factor(name: str, value: Any, instead: str) -> float:
     """Returns a static number as a float.
 
@@ -60,7 +76,7 @@ def factor(name: str, value: Any, instead: str) -> float:
       TypeError: if `value` is anything else, such as an array or a traced number.
       ValueError: if it is an int beyond the largest float.
     """
-    if isinstance(value, numbers.Real) or (isinstance(value, np.generic) and np.isrealobj(value)):
+    if is_real(value):
         try:
             return float(value)
         except OverflowError:
@@ -71,12 +87,31 @@ def factor(name: str, value: Any, instead: str) -> float:
     )
 
 
-def dtype_of_arrays(dtype: Any) -> np.dtype:
-    """Returns the dtype that JAX gives arrays for a requested dtype.
+def flag(name: str, value: Any) -> bool:
+    """Returns a static option that is on or off.
+
+    Raises:
+      TypeError: if `value` is not a bool.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise TypeError(f"{name} must be True or False, got {value!r:.60}")
+    return bool(value)
+
+
+def preferred_dtype(dtype: Any) -> np.dtype:
+    """Returns the dtype that JAX gives arrays for a `preferred_element_type` other than None.
 
     If 64-bit dtypes are disabled, it is float32 for float64, with JAX's warning.
+
+    Raises:
+      TypeError: if it is not a dtype.
     """
-    return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype
+    try:
+        return jax.eval_shape(lambda: jnp.zeros((), dtype)).dtype
+    except TypeError:
+        raise TypeError(
+            f"preferred_element_type must be a dtype or None, got {dtype!r:.60}"
+        ) from None
 
 
 def static_axis(axis: Any) -> Any:

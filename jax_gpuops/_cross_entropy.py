@@ -132,13 +132,17 @@ _jitted = _primitive.jit(_NAME, _apply, "axes", "implementation", "algorithm")
 
 def _as_rows(logits, labels, where, axes):
     """Returns logits, labels and masks of matching shapes, and the single axis of the classes."""
+    given = None if where is None else where.shape
     if where is not None and where.ndim + len(axes) == logits.ndim:
         where = jnp.expand_dims(where, axes)
     if where is not None and where.ndim != logits.ndim:
         raise ValueError(
             f"where must have {logits.ndim} dimensions as logits, or "
-            f"{logits.ndim - len(axes)} as logits without axis, got shape {where.shape}"
+            f"{logits.ndim - len(axes)} as logits without axis, got shape {given}"
         )
+    if where is not None and any(where.shape[d] not in (1, logits.shape[d]) for d in axes):
+        classes = " x ".join(str(logits.shape[d]) for d in axes)
+        raise ValueError(f"where of shape {given} does not broadcast to {classes} classes")
     masks = [] if where is None else [where]
     if len(axes) == 1:
         (axis,) = axes
@@ -163,14 +167,9 @@ def _as_rows(logits, labels, where, axes):
         raise ValueError(
             f"labels and where must have the shape of logits without axis, {batch_shapes[0]}, or "
             f"one that broadcasts with it, got labels of shape {labels.shape}"
-            + ("" if where is None else f" and where of shape {where.shape}")
+            + ("" if where is None else f" and where of shape {given}")
         ) from None
     classes = logits.shape[axis]
-    for mask in masks:
-        if mask.shape[axis] not in (1, classes):
-            raise ValueError(
-                f"where of shape {where.shape} does not broadcast to {classes} classes"
-            )
     logits = jnp.broadcast_to(logits, (*batch_shape[:axis], classes, *batch_shape[axis:]))
     return logits, jnp.broadcast_to(labels, batch_shape), masks, axis
 

@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
-from jax_gpuops import _library, _report
+from jax_gpuops import _arguments, _library, _report
 
 IMPLEMENTATIONS = ("cuda", "interpret", "xla")
 
@@ -72,8 +71,7 @@ def use(implementation: str | None, *, strict: bool = True) -> Iterator[None]:
       ValueError: if `implementation` is not one of these.
     """
     _check(implementation)
-    if not isinstance(strict, bool | np.bool_):
-        raise TypeError(f"strict must be True or False, got {strict!r:.60}")
+    strict = _arguments.flag("strict", strict)
     default: Implementation = implementation
     if implementation in ("cuda", "interpret") and not strict:
         default = Preferred(implementation)
@@ -117,8 +115,7 @@ def resolve_invariant(
       ValueError: as `resolve` does; also if `batch_invariant` is True and XLA or an algorithm is
         named.
     """
-    if not isinstance(batch_invariant, bool | np.bool_):
-        raise TypeError(f"batch_invariant must be True or False, got {batch_invariant!r:.60}")
+    batch_invariant = _arguments.flag("batch_invariant", batch_invariant)
     chosen = resolve(family, implementation, algorithm)
     if not batch_invariant:
         return chosen, algorithm

@@ -114,7 +114,7 @@ def algorithms(op: str) -> tuple[Algorithm, ...]:
     if not loaded:
         raise ValueError("no compiled module of jax_gpuops is installed; run `pip install .`")
     for each in loaded:
-        for entry in each.algorithms(op):
+        for entry in each.algorithms(str(op)):
             entry["kernels"] = tuple(entry["kernels"].split())
             names.setdefault(entry["name"], Algorithm(**entry))
     return tuple(names.values())

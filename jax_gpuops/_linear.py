@@ -131,11 +131,11 @@ def dtype_of_result(preferred_element_type: Any, *operands) -> np.dtype:
     """Returns the dtype of a layer's result: the preferred one, as JAX canonicalizes it.
 
     Raises:
-      TypeError: if it is not floating-point or complex.
+      TypeError: if it is not a floating-point or complex dtype.
     """
     if preferred_element_type is None:
         return jnp.result_type(*operands)
-    dtype = _arguments.dtype_of_arrays(preferred_element_type)
+    dtype = _arguments.preferred_dtype(preferred_element_type)
     if not jnp.issubdtype(dtype, jnp.inexact):
         raise TypeError(
             f"preferred_element_type must be a floating-point or complex dtype, got {dtype}"

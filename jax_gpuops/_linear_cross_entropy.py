@@ -77,6 +77,7 @@ def linear_cross_entropy(
     arrays = {"x": x, "w": w, "labels": labels}
     arrays = {name: _arguments.as_array(name, each) for name, each in arrays.items()}
     where = _arguments.as_mask(where)
+    transpose_w = _arguments.flag("transpose_w", transpose_w)
     _check(**arrays, where=where, transpose_w=transpose_w)
     if reduction not in ("mean", "sum"):
         raise ValueError(
@@ -84,7 +85,7 @@ def linear_cross_entropy(
             "softmax_cross_entropy_with_integer_labels returns the losses of all rows"
         )
     dtype = jnp.result_type(arrays["x"], arrays["w"])
-    logits_dtype = _arguments.dtype_of_arrays(
+    logits_dtype = _arguments.preferred_dtype(
         dtype if preferred_element_type is None else preferred_element_type
     )
     if not jnp.issubdtype(logits_dtype, jnp.floating):
@@ -101,7 +102,7 @@ def linear_cross_entropy(
         where,
         reduction=reduction,
         how=_How(
-            bool(transpose_w),
+            transpose_w,
             _matmul.hashable(precision),
             logits_dtype,
             _checked(rows_per_chunk),
@@ -140,7 +141,7 @@ def _check(x, w, labels, where, *, transpose_w) -> None:
         shape = "(classes, d)" if transpose_w else "(d, classes)"
         raise ValueError(
             f"linear_cross_entropy takes x of shape (..., d) and w of shape {shape}, got {x} and "
-            f"{w}; transpose_w is {bool(transpose_w)}"
+            f"{w}; transpose_w is {transpose_w}"
         )
     batch = x[:-1]
     for name, each in {"labels": labels, "where": where}.items():
@@ -222,9 +223,11 @@ def _is_left_whole(*operands) -> bool:
     return not has_rows or any(map(_primitive.has_explicit_sharding, operands))
 
 
-# The parts. dz is the gradient of the logits, `axis` the axis of the classes in both.
+# The parts. dz is the gradient of the logits, `axis` the axis of the classes in both. The scope of
+# the call does not reach into custom derivatives and loops, so the kernels' calls have it as well.
 
 
+@jax.named_scope(_NAME)
 def _product(how: _How, a, b, numbers: DimensionNumbers, dtype) -> jax.Array:
     def xla():
         return lax.dot_general(a, b, numbers, how.precision, dtype)
@@ -255,6 +258,7 @@ def _logits(how: _How, x, w, axis: int) -> jax.Array:
     return _product(how, x, w, numbers, how.logits_dtype)
 
 
+@jax.named_scope(_NAME)
 def _losses(how: _How, logits, labels, axis: int) -> jax.Array:
     return _cross_entropy.wide_losses(
         logits, labels, None, axes=(axis,), implementation=how.implementation, algorithm=None

@@ -205,6 +205,15 @@ def gemm(
                 f"{name} must have at least two dimensions, got shape {jnp.shape(x)}; matmul takes "
                 "vectors"
             )
+    transpose_a = _arguments.flag("transpose_a", transpose_a)
+    transpose_b = _arguments.flag("transpose_b", transpose_b)
+    shapes = [jnp.shape(arrays[name]) for name in "ab"]
+    if shapes[0][-2 if transpose_a else -1] != shapes[1][-1 if transpose_b else -2]:
+        a_form, b_form = "k, m" if transpose_a else "m, k", "n, k" if transpose_b else "k, n"
+        raise TypeError(
+            f"gemm takes a of shape (..., {a_form}) and b of shape (..., {b_form}), got "
+            f"{shapes[0]} and {shapes[1]}"
+        )
     alpha = _arguments.factor("alpha", alpha, "multiply the result")
     beta = _arguments.factor("beta", beta, "multiply the result")
     if c is None and beta != 0:
@@ -213,8 +222,8 @@ def gemm(
         *arrays.values(),
         alpha=alpha,
         beta=beta,
-        transpose_a=bool(transpose_a),
-        transpose_b=bool(transpose_b),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
         implementation=resolve("matmul", implementation, algorithm),
         algorithm=algorithm,
     )
@@ -512,6 +521,13 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
 
     def kernel():
         check_sharding(a, b, *addends)
+        results = _RESULTS.get(dtype.name, ())
+        if results and result_dtype.name not in results:
+            raise NoKernelError(
+                f"gemm kernels do not support a result of dtype {result_dtype} for a and b of "
+                f"dtype {dtype}, only {' or '.join(results)}",
+                TypeError,
+            )
         return bind_product(
             gemm_p, a, b, *addends, implementation=implementation, algorithm=algorithm, **params
         )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import numbers
 from collections.abc import Callable
 from typing import Any
 
@@ -187,8 +186,13 @@ def _call(
     }
     static = {key: value for key, value in arguments.items() if key not in ("where", "mean")}
     for key in ("ddof", "correction"):
-        if not isinstance(static.get(key), numbers.Real | None):
-            operands[key] = _arguments.as_array(key, static.pop(key))
+        value = static.get(key, 0)
+        if value is None and key == "correction":
+            continue
+        if not _arguments.is_real(value):
+            operands[key] = _arguments.as_array(key, static.pop(key), "a number or an array")
+        elif not isinstance(value, int | float):
+            static[key] = float(value)
     if out is not None:  # upstream raises an error
         return _UPSTREAM[name](a, axis, out=out, **operands, **static)
     return _JITTED[name](

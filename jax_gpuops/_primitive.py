@@ -14,6 +14,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 import string
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -171,6 +172,10 @@ def _jitted(function: Callable[..., Any], static: tuple[str, ...]) -> Any:
 # From a call to a bind
 
 
+_FUNCTIONS: set[str] = set()
+"""The names of the public functions, which are the scopes of their calls."""
+
+
 def jit(name: str, function: Callable[..., Any], *static: str) -> Any:
     """`jax.jit` of a function, under the name that profiles and compile logs show.
 
@@ -189,6 +194,7 @@ def jit(name: str, function: Callable[..., Any], *static: str) -> Any:
             return function(*args, **kwargs)
 
     named.__name__ = named.__qualname__ = name
+    _FUNCTIONS.add(name)
     # Since jax 0.11, True means inlining in a later pass.
     inline = jax.Inline.JAX_EARLY if hasattr(jax, "Inline") else True
     return jax.jit(named, static_argnames=static, inline=inline)
@@ -303,9 +309,7 @@ def _check_problem(kernel, implementation, algorithm, *avals, **params) -> None:
 def _check_sizes(kernel, *avals, **params) -> None:
     for aval in (*avals, *result_avals(kernel.reference, *avals, **params)):
         if math.prod(aval.shape) > _MOST_ELEMENTS:
-            raise NoKernelError(
-                f"{kernel.name}: an array of shape {aval.shape} has too many elements"
-            )
+            raise NoKernelError(f"an array of shape {aval.shape} has too many elements")
 
 
 def has_constant_shape(aval) -> bool:
@@ -474,10 +478,10 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
             why, remedy = refusal
             if algorithm is not None:
                 remedy = f"leave {asked_for(algorithm)} out; {remedy}"
-            raise ValueError(f'{site.kernel.name}: implementation="{name}" {why}; {remedy}')
+            raise ValueError(f'implementation="{name}" {why}; {remedy}')
         _library.module(name)  # raises if it is not installed
         if name == "cuda" and (problem_of_gpu := _library.gpu_problem()) is not None:
-            raise ValueError(f'{site.kernel.name}: implementation="cuda": {problem_of_gpu}')
+            raise ValueError(f'implementation="cuda": {problem_of_gpu}')
         choice = Choice(name, reason)
     elif isinstance(implementation, Preferred):
         choice = _prefer(site, implementation.name)
@@ -654,7 +658,17 @@ def _place(kernel, placed_p, ctx, *operands, implementation, algorithm, **params
         **call.params,
     )
     rule = mlir.lower_fun(place, multiple_results=True)
-    return rule(ctx.replace(avals_in=call.avals), *call.operands)
+    try:
+        return rule(ctx.replace(avals_in=call.avals), *call.operands)
+    except ValueError as error:
+        raise ValueError(f"{_function_of(kernel, ctx)}: {error}") from error
+
+
+def _function_of(kernel: Kernel, ctx) -> str:
+    """The public function in whose scope a call was traced, or else the name of the kernel."""
+    scopes = re.findall(r"\w+", str(ctx.name_stack))  # as in transpose(jvp(softmax))
+    inside_out = (name for name in reversed(scopes) if name in _FUNCTIONS)
+    return next(inside_out, kernel.name.removeprefix("gpuops_"))
 
 
 def _lower(

@@ -79,8 +79,8 @@ def scaled_matmul(
       An array of shape (..., m, n).
 
     Raises:
-      TypeError: if a dtype is not supported, or if a kernel was requested that does not support the
-        dtypes; also if the call is differentiated.
+      TypeError: as `matmul` does; also if a dtype is not supported, or if the call is
+        differentiated.
       ValueError: as `matmul` does; also if shapes do not match.
     """
     operands = {
@@ -89,8 +89,10 @@ def scaled_matmul(
         "a_scale": _as_scale("a_scale", a_scale),
         "b_scale": _as_scale("b_scale", b_scale),
     }
-    transpose_b = bool(transpose_b)
-    result_dtype = jnp.dtype(preferred_element_type or jnp.float32)
+    transpose_b = _arguments.flag("transpose_b", transpose_b)
+    result_dtype = _arguments.preferred_dtype(
+        np.float32 if preferred_element_type is None else preferred_element_type
+    )
     _check_dtypes(operands["a"], operands["b"], result_dtype)
     _check_shapes(**operands, transpose_b=transpose_b)
     chosen, algorithm = resolve_invariant("matmul", batch_invariant, implementation, algorithm)
@@ -108,9 +110,9 @@ def scaled_matmul(
 
 
 def _as_scale(name: str, scale: Any) -> Any:
-    scale = _arguments.as_array(name, scale)
-    if isinstance(scale, int | float):
-        return np.float32(scale)
+    if _arguments.is_real(scale):
+        return np.float32(_arguments.factor(name, scale, "give one of dtype float32"))
+    scale = _arguments.as_array(name, scale, "a number or an array")
     if jnp.result_type(scale) != np.float32:
         raise TypeError(f"{name} must have dtype float32, got {jnp.result_type(scale)}; cast it")
     return scale

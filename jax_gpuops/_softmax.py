@@ -212,7 +212,7 @@ def logsumexp(
     if b is not None or return_sign:
         b = None if b is None else _arguments.as_array("b", b)
         where = _arguments.as_mask(where)
-        if _factor("a", scale) != 1 or causal:
+        if _factor("a", scale) != 1 or _arguments.flag("causal", causal):
             raise ValueError("scale and causal cannot be combined with b or return_sign")
         chosen, algorithm = resolve_invariant("softmax", batch_invariant, implementation, algorithm)
         return dispatch(
@@ -243,8 +243,7 @@ def _call(
     axes = _arguments.canonical_axes(axis, jnp.ndim(x))
     where = _arguments.as_mask(where)
     scale = _factor(argument, scale)
-    if not isinstance(causal, bool | np.bool_):
-        raise TypeError(f"causal must be True or False, got {causal!r:.60}")
+    causal = _arguments.flag("causal", causal)
     if causal and (jnp.ndim(x) < 2 or axes != (jnp.ndim(x) - 1,)):
         raise ValueError(
             f"causal=True needs an array of at least two dims and its last axis, got axis={axis!r} "
@@ -256,7 +255,7 @@ def _call(
         where,
         axis=axis,
         scale=scale,
-        causal=bool(causal),
+        causal=causal,
         implementation=chosen,
         algorithm=algorithm,
     )

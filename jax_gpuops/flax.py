@@ -79,7 +79,7 @@ def attention_fn(
       An array of shape (..., query length, heads, value depth).
 
     Raises:
-      TypeError: if an operand is not an array.
+      TypeError: if an operand is not an array, or `is_causal` not a bool.
       ValueError: if shapes do not match, if `dtype` is not a floating-point or complex one, or if
         dropout has no key or an invalid rate.
     """
@@ -88,6 +88,11 @@ def attention_fn(
     for name, x in operands.items():
         if jnp.ndim(x) < 3:
             raise ValueError(f"{name} must have at least three dims, got shape {jnp.shape(x)}")
+    addends = {"bias": bias, "mask": mask}
+    bias, mask = (
+        None if x is None else _arguments.as_array(name, x) for name, x in addends.items()
+    )
+    is_causal = _arguments.flag("is_causal", is_causal)
     if dtype is None:
         dtype = jnp.result_type(*operands.values())
         if not jnp.issubdtype(dtype, jnp.inexact):  # as in Flax

@@ -634,6 +634,12 @@ def test_plan_takes_shapes_of_labels_and_masks(implementation):
         ),
         (
             ("float32", "int32"),
+            {"where": np.ones((2,), bool)},
+            ValueError,
+            r"got labels of shape \(3,\) and where of shape \(2,\)",
+        ),
+        (
+            ("float32", "int32"),
             {"algorithm": "baseline"},
             ValueError,
             "'baseline' computes softmax only",
@@ -650,3 +656,22 @@ def test_bad_input_is_named_at_trace_time(arguments, kwargs, error, text, implem
     x, labels = (jnp.zeros(shape, d) for shape, d in zip([(3, 4), (3,)], arguments, strict=True))
     with pytest.raises(error, match=text):
         jax.jit(lambda x: ours(x, labels, **kwargs, implementation=implementation)).trace(x)
+
+
+@pytest.mark.parametrize(
+    ("axis", "shape", "text"),
+    [
+        (1, (2, 5), r"and where of shape \(2, 5\)"),
+        ((1, 2), (2,), r"and where of shape \(2,\)"),
+        ((1, 2), (2, 4, 5), r"and where of shape \(2, 4, 5\)"),
+        ((1, 2), (3, 2, 5), r"where of shape \(3, 2, 5\) does not broadcast to 4 x 5 classes"),
+        ((2, 0), (1, 4, 2), r"where of shape \(1, 4, 2\) does not broadcast to 5 x 3 classes"),
+        (1, (3, 2, 5), r"where of shape \(3, 2, 5\) does not broadcast to 4 classes"),
+    ],
+)
+@pytest.mark.parametrize("named", [True, False])
+def test_the_shape_of_where_is_named_as_it_was_given(axis, shape, text, named, implementation):
+    logits = jnp.zeros((3, 4, 5))
+    labels = jnp.zeros(jnp.max(logits, axis).shape, int)
+    with jax_gpuops.use(implementation if named else None), pytest.raises(ValueError, match=text):
+        ours(logits, labels, axis, where=np.ones(shape, bool))

@@ -253,7 +253,9 @@ def test_an_error_of_the_lowering_is_a_line():
 
     first, second = jax_gpuops.explain(f, X, platform="tpu").calls
     assert first.plan.implementation == "error"
-    assert "runs on platform cpu, but the computation is lowered for tpu" in first.plan.reason
+    assert first.plan.reason.startswith(
+        'implementation="interpret" runs on platform cpu, but the computation is lowered for tpu'
+    )
     assert second.plan.reason == "jax_gpuops has no default kernel for platform tpu"
     assert second.plan.second_best == "none"
 

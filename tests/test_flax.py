@@ -307,6 +307,10 @@ def test_errors():
             ValueError, match=rf"{name} of shape \(3, 1, 1, 5, 5\) does not broadcast"
         ):
             attention_fn(x, x, x, **{name: jnp.ones((3, 1, 1, 5, 5), bool)})
+        with pytest.raises(TypeError, match=f"{name} must be an array, got str: 'a'"):
+            attention_fn(x, x, x, **{name: "a"})
+    with pytest.raises(TypeError, match="is_causal must be True or False, got 'no'"):
+        attention_fn(x, x, x, is_causal="no")
 
 
 def test_attention_without_a_depth():

@@ -1525,6 +1525,26 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
         ),
         (lambda x, i: jax_gpuops.gemm(x[0], x.T, implementation=i), ValueError, "two dimensions"),
         (
+            lambda x, i: jax_gpuops.gemm(x, x, transpose_a="no", implementation=i),
+            TypeError,
+            "transpose_a must be True or False, got 'no'",
+        ),
+        (
+            lambda x, i: jax_gpuops.gemm(x, x, transpose_b=1, implementation=i),
+            TypeError,
+            "transpose_b must be True or False, got 1",
+        ),
+        (
+            lambda x, i: jax_gpuops.gemm(x, x.T, transpose_b=True, implementation=i),
+            TypeError,
+            r"gemm takes a of shape \(..., m, k\) and b of shape \(..., n, k\), got \(2, 3\) and",
+        ),
+        (
+            lambda x, i: jax_gpuops.gemm(x, x, transpose_a=True, implementation=i, beta=1, c=1j),
+            TypeError,
+            "gemm kernels do not support a result of dtype complex64 .* float32, only float32",
+        ),
+        (
             lambda x, i: jax_gpuops.gemm(x.astype(int), x.T, implementation=i),
             TypeError,
             "a is of dtype int32",

@@ -364,6 +364,7 @@ ARGUMENTS = [
     {"axis": 1, "ddof": 7},
     {"axis": -1, "correction": 1.5},
     {"axis": -1, "correction": np.float32(2)},
+    {"axis": -1, "ddof": np.True_},
     {"axis": -1, "where": np.arange(6) % 2 == 0},
     {"axis": 1, "where": np.arange(4)[:, None, None] != 2},
     {"axis": 0, "dtype": "float32"},
@@ -503,6 +504,21 @@ def test_what_kernels_do_not_take_goes_to_xla(case, implementation):
             lambda x, i: jax_gpuops.var(x, ddof=1, correction=1, implementation=i),
             ValueError,
             "can't be provided simultaneously",
+        ),
+        (
+            lambda x, i: jax_gpuops.std(x, ddof=None, implementation=i),
+            TypeError,
+            "ddof must be a number or an array, got NoneType: None",
+        ),
+        (
+            lambda x, i: jax_gpuops.var(x, ddof="1", implementation=i),
+            TypeError,
+            "ddof must be a number or an array, got str: '1'",
+        ),
+        (
+            lambda x, i: jax_gpuops.mean_and_var(x, correction=[1], implementation=i),
+            TypeError,
+            r"correction must be a number or an array, got list: \[1\]",
         ),
         (
             lambda x, i: jax_gpuops.mean_and_var(x, where=x, implementation=i),

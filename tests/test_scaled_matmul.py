@@ -486,12 +486,16 @@ def test_the_kernel_is_in_the_program(on_tensor_cores):
     assert plan.algorithm == "tensor_core"
 
 
-@pytest.mark.parametrize("scalar", [0.5, np.float32(0.5), jnp.float32(0.5), jnp.full((1, 1), 0.5)])
+@pytest.mark.parametrize(
+    "scalar",
+    [2, 2.0, np.int32(2), np.float16(2), np.float32(2), jnp.float32(2), jnp.full((1, 1), 2.0)],
+    ids=lambda scalar: f"{type(scalar).__name__}{np.ndim(scalar)}",
+)
 def test_scales_of_a_tensor(scalar, on_tensor_cores):
     x = jnp.ones((8, 16), "float8_e4m3fn")
     for how in (on_tensor_cores, {"implementation": "xla"}):
-        y = jax_gpuops.scaled_matmul(x, x, scalar, scalar, transpose_b=True, **how)
-        np.testing.assert_array_equal(y, np.full((8, 8), 4))
+        y = jax_gpuops.scaled_matmul(x, x, scalar, scalar, transpose_b=np.True_, **how)
+        np.testing.assert_array_equal(y, np.full((8, 8), 64))
 
 
 @pytest.mark.parametrize("sizes", [(0, 4, 3), (3, 0, 4), (3, 4, 0)], ids=str)
@@ -533,6 +537,39 @@ def ones(*shape, dtype="float32"):
             lambda f: f(fp8(4, 8), fp8(8, 4), ones(dtype="bfloat16"), 1.0),
             TypeError,
             "a_scale must have dtype float32, got bfloat16; cast it",
+        ),
+        (
+            lambda f: f(fp8(4, 8), fp8(8, 4), 1.0, np.ones((1, 4), int)),
+            TypeError,
+            "b_scale must have dtype float32, got int32; cast it",
+        ),
+        (
+            lambda f: f(fp8(4, 8), fp8(8, 4), 1j, 1.0),
+            TypeError,
+            "a_scale must have dtype float32, got complex64",
+        ),
+        (
+            lambda f: f(fp8(4, 8), fp8(8, 4), [1.0], 1.0),
+            TypeError,
+            "a_scale must be a number or an array, got list",
+        ),
+        (
+            lambda f: f(fp8(4, 8), fp8(8, 4), 10**400, 1.0),
+            ValueError,
+            "a_scale must be finite, got an int of that size",
+        ),
+        *(
+            (
+                lambda f, dtype=dtype: f(fp8(4, 8), fp8(8, 4), 1, 1, preferred_element_type=dtype),
+                TypeError,
+                f"preferred_element_type must be a dtype or None, got {dtype!r}",
+            )
+            for dtype in ("", 0, "single_precision")
+        ),
+        (
+            lambda f: f(fp8(4, 8), fp8(8, 4), 1.0, 1.0, transpose_b="no"),
+            TypeError,
+            "transpose_b must be True or False, got 'no'",
         ),
         (
             lambda f: f(fp8(4, 8), fp8(8, 4), 1.0, 1.0, preferred_element_type="int8"),

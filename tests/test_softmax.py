@@ -1681,6 +1681,11 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
         ),
         (lambda x, i: jax_gpuops.softmax(x, scale=np.ones(2)), TypeError, "scale must be a Python"),
         (lambda x, i: jax_gpuops.softmax(x, scale="2"), TypeError, "got str; to scale by an array"),
+        (
+            lambda x, i: jax_gpuops.softmax(x, scale=np.str_("2")),
+            TypeError,
+            "got str_; to scale by",
+        ),
         (lambda x, i: jax_gpuops.softmax(x, scale=np.nan), ValueError, "scale must be finite, got"),
         (lambda x, i: jax_gpuops.softmax(x, scale=np.inf), ValueError, "scale must be finite, got"),
         (
@@ -1716,6 +1721,11 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
             lambda x, i: jax_gpuops.logsumexp(x, -1, b=x, scale=2.0),
             ValueError,
             "scale and causal cannot be combined with b or return_sign",
+        ),
+        (
+            lambda x, i: jax_gpuops.logsumexp(x, -1, return_sign=True, causal="no"),
+            TypeError,
+            "causal must be True or False, got 'no'",
         ),
     ],
 )

@@ -223,3 +223,5 @@ def test_an_algorithm_is_never_ignored(op, implementation):
 def test_an_unknown_family_is_named():
     with pytest.raises(ValueError, match=r"no op family 'sum'; there are: .*reduce"):
         jax_gpuops.algorithms("sum")
+    with pytest.raises(ValueError, match=r"no op family 'None'; there are: .*reduce"):
+        jax_gpuops.algorithms(None)

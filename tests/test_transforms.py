@@ -791,8 +791,18 @@ def test_both_extra_arguments_are_checked_before_anything_runs(op, implementatio
 def test_operands_must_be_arrays(op, implementation):
     for wrong in ([1.0, 2.0], "text", None, object()):
         for kwargs in ({}, {"implementation": implementation}):
-            with pytest.raises(TypeError, match=r"must be an array, got"):
+            with pytest.raises(TypeError, match=r"must be (a number or )?an array, got"):
                 op(wrong, *op.operands()[1:], **kwargs)
+
+
+@every_op
+@pytest.mark.parametrize("dtype", ["object", "U1", "datetime64[D]", "longdouble"])
+def test_operands_must_be_of_a_dtype_that_jax_has(op, dtype):
+    first, *others = op.operands()
+    wrong = np.zeros(np.shape(first), dtype)
+    what = re.escape(f"an array of a dtype that JAX has, got dtype {wrong.dtype}")
+    with pytest.raises(TypeError, match=rf"^\w+ must be .*{what}$"):
+        op(wrong, *others)
 
 
 BAD_CALLS = [
@@ -853,10 +863,46 @@ def test_without_arguments_every_platform_works(op):
 def test_interpret_runs_on_cpu_only(op):
     """What depends on the platform shows when the computation is lowered for it."""
     function = jax.jit(lambda *xs: op(*xs, implementation="interpret"))
-    with pytest.raises(ValueError, match="runs on platform cpu"):
+    with pytest.raises(
+        ValueError, match=f'^{op.name}: implementation="interpret" runs on platform'
+    ):
         jax.export.export(function, platforms=["cuda"], disabled_checks=jax_gpuops.EXPORT_CHECKS)(
             *op.operands()
         )
+
+
+@pytest.mark.parametrize("transformation", ["grad", "scan", "checkpoint", "scope"])
+def test_errors_of_the_lowering_name_the_function_that_was_called(transformation):
+    """Not the kernel, which may be that of a derivative or serve several functions."""
+
+    def loss(x):
+        return jax_gpuops.std(x, -1, implementation="interpret").sum()
+
+    def transformed(x):
+        if transformation == "scan":
+            return jax.lax.scan(lambda total, _: (total + loss(x), None), 0.0, None, 2)[0]
+        if transformation == "checkpoint":
+            return jax.grad(jax.checkpoint(loss))(x)
+        if transformation == "scope":
+            with jax.named_scope("softmax"):
+                return loss(x)
+        return jax.grad(loss)(x)
+
+    traced = jax.jit(transformed).trace(jnp.ones((2, 3)))
+    with pytest.raises(ValueError, match=r"^std: implementation=.* runs on platform cpu"):
+        traced.lower(lowering_platforms=("tpu",))
+
+
+def test_errors_of_the_lowering_name_a_loss_and_not_its_products():
+    x, w, labels = jnp.ones((4, 6)), jnp.ones((6, 5)), jnp.zeros(4, int)
+    for rows in (2, 4):
+        function = functools.partial(
+            jax_gpuops.linear_cross_entropy, rows_per_chunk=rows, implementation="interpret"
+        )
+        for each in (function, jax.grad(function)):
+            traced = jax.jit(each).trace(x, w, labels)
+            with pytest.raises(ValueError, match=r"^linear_cross_entropy: implementation="):
+                traced.lower(lowering_platforms=("tpu",))
 
 
 def test_every_public_op_is_in_the_table():
