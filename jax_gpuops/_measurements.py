@@ -219,15 +219,18 @@ def gpu_kind() -> str | None:
         return None
 
 
-def best(problem: dict[str, Any], fusible: bool = False) -> tuple[str, str]:
+def best(
+    problem: dict[str, Any], fusible: bool = False, without_gpu: str | None = None
+) -> tuple[str, str]:
     """Returns the implementation that `None` stands for on this machine's GPU, and why.
 
     Args:
       problem: the problem for the op's plan, with the op family under "op".
       fusible: True if XLA may fuse the producer of an operand with its own lowering. A kernel must
         then be as fast between such neighbouring operations, too.
+      without_gpu: the kind of GPU for which to answer if none is visible.
     """
-    kind = gpu_kind()
+    kind = gpu_kind() or without_gpu
     if kind is None:
         return "xla", "no GPU is visible"
     classes = table().get(kind)

@@ -31,8 +31,9 @@ def plan(
 ) -> Plan:
     """Returns what a call of an op would run on one device, without running it.
 
-    For a GPU the plan is made for an H200. Another GPU may run another algorithm; algorithms that
-    need compute capability 9.0 run on no other.
+    For a GPU the algorithm is that of an H200. Another GPU may run another one; algorithms that
+    need compute capability 9.0 run on no other. What `implementation=None` chooses for "cuda"
+    depends on the GPU in the machine; without one it is what an H200 would run.
 
     >>> jax_gpuops.plan("softmax", (8192, 4096), "float32", implementation="interpret")
     Plan(implementation='interpret', algorithm='block', reason=...)
@@ -123,7 +124,7 @@ def explain(
       f: a function that JAX can trace.
       *args: its arguments. `jax.ShapeDtypeStruct` stands for an array, perhaps with a sharding.
         Values other than arrays are passed on as they are.
-      platform: as in `plan`; "cuda" on a machine without a GPU shows what a GPU would run.
+      platform: as in `plan`; "cuda" on a machine without a GPU shows what an H200 would run.
       **kwargs: its keyword arguments.
 
     Returns:
@@ -263,7 +264,8 @@ def _plan_call(
     **params,
 ) -> Plan:
     platform = _platform(platform, implementation, algorithm)
-    site = _primitive.Site(kernel, platform, avals, params, partitioned, fusible)
+    where = {"partitioned": partitioned, "fusible": fusible, "without_gpu": "NVIDIA H200"}
+    site = _primitive.Site(kernel, platform, avals, params, **where)
     return _primitive.plan_call(site, implementation, algorithm)
 
 

@@ -389,6 +389,7 @@ class Site:
       params: the parameters except `implementation` and `algorithm`.
       partitioned: True if XLA will partition the program over several devices.
       fusible: True if XLA may fuse the producer of an operand with its own lowering of the call.
+      without_gpu: for a call that is planned and not lowered, as in `_measurements.best`.
     """
 
     kernel: Kernel
@@ -397,6 +398,7 @@ class Site:
     params: dict[str, Any]
     partitioned: bool
     fusible: bool = False
+    without_gpu: str | None = None
 
     @property
     def problem(self) -> dict[str, Any]:
@@ -514,7 +516,8 @@ def _fastest(site: Site) -> Choice:
         return Choice("xla", "the program spans several devices, and the operands may be sharded")
     if (why := _library.gpu_problem()) is not None:
         return Choice("xla", why, is_fault=True)
-    return Choice(*_measurements.best({"op": site.kernel.op, **site.problem}, site.fusible))
+    problem = {"op": site.kernel.op, **site.problem}
+    return Choice(*_measurements.best(problem, site.fusible, site.without_gpu))
 
 
 def plan_call(site: Site, implementation: Implementation, algorithm: str | None) -> _report.Plan:

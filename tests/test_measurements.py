@@ -213,6 +213,18 @@ def test_nothing_is_known_of_another_kind_of_gpu(gpu):
             assert why == f"nothing was measured on {kind}; `python -m bench tune` measures it"
 
 
+def test_without_a_gpu_plans_are_those_of_an_h200_and_programs_run_xla(gpu, tmp_path):
+    """A program that is exported may run on any GPU."""
+    gpu.setattr(_measurements, "gpu_kind", lambda: None)
+    jax_gpuops.load_measurements(file_of(tmp_path / "a.json", kind="NVIDIA H200"))
+    assert chosen() == "cuda"
+    transpose = jax.jit(lambda x: jax_gpuops.transpose(x))
+    x = jax.ShapeDtypeStruct((512, 512), "float32")
+    (call,) = jax_gpuops.explain(transpose, x, platform="cuda").calls
+    assert call.plan.implementation == "cuda"
+    assert "jax_gpuops" not in transpose.trace(x).lower(lowering_platforms=("cuda",)).as_text()
+
+
 def test_a_file_is_loaded_and_taken_back(gpu, tmp_path):
     assert chosen() == "xla"
     jax_gpuops.load_measurements(file_of(tmp_path / "a.json"))
