@@ -12,9 +12,11 @@ from jax_gpuops._linear import ACTIVATIONS, check_activation, linear
 
 
 class Linear(nnx.Linear):
-    """`flax.nnx.Linear` with an activation: `activation(x @ kernel + bias)` by `jax_gpuops.linear`.
+    """`flax.nnx.Linear` by `jax_gpuops.linear`: `activation(x @ kernel + bias) + residual`.
 
     >>> layer = jax_gpuops.flax.Linear(512, 2048, activation="gelu", rngs=nnx.Rngs(0))
+    >>> y = layer(x)
+    >>> y = layer(x, residual=z)  # layer(x) + z in one kernel
 
     Its parameters are those of `flax.nnx.Linear`. XLA computes calls with an `out_sharding`.
 
@@ -40,11 +42,14 @@ class Linear(nnx.Linear):
         super().__init__(in_features, out_features, **kwargs)
         self.activation = activation
 
-    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
-        """Applies the layer along the last dimension of the input."""
+    def __call__(
+        self, inputs: jax.Array, out_sharding: Any = None, *, residual: jax.Array | None = None
+    ) -> jax.Array:
+        """Applies the layer along the last dimension of the input, and adds the residual."""
         if out_sharding is not None:
             y = super().__call__(inputs, out_sharding)
-            return y if self.activation is None else ACTIVATIONS[self.activation](y)
+            y = y if self.activation is None else ACTIVATIONS[self.activation](y)
+            return y if residual is None else y + residual
         bias = None if self.bias is None else jnp.asarray(self.bias)
         operands: Any = (inputs, jnp.asarray(self.kernel), bias)
         inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
@@ -53,13 +58,14 @@ class Linear(nnx.Linear):
             kernel,
             bias,
             activation=self.activation,
+            residual=residual,
             precision=self.precision,
             preferred_element_type=self.preferred_element_type,
         )
 
 
 class Dense(linen.Dense):
-    """`flax.linen.Dense` with an activation: `activation(x @ kernel + bias)` by `linear`.
+    """`flax.linen.Dense` by `jax_gpuops.linear`: `activation(x @ kernel + bias) + residual`.
 
     >>> layer = jax_gpuops.flax.Dense(2048, activation="gelu")
 
@@ -73,8 +79,8 @@ class Dense(linen.Dense):
     activation: str | None = None
 
     @linen.compact
-    def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Applies the layer along the last dimension of the input."""
+    def __call__(self, inputs: jax.Array, *, residual: jax.Array | None = None) -> jax.Array:
+        """Applies the layer along the last dimension of the input, and adds the residual."""
         if self.dot_general is not None or self.dot_general_cls is not None:
             raise TypeError(
                 "this layer does not support dot_general: its kernel computes the product"
@@ -85,4 +91,5 @@ class Dense(linen.Dense):
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
         operands: Any = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
-        return linear(*operands, activation=self.activation, precision=self.precision)
+        how: Any = {"residual": residual, "precision": self.precision}
+        return linear(*operands, activation=self.activation, **how)

@@ -479,7 +479,8 @@ def choose(site: Site, implementation: Implementation, algorithm: str | None) ->
         if (refusal := site.refusal(name)) is not None:
             why, remedy = refusal
             if algorithm is not None:
-                remedy = f"leave {asked_for(algorithm)} out; {remedy}"
+                is_alone = implementation is None or isinstance(implementation, Preferred)
+                remedy = f"leave {asked_for(algorithm)} out" + ("" if is_alone else f"; {remedy}")
             raise ValueError(f'implementation="{name}" {why}; {remedy}')
         _library.module(name)  # raises if it is not installed
         if name == "cuda" and (problem_of_gpu := _library.gpu_problem()) is not None:

@@ -54,7 +54,8 @@ def attention_fn(
 
     Pass it as `attention_fn=` to `nnx.MultiHeadAttention` or `nn.MultiHeadDotProductAttention`.
     It uses `jax_gpuops.dot_general` for the products and `jax_gpuops.softmax`. The scores of 16-bit
-    operands are float32. As in Flax, a fully masked query attends to all keys with equal weights.
+    operands are float32, so that with dropout results of 16 bits may differ from Flax's by more
+    than their rounding. As in Flax, a fully masked query attends to all keys with equal weights.
 
     Args:
       query: an array of shape (..., query length, heads, depth).

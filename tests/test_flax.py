@@ -1,5 +1,6 @@
 """Flax layers on our operations against the stock layers: values and gradients."""
 
+import functools
 import subprocess
 import sys
 
@@ -159,6 +160,22 @@ def test_linen_layer_with_an_activation(use_bias, activation, implementation):
     with jax_gpuops.use(implementation):
         ours = linen_results(Model(jax_gpuops.flax.Dense), x)
     assert_same(ours, linen_results(Model(linen.Dense), x))
+
+
+def test_layers_add_a_residual_in_the_kernel(implementation):
+    x = jnp.asarray(helpers.normal((4, 3, 16), "bfloat16"))
+    z = jnp.asarray(helpers.normal((4, 3, 8), "bfloat16", seed=1))
+    how = {"dtype": jnp.bfloat16, "param_dtype": jnp.bfloat16}
+    of_nnx = jax_gpuops.flax.Linear(16, 8, activation="relu", rngs=nnx.Rngs(0), **how)
+    of_linen = jax_gpuops.flax.Dense(8, activation="relu", **how)
+    variables = of_linen.init(jax.random.key(0), x)
+    for layer in (of_nnx, functools.partial(of_linen.apply, variables)):
+        with jax_gpuops.use(implementation):
+            y = layer(x, residual=z)
+            (call,) = helpers.custom_calls(lambda x, z, layer=layer: layer(x, residual=z), x, z)
+        assert call.startswith("jax_gpuops_linear_add")
+        expected = layer(x).astype(jnp.float32) + z.astype(jnp.float32)
+        np.testing.assert_allclose(y.astype(jnp.float32), expected, rtol=2e-2, atol=2e-2)
 
 
 def test_layers_refuse_what_they_do_not_know():
