@@ -13,7 +13,7 @@ from jax import lax
 from jax.interpreters import ad, batching
 
 from jax_gpuops import _arguments, _linear, _matmul, _primitive
-from jax_gpuops._implementation import NoKernelError, dispatch, resolve
+from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_invariant
 from jax_gpuops._linear import ACTIVATIONS
 
 
@@ -25,6 +25,7 @@ def glu(
     activation: str | None = "silu",
     precision: Any = None,
     preferred_element_type: Any = None,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -46,6 +47,7 @@ def glu(
       precision: as for `matmul`.
       preferred_element_type: the dtype of the result; None for the dtype to which x, w_gate and
         w_up promote, the only one that the fused kernel supports.
+      batch_invariant: as for `matmul`; only the fused kernel supports it.
       implementation: as for `matmul`.
       algorithm: None, or "tensor_core".
 
@@ -65,12 +67,13 @@ def glu(
             f"{jnp.shape(arrays['w_up'])}"
         )
     _linear.check_activation(activation)
+    chosen, algorithm = resolve_invariant("matmul", batch_invariant, implementation, algorithm)
     return _jitted_glu(
         *arrays.values(),
         activation=activation,
         precision=_matmul.hashable(precision),
         preferred_element_type=preferred_element_type,
-        implementation=resolve("matmul", implementation, algorithm),
+        implementation=chosen,
         algorithm=algorithm,
     )
 
@@ -95,7 +98,7 @@ def _glu(
         how = {
             "precision": precision,
             "implementation": implementation,
-            "algorithm": algorithm,
+            "algorithm": "tensor_core" if algorithm == BATCH_INVARIANT else algorithm,
         }
         gated = {"activation": activation, "preferred_element_type": result_dtype}
         try:

@@ -99,6 +99,26 @@ def test_dense_layers(implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_gated_layers(dtype, implementation):
+    x, gate = factors(dtype)
+    up = helpers.normal((K, N), dtype, seed=2)
+
+    def layer(x, gate=gate):
+        return ops.glu(x, gate, up, implementation=implementation, batch_invariant=True)
+
+    expected = layer(x)
+    for count in COUNTS:
+        helpers.assert_same_bits(layer(x[:count]), expected[:count])
+        helpers.assert_same_bits(layer(x[-count:]), expected[-count:])
+    helpers.assert_same_bits(layer(x[:16].reshape(2, 8, K)), expected[:16].reshape(2, 8, N))
+    batch = jnp.stack([x[:8], x[8:16]])
+    helpers.assert_same_bits(jax.vmap(layer)(batch)[0], expected[:8])
+    weights = jnp.stack([2 * gate, gate])
+    helpers.assert_same_bits(jax.vmap(layer)(batch[::-1], weights)[1], expected[:8])
+
+
+@pytest.mark.kernel
 def test_dot_general_is_matmul(product, implementation):
     a, b = factors("bfloat16")
     dims = (((1,), (0,)), ((), ()))
@@ -123,6 +143,8 @@ def test_it_is_a_kernel_or_an_error():
         ops.matmul(np.ones((8, 8), np.int32), a.astype(np.int32), batch_invariant=True)
     with pytest.raises(TypeError, match=refused):
         ops.linear(a, a, preferred_element_type="float16", batch_invariant=True)
+    with pytest.raises(ValueError, match="gated products only of float16 and bfloat16"):
+        ops.glu(a, a, a, batch_invariant=True)
     of_parts = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
     with pytest.raises(ValueError, match="BF16_BF16_F32_X6"):
         ops.matmul(a, a, precision=of_parts, batch_invariant=True)
