@@ -355,11 +355,18 @@ def _add_case_arguments(command: argparse.ArgumentParser, op: ops.Op) -> None:
 
 
 def _shape(text: str) -> Shape:
-    return tuple(int(size) for size in text.split("x"))
+    try:
+        return tuple(int(size) for size in text.split("x"))
+    except ValueError:
+        message = f"{text!r} is not a shape; write the sizes with x between them, as in 8192x32768"
+        raise argparse.ArgumentTypeError(message) from None
 
 
 def _dtype(text: str) -> str:
-    return jnp.dtype(ops.SHORT_DTYPES.get(text, text)).name
+    try:
+        return jnp.dtype(ops.SHORT_DTYPES.get(text, text)).name
+    except TypeError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a dtype") from None
 
 
 def _pattern(text: str) -> re.Pattern[str]:

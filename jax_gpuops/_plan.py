@@ -60,7 +60,9 @@ def plan(
     """
     ops = _ops()
     if op not in ops:
-        raise ValueError(f"op must be one of {', '.join(ops)}, got {op!r}")
+        raise ValueError(
+            f"op must be one of {', '.join(ops)}, got {op!r}; explain shows the calls of any function"
+        )
     _check_platform(platform)
     operands = [jax.ShapeDtypeStruct(each, dtype) for each in _shapes(shape)]
     structs = {k: x for k, x in arguments.items() if isinstance(x, jax.ShapeDtypeStruct)}

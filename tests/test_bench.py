@@ -746,8 +746,11 @@ def test_what_is_no_part_of_the_run_is_an_error(shape, environment, message, tmp
     [
         (["softmax"], "--shape"),
         (["merge", "a.json"], "merge writes to --json"),
-        (["softmax", "--shape", "3xtwo"], "--shape"),
-        (["softmax", "--shape", "3x2", "--dtype", "f33"], "--dtype"),
+        (
+            ["softmax", "--shape", "3xtwo"],
+            "--shape: '3xtwo' is not a shape; write the sizes with x",
+        ),
+        (["softmax", "--shape", "3x2", "--dtype", "f33"], "--dtype: 'f33' is not a dtype"),
         (["softmax", "--shape", "3x2", "--algorithm", "fastest"], "it has baseline"),
         (["matmul", "--shape", "3x2"], "MxKxN"),
         (["ladder", "fft"], "softmax"),

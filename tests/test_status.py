@@ -75,7 +75,7 @@ def test_a_plan_says_why(implementation):
     assert (plan.implementation, plan.algorithm) == ("xla", None)
     plan = jax_gpuops.plan("softmax", (8, 100), "int32")
     assert plan.implementation == "xla"
-    with pytest.raises(ValueError, match=r"op must be one of .*softmax.*, got 'sofmax'"):
+    with pytest.raises(ValueError, match=r"op must be one of .*softmax.*, got 'sofmax'; explain"):
         jax_gpuops.plan("sofmax", (8, 100), "float32")
 
 
