@@ -61,7 +61,7 @@ def plan(
     ops = _ops()
     if op not in ops:
         raise ValueError(
-            f"op must be one of {', '.join(ops)}, got {op!r}; explain shows the calls of any function"
+            f"op must be one of {', '.join(ops)}, got {op!r}; explain shows the calls of a function"
         )
     _check_platform(platform)
     operands = [jax.ShapeDtypeStruct(each, dtype) for each in _shapes(shape)]
