@@ -442,7 +442,7 @@ def _softmax() -> Iterator[Grid]:
         yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _FEWER_COUNTS)
 
 
-_LENGTHS = (*(8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**18, 2**24),)
+_LENGTHS = (8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**18, 2**24)
 """Row lengths of softmax, which is ahead for some and behind for others."""
 
 _FEWER_COUNTS = (*_powers(0, 18, 3), 2**24)
@@ -486,13 +486,12 @@ def _reduce() -> Iterator[Grid]:
         yield _inner("sum", dtype, *places, result=result)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         yield _inner("mean", dtype, (49, 196, 1536), (256, 2048), (1, 8, 64, 512), result=dtype)
-    for kernel, dtype in itertools.product(("max", "argmax"), ("float32", "bfloat16")):
-        if kernel == "max":
-            yield _rows(kernel, dtype, (128, 2048, 32768, 2**27), counts, result=dtype)
-            yield _inner(kernel, dtype, *places, result=dtype)
-            continue
-        yield _rows(kernel, dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
-        yield _inner(kernel, dtype, *places[:2], (1, 8, 64), result="int32")
+    for dtype in ("float32", "bfloat16"):
+        yield _rows("max", dtype, (128, 2048, 32768, 2**27), counts, result=dtype)
+        yield _inner("max", dtype, *places, result=dtype)
+    for dtype in ("float32", "bfloat16"):
+        yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
+        yield _inner("argmax", dtype, *places[:2], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield from _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
     for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies
