@@ -364,7 +364,7 @@ def _stored(x: jax.Array, implementation: _primitive.Implementation) -> jax.Arra
     """Makes XLA compute an operand once, for a kernel and for the comparison with its result.
 
     XLA may compute it again in the comparison, fused with other operations, and round it
-    differently, so that no element equals the result.
+    differently, so that no element equals the result. XLA:CPU of jax 0.10 does so despite this.
     """
     return x if implementation == "xla" else jax.lax.optimization_barrier(x)
 

@@ -529,18 +529,6 @@ def test_gradients_by_tensor_core(on_tensor_cores):
     helpers.assert_matmul(b_bar, helpers.swap(a), g)
 
 
-def test_gradients_that_tensor_core_cannot_take(on_tensor_cores):
-    """The cotangent of a float32 result is of float32."""
-
-    def loss(a):
-        b = jnp.ones((16, 24), "bfloat16")
-        how = {"preferred_element_type": jnp.float32, "precision": "highest", **on_tensor_cores}
-        return jax_gpuops.matmul(a, b, **how).sum()
-
-    with pytest.raises(ValueError, match=r"multiplies float32 in TF32, which .* HIGHEST excludes"):
-        jax.make_jaxpr(jax.grad(loss))(jnp.ones((8, 16), "bfloat16"))
-
-
 @pytest.mark.parametrize(
     ("call", "why"),
     [

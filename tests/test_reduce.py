@@ -898,6 +898,8 @@ def test_gradient_of_the_maximum_of_a_computed_array(name, axes, implementation)
     """XLA computes such an array again where it is compared with its maximum, and may round it
     differently: then no element would be the maximum.
     """
+    if implementation == "interpret" and jax.__version_info__ < (0, 11):
+        pytest.skip("its XLA:CPU removes optimization barriers before it fuses")
 
     def gradient(x, reduce):
         def loss(x):
