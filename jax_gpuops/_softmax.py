@@ -278,8 +278,8 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
     def kernel():
         check_dtype(x)
         limits = jnp.finfo(_primitive.accumulator(x.dtype))
-        largest = float(limits.max) / 2
-        if abs(scale) > largest:  # kernels multiply it by log2(e)
+        largest = float(limits.max) / 4
+        if abs(scale) > largest:  # kernels multiply it by log2(e), and take its reciprocal
             raise NoKernelError(f"abs(scale) must be at most {largest:.3}, got scale {scale}")
         if len(axes) > 1 or algorithm == BATCH_INVARIANT:  # the rows are reshaped
             _rowwise.check_unsharded("a" if name == "logsumexp" else "x", x, axes)

@@ -19,8 +19,8 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
-// Two sets of slots, used alternately: a warp that writes to a set has passed the barrier of the
-// row in between, at which warps arrive only after they have read the set's previous row.
+// Two sets of slots, used in turn. A warp that writes to a set has passed the barrier of the row in
+// between, and no warp arrives there before it has read the set's previous row.
 template <class State>
 struct alignas(kSharedAlignment) BlockStorage {
   State slots[2][kMaxWarpsPerBlock];

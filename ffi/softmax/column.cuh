@@ -41,8 +41,8 @@ class ColumnFragment {
   using A = Accumulator<T>;
   static constexpr bool kTangent = Functions::kIsLinearInT;
   using State = typename Functions::template State<T>;
-  // Whether rows with anchors beyond +-kLarge, including infinite ones, are left to redo_row():
-  // then the powers of neighbouring rows have a common factor, which takes one register.
+  // Whether redo_row() computes rows with anchors beyond +-kLarge, including infinite ones. Then
+  // all rows of a thread use one factor for their powers, in one register.
   static constexpr bool kRedoes = !kTangent && kPack > 1 && Exponents<T>::kBaseTwo;
 
   __device__ __forceinline__ void load(const KernelArgs<T>& args, const Steps& steps,

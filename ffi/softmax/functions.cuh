@@ -2,9 +2,9 @@
 // element adds to the state of its row, the result of an element given that state, and the result
 // of an element that does not take part.
 //
-// The fill value changes no state, and yields the required result if the state is finite. Only in
-// rows whose state is not regular must elements that do not take part be told from others, to give
-// them left_out() as result.
+// The fill value changes no state, and yields the required result if the state is regular. In a row
+// whose state is not regular it may not: there the mask is read again, and elements that do not
+// take part get left_out().
 #pragma once
 
 #include <cstdint>
@@ -44,8 +44,9 @@ struct Softmax {
 };
 
 // log_softmax of the elements of a row, from its state. A row whose scaled elements are all -inf
-// has the sum 0, and its results are NaN. That takes a test where the scale makes them infinite: an
-// FMA does not round the product to infinity, so that its difference is not NaN.
+// has the sum 0, and its results are NaN. Where only the scale makes the elements infinite, this
+// takes a test: an FMA does not round the product, so that its difference from the infinite anchor
+// is infinite and not NaN.
 template <class T>
 struct LogSoftmax {
   using A = Accumulator<T>;
@@ -188,7 +189,7 @@ class RowGradient {
 
   // scale * p * g, the part of the result that all elements have.
   __device__ __forceinline__ A operator()(A x) const { return power_(x) * factor_ * weight_; }
-  // The column of the label, or -1, and what is subtracted there.
+  // The column of the label, or a negative number, and what is subtracted there.
   __device__ __forceinline__ std::int64_t label() const { return label_; }
   __device__ __forceinline__ A cotangent() const { return cotangent_; }
 

@@ -40,7 +40,7 @@ enum class Exponential { kExact, kShort };
 // 16-bit results use powers of two: one FMA multiplies x by scale * log2(e) and subtracts the
 // anchor. The rounding error of the anchor is common to all elements of a row, so everything that
 // is combined must use the same anchor: states hold anchors, not maxima. Anchors are half of the
-// exponent, so that the anchor of a finite number is never infinite. The hardware flushes subnormal
+// exponent, so that an anchor is infinite only where scale * x is. The hardware flushes subnormal
 // powers to 0. For softmax, where a bfloat16 result may be subnormal, all powers are multiplied by
 // 2^64 (the lift), which the division by their sum cancels; its anchors are integers, so that
 // adding the lift is exact.

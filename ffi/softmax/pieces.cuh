@@ -1,10 +1,11 @@
 // The pieces of rows that warps hold in shared memory, for the algorithms `cluster_shared` and
 // `split_pipelined`.
 //
-// The shared memory of a multiprocessor holds half as much again of rows as its registers do, and
-// copies in flight to it take no registers. Each warp has a few pieces of its own, as long as its
-// registers can process at a time: one lane issues the bulk copy of a piece, and all lanes wait for
-// it. They reduce it, and when the state of the row is known they read it again for the results.
+// The shared memory of a multiprocessor holds one and a half times the rows that its registers
+// hold, and copies in flight to it take no registers. Each warp has a few pieces of its own, as
+// long as its registers can process at a time: one lane issues the bulk copy of a piece, and all
+// lanes wait for it. They reduce it, and when the state of the row is known they read it again for
+// the results.
 #pragma once
 
 #include "core/ptx/bulk_copy.cuh"

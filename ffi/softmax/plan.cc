@@ -840,8 +840,9 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 // A state for each slice of a row, or for split_pipelined the memory through which blocks exchange
 // states. Neither the number of rows nor the GPU is known here: a row has the most slices if it is
 // the only one, and no GPU that runs_hopper_code() has more multiprocessors than the nominal one.
-// An unknown length, as in exported programs, is passed as one too long for split_pipelined; its
-// workspace must also be enough for rows that use split_pipelined.
+// Exported programs pass 2^40 for an unknown length, which is too long for split_pipelined. When
+// they run, a row may be short enough for it, and their workspace must suffice, as is asserted
+// here.
 static_assert(mailbox_bytes(132, 8) <= 8 * kMostSlices &&
               mailbox_bytes(132, 16) <= 16 * kMostSlices);
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {

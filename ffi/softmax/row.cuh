@@ -125,8 +125,8 @@ struct KernelArgs {
   // 0, which the compiler cannot know.
   __device__ std::uint32_t nothing() const { return static_cast<std::uint32_t>(size >> 63); }
 
-  // The column of the row's label, or -1 if there is none. As in NumPy, the label -1 is the last
-  // column.
+  // The column of the row's label, or a negative number if there is none. As in NumPy, the label -1
+  // is the last column.
   __device__ std::int64_t label(std::int64_t row) const {
     const std::int64_t given = wide_labels ? static_cast<const std::int64_t*>(labels)[row]
                                            : static_cast<const std::int32_t*>(labels)[row];

@@ -64,9 +64,9 @@ struct Problem {
   std::int64_t queries;  // if not 0, row r has only its first r % queries + 1 elements
   bool scaled;           // the scale is not 1
   // The largest power of two, up to 16, that divides the addresses of x, t and y: if it is 16, they
-  // can be read in packs. If rows consist of whole packs and the mask has a flag per element, it
-  // also divides the mask's address times the bytes of an element, so that the flags of a pack can
-  // be read at once. (The flags need no field of their own: where a row begins at a pack boundary,
+  // can be read in packs. If rows consist of whole packs and the mask has a flag per element, the
+  // mask's address times the bytes of an element counts too, so that the flags of a pack can be
+  // read at once. (The flags need no field of their own: where a row begins at a pack boundary,
   // so do its flags, whichever dims the mask lacks.)
   std::int64_t alignment;
   // Whether the plan must not depend on the number of rows. plan() sets it for kBatchInvariant, so
@@ -265,7 +265,7 @@ inline constexpr std::string_view kVariantNames[] = {"general", "softmax", "plai
 constexpr auto& names_of(Variant) { return kVariantNames; }
 
 // The launch configuration of an algorithm: everything that its launcher needs besides the arrays.
-// Fields that an algorithm does not use are 0.
+// Fields that an algorithm does not use keep their defaults.
 struct Config {
   RowLayout layout = RowLayout::kStrided;
   Variant variant = Variant::kGeneral;
@@ -322,7 +322,7 @@ struct Plan {
 // for the problem. Throws std::invalid_argument if the named one cannot take the problem.
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device);
 
-// The most bytes of workspace per row, for any number of rows.
+// The bytes of workspace that suffice for each row, however many rows there are.
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm);
 
 // A planned call, as launchers take it.
