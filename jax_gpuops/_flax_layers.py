@@ -91,5 +91,6 @@ class Dense(linen.Dense):
         if self.use_bias:
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
         operands: Any = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
-        how: Any = {"residual": residual, "precision": self.precision}
-        return linear(*operands, activation=self.activation, **how)
+        return linear(
+            *operands, activation=self.activation, residual=residual, precision=self.precision
+        )
