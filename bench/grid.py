@@ -264,7 +264,7 @@ def _rows(
 def _odd_rows(
     kernel: str, dtype: str, columns: Sequence[int], counts: Sequence[int], **options: Any
 ) -> Iterator[Grid]:
-    """Rows of odd lengths, and rows that are a little longer, aligned to 4 and to 8 bytes."""
+    """A grid of rows of odd lengths, and of longer ones for each larger alignment below 16."""
     for more in _unaligned(dtype):
         yield _rows(kernel, dtype, [n + more for n in columns], counts, **options)
 
