@@ -64,13 +64,16 @@ def test_any_dtype(function):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("columns", [197, 1500, 20_001])
-def test_any_neighbours(columns, function):
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+@pytest.mark.parametrize("columns", [10, 64, 197, 1500, 20_001])
+def test_any_neighbours(columns, scale, function):
     """Rows so large that their elements are read again, infinities and NaN leave others alone."""
     x = helpers.normal((5, columns), "float32")
     others = np.array(x)
     others[1::4], others[2::4], others[3::4] = 1e30 * x[1::4], np.inf, np.nan
-    helpers.assert_same_bits(function(others)[::4], function(x)[::4])
+    for where in (None, np.random.default_rng(0).random(x.shape) < 0.5):
+        options = {"scale": scale, "where": where}
+        helpers.assert_same_bits(function(others, **options)[::4], function(x, **options)[::4])
 
 
 @pytest.mark.kernel

@@ -1581,6 +1581,20 @@ def test_a_row_longer_than_32_bits_count(algorithm, implementation):
 
 
 @pytest.mark.large
+def test_masked_rows_longer_than_32_bits_count(implementation):
+    """Rows with a flag for each element that begin at any byte, and their gradient."""
+    x = jnp.zeros((2, BEYOND_INT), jnp.bfloat16)
+    where = jnp.ones(x.shape, bool)
+
+    def total(x):
+        return jnp.sum(jax_gpuops.logsumexp(x, where=where, implementation=implementation))
+
+    two_pass = {"algorithm": "block_two_pass", "implementation": implementation}
+    for result in (jax_gpuops.softmax(x, where=where, **two_pass), jax.grad(total)(x)):
+        assert jnp.all(result == 2.0**-31)
+
+
+@pytest.mark.large
 def test_a_causal_row_longer_than_32_bits_count(implementation):
     """Most of it lies more than 2^31 elements behind the last that takes part."""
     x = jnp.ones((2, BEYOND_INT - BEYOND_INT % 8 + 8), jnp.bfloat16)

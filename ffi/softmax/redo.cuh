@@ -13,8 +13,8 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 
 // Recomputes a row with a large anchor. It is not inlined, so that its registers are not at the
-// expense of other rows. If `lanes` is more than 1, the whole warp must call it, each group of
-// `lanes` lanes with a row of its own.
+// expense of other rows. If `lanes` is more than 1, the whole warp must call it: each group of
+// `lanes` lanes with a row of its own, or with none, if `exists` is false.
 template <class T>
 __device__ __noinline__ void redo_row(const KernelArgs<T>& args, std::int64_t number, bool exists,
                                       int lane, int lanes) {

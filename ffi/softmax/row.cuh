@@ -651,7 +651,8 @@ class ThreadSlice {
   // For rows with a mask of any phase. No byte outside the mask's array is read.
   template <int kPacks>
   __device__ __forceinline__ void read_shifted_flags(Flags (&flags)[kPacks]) const {
-    const int needed = readable_ + mask_phase_;
+    const int held = position(kPacks, 0);
+    const int needed = (readable_ < held ? readable_ : held) + mask_phase_;
     const int whole = mask_end_ - (kFlagWord - 1);
     const int end = needed < whole ? needed : whole;
     FlagWord words[kPacks][kFlagWords];

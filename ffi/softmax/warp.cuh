@@ -36,7 +36,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
 
   const auto take = [&](RowNumber first) {
     Fragment fragment[kRows];
-    bool any_large = false;
+    unsigned large = 0;  // a bit for each row of the group
     const auto slice_of = [&](int r) {
       const RowNumber number = first + r * kGroups + group;
       const Row<T, Fragment::kLayout> row(args, number, number < count);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       const auto total = fragment[r].template reduce<kLanes, Anchors::kNotLarge>(args);
       write_results<Totals::kOwn, Anchors::kNotLarge>(fragment[r], args, number, slice, total,
                                                       row_result);
-      if constexpr (kMayBeLarge) any_large = any_large || exponents.is_large(total.anchor);
+      if constexpr (kMayBeLarge) large |= unsigned{exponents.is_large(total.anchor)} << r;
     };
     if constexpr (kHasMask<Fragment::kLayout>) {
       // Computing the address of a row's mask takes more instructions than computing a few
@@ -65,13 +65,12 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
       for (int r = 0; r < kRows; ++r) finish(r, slice_of(r));
     }
     if constexpr (kMayBeLarge) {
-      // Recomputes all rows of the warp; results of the other rows may change in their last bit.
-      if (!__any_sync(kFullWarp, any_large)) return;
+      if (!__any_sync(kFullWarp, large != 0)) return;
       __syncwarp();
 #pragma unroll 1
       for (int r = 0; r < kRows; ++r) {
         const std::int64_t number = first + r * kGroups + group;
-        redo_row(args, number, number < count, lane, kLanes);
+        redo_row(args, number, (large >> r & 1) != 0 && number < count, lane, kLanes);
       }
     }
   };

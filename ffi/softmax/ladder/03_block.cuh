@@ -120,6 +120,8 @@ __global__ void __launch_bounds__(kMaxBlockThreads)
                              store_any<kWidth>(value, target + column * rows.inner);
                            });
     }
+    // The packs of the next row may begin elsewhere in the cache, where other threads still read.
+    __syncthreads();
   }
 }
 
