@@ -238,8 +238,7 @@ void launch_block(const Call& call) {
         call.queue, launch_shape(call, sizeof(BlockStorage<typename Fragment::State>)),
         kernel_args<T>(call), call.config.piece);
   };
-  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
+  dispatch_packed_layout(call, [&](auto layout) {
     if constexpr (Functions::kIsLinearInT) {
       dispatch_value<kMostBlockPacks>(call.config.packs,
                                       [&](auto packs) { launch(layout, packs); });
@@ -286,10 +285,8 @@ void launch_passing_block(const Call& call) {
 
 template <class Functions, class T>
 void launch_block_two_pass(const Call& call) {
-  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned>(call.config.layout, [&](auto layout) {
-    launch_passing_block<Functions, T, layout, kPassingPacks>(call);
-  });
+  dispatch_packed_layout(
+      call, [&](auto layout) { launch_passing_block<Functions, T, layout, kPassingPacks>(call); });
 }
 
 template <class Functions, class T>

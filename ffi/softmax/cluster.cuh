@@ -239,8 +239,7 @@ __global__ void __launch_bounds__(kSliceThreads, kSlicesResident)
 template <class Functions, class T>
 void launch_cluster(const Call& call) {
   const Config& config = call.config;
-  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned>(config.layout, [&](auto layout) {
+  dispatch_packed_layout(call, [&](auto layout) {
     constexpr bool kHasPlain = has_plain_cluster(kDTypeOf<T>, layout);
     constexpr Variant kOther = kHasPlain ? Variant::kPlainSoftmax : Variant::kGeneral;
     dispatch_variant<Functions, kOther>(call, [&](auto variant) {
@@ -255,8 +254,7 @@ void launch_cluster(const Call& call) {
 template <class Functions, class T>
 void launch_cluster_shared(const Call& call) {
   const Config& config = call.config;
-  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned>(config.layout, [&](auto layout) {
+  dispatch_packed_layout(call, [&](auto layout) {
     dispatch_variant<Functions, kVariantInShared<T, layout>>(call, [&](auto variant) {
       using Fragment = FragmentOf<Functions, T, slice_held(sizeof(T)), layout, variant>;
       launch_kernel<cluster_slice_kernel<Fragment>>(

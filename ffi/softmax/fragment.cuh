@@ -168,7 +168,7 @@ class ForwardFragment {
     constexpr bool kMayKeepPowers = kKeepsPowers && kKeep == Keep::kForWrite;
     const A sum = kMayKeepPowers && function(args) == Function::kSoftmax
                       ? sum_of_powers<kMayKeepPowers>(powers)
-                      : sum_of_powers<kKeepsElements>(powers);
+                      : sum_of_powers<false>(powers);
     return {anchor_, group.sum(sum)};
   }
 
@@ -222,9 +222,9 @@ class ForwardFragment {
   static constexpr bool kWide = std::is_same_v<Held<T, kLayout>, A>;
   static constexpr bool kKeepsPowers =
       kWide || keeps_powers_of<kLayout>(kPacks) || kLayout == RowLayout::kSmall;
-  static constexpr bool kKeepsElements = false;  // and no powers
 
-  template <bool kKeep>
+  // If kKeepPowers, they replace the elements or are kept beside them.
+  template <bool kKeepPowers>
   __device__ __forceinline__ A sum_of_powers(const typename Exponents<T>::Powers& power_of) {
     A sum = 0;
 #pragma unroll
@@ -235,8 +235,8 @@ class ForwardFragment {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) {
         const A power = power_of(x[i]);
-        if constexpr (kKeep && kWide) x_[p].reg[i] = power;
-        if constexpr (kKeep && !kWide) powers_[p].reg[i] = power;
+        if constexpr (kKeepPowers && kWide) x_[p].reg[i] = power;
+        if constexpr (kKeepPowers && !kWide) powers_[p].reg[i] = power;
         pack_sum = i == 0 ? power : pack_sum + power;
       }
       sum = p == 0 ? pack_sum : sum + pack_sum;

@@ -27,6 +27,13 @@ void dispatch_variant(const Call& call, F&& f) {
   }
 }
 
+// Calls f with the plan's layout as a constant, for kernels of rows that are read as packs.
+template <class F>
+void dispatch_packed_layout(const Call& call, F&& f) {
+  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
+                 RowLayout::kMaskedUnaligned>(call.config.layout, f);
+}
+
 // The kOther of kernels that keep rows in shared memory.
 template <class T, RowLayout kLayout>
 inline constexpr Variant kVariantInShared =

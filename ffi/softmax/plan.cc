@@ -279,7 +279,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       return "supports only rows of at most " + std::to_string(kStagedColumns) +
              " elements along the last axis, without a mask";
     case Algorithm::kSmallBlock:
-      if (problem.rows() * problem.columns > kMostBlocks) {
+      if (problem.rows() * problem.columns > std::numeric_limits<std::int32_t>::max()) {
         return "supports only arrays of fewer than 2^31 elements; 'block' supports any number";
       }
       return packed_rows_that(fits_small_block(problem), " in registers", "block_two_pass");

@@ -95,9 +95,8 @@ void launch_split_passing(const Call& call) {
 template <class Functions, class T>
 void launch_split(const Call& call) {
   if (call.config.packs == kMostBlockPacks) launch_split_reduce_held<T>(call);
-  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned>(
-      call.config.layout, [&](auto layout) { launch_split_passing<Functions, T, layout>(call); });
+  dispatch_packed_layout(call,
+                         [&](auto layout) { launch_split_passing<Functions, T, layout>(call); });
   if (reduces(call.problem.function)) launch_split_combine<T>(call);
 }
 

@@ -74,9 +74,7 @@ void launch_split_reduce_held_of(const Call& call) {
 
 template <class T>
 void launch_split_reduce_held(const Call& call) {
-  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned>(
-      call.config.layout, [&](auto layout) { launch_split_reduce_held_of<T, layout>(call); });
+  dispatch_packed_layout(call, [&](auto layout) { launch_split_reduce_held_of<T, layout>(call); });
 }
 
 template <class T>

@@ -235,8 +235,7 @@ __global__ void __launch_bounds__(ring_threads(sizeof(typename Fragment::Element
 template <class Functions, class T>
 void launch_split_pipelined(const Call& call) {
   const Config& config = call.config;
-  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned>(config.layout, [&](auto layout) {
+  dispatch_packed_layout(call, [&](auto layout) {
     dispatch_variant<Functions, kVariantInShared<T, layout>>(call, [&](auto variant) {
       using Fragment = FragmentOf<Functions, T, ring_held(sizeof(T)), layout, variant>;
       constexpr int kWarps = ring_warps(sizeof(T));
