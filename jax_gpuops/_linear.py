@@ -443,6 +443,7 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
     ]
     mapped = [axis is not None for axis in axes]
     how = {"preferred_element_type": preferred_element_type, **params}
+    _map_rows(operands, mapped, activation, params["algorithm"])
     if mapped[0] or mapped[1]:
         bind = functools.partial(_linear_p.bind, activation=activation, **how)
         return batched(bind, operands, mapped, [2, 2, 1][: len(operands)])
@@ -455,14 +456,31 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
     return activate(y + b, activation, preferred_element_type), 0
 
 
+def _map_rows(
+    operands: list[jax.Array], mapped: list[bool], activation: str | None, algorithm: str | None
+) -> None:
+    """Maps x too, where the results must have the bits of single calls: those of the kernel.
+
+    Else a product of which neither factor is mapped is computed once, and XLA computes the
+    activation, which it rounds differently.
+    """
+    if activation is None or algorithm is None or mapped[0] or mapped[1]:
+        return
+    size = operands[mapped.index(True)].shape[0]
+    operands[0] = jnp.broadcast_to(operands[0], (size, *operands[0].shape))
+    mapped[0] = True
+
+
 def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
     """As the rule of linear. A residual has the batch dim of the result."""
-    x, w, residual, *b = (
+    operands = [
         each if axis is None else jnp.moveaxis(each, axis, 0)
         for each, axis in zip(operands, axes, strict=True)
-    )
+    ]
     mapped = [axis is not None for axis in axes]
     how = {"activation": activation, **params}
+    _map_rows(operands, mapped, activation, params["algorithm"])
+    x, w, residual, *b = operands
     if mapped[0] or mapped[1]:
         if not mapped[2]:
             size = (x if mapped[0] else w).shape[0]
@@ -478,6 +496,7 @@ def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
     if mapped[3:] == [True]:
         y, _ = _batch([x, w, *b], [None, None, 0], **how)
     else:
+        b = [each.astype(wide) for each in b]
         y = jnp.expand_dims(_linear_p.bind(x, w, *b, **how), 0)
     return (y + residual.astype(wide)).astype(preferred_element_type), 0
 

@@ -99,6 +99,31 @@ def test_dense_layers(implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("mapped", ["bias", "residual", "both"])
+@pytest.mark.parametrize("activation", [None, "gelu", "silu"], ids=str)
+def test_dense_layers_that_share_a_product(activation, mapped, dtype, implementation):
+    x, w = factors(dtype)
+    x = x[:40]
+    b, residual = helpers.normal((3, N), dtype, seed=2), helpers.normal((3, 40, N), dtype, seed=3)
+    precision = "highest" if dtype == "float32" else None
+    how = {"activation": activation, "precision": precision}
+    how |= {"implementation": implementation, "batch_invariant": True}
+
+    def layer(b, residual):
+        return ops.linear(x, w, b, residual=residual, **how)
+
+    axes = {"bias": (0, None), "residual": (None, 0), "both": (0, 0)}[mapped]
+    operands = [
+        each[1] if axis is None else each for each, axis in zip((b, residual), axes, strict=True)
+    ]
+    helpers.assert_same_bits(jax.vmap(layer, axes)(*operands)[1], layer(b[1], residual[1]))
+    if mapped == "bias":
+        y = jax.vmap(lambda b: ops.linear(x, w, b, **how))(b)
+        helpers.assert_same_bits(y[1], ops.linear(x, w, b[1], **how))
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gated_layers(dtype, implementation):
     x, gate = factors(dtype)

@@ -506,6 +506,15 @@ def test_vmap_of_vmap(outer, implementation):
         assert_close(actual, jax.vmap(jax.vmap(expected, inner), outer)(*xs))
 
 
+def test_vmap_over_the_residual_alone(on_tensor_cores):
+    """The product, of 16-bit factors, is computed once, in the accumulator's dtype."""
+    x, w, b, residual = operands(72, 136, 64, "bfloat16")
+    residuals = np.stack([residual, residual[::-1]])
+    y = jax.vmap(lambda r: jax_gpuops.linear(x, w, b, residual=r, **on_tensor_cores))(residuals)
+    for each, own in zip(y, residuals, strict=True):
+        assert_linear(each, x, w, b, None, residual=own)
+
+
 @pytest.mark.parametrize("mapped", ["x", "w", "x and w"])
 def test_vmap_on_tensor_cores(mapped, on_tensor_cores):
     """Rows are folded; of other batches each matrix has a residual of its own."""

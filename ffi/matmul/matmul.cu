@@ -40,6 +40,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kFmaPipelined:
     case Algorithm::kFmaSliced:
     case Algorithm::kMmaPipelined:
+    case Algorithm::kMmaBatched:
     case Algorithm::kCublas:
       throw std::logic_error("not a kernel of this source");
   }
@@ -89,6 +90,12 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
   if (plan.algorithm == Algorithm::kSkinny) {
     dispatch<__half, __nv_bfloat16>(problem.dtype, [&](auto type) {
       launch_skinny<typename decltype(type)::type>(queue, plan.config, problem, buffers);
+    });
+    return;
+  }
+  if (plan.algorithm == Algorithm::kMmaBatched) {
+    dispatch<__half, __nv_bfloat16, float>(problem.dtype, [&](auto type) {
+      launch_mma_batched<typename decltype(type)::type>(queue, plan.config, problem, buffers);
     });
     return;
   }

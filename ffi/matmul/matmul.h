@@ -179,6 +179,7 @@ enum class Algorithm {
   kFmaPipelined,
   kFmaSliced,
   kMmaPipelined,
+  kMmaBatched,
   kCublas,
 };
 
@@ -275,6 +276,14 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "float16, bfloat16, float32 in TF32 where the precision allows it, and float64; compute "
      "capability 8.0 or later",
      "mma_pipelined_kernel"},
+    {"mma_batched",
+     "Tensor cores of any GPU for batches of small products, and for rows of any alignment: "
+     "multiprocessors have several blocks with a tile each, and lines of factors and results keep "
+     "their place within 16 bytes in shared memory.",
+     "jax_gpuops",
+     "float16, bfloat16, and float32 in TF32 where the precision allows it; arrays aligned to 16 "
+     "bytes; no c; alpha = 1; compute capability 8.0 or later",
+     "mma_batched_kernel"},
     {"cublas", "cuBLAS, from the library that JAX has loaded: what the ladder is measured against.",
      "NVIDIA cuBLAS, cublasGemmStridedBatchedEx", "CUDA only; no bias or activation"},
 };
@@ -417,13 +426,19 @@ template <class T>
 void launch_mma_pipelined(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers);
 
+// The launcher of mma_batched, for __half, __nv_bfloat16 or float; it is compiled for all GPUs.
+template <class T>
+void launch_mma_batched(const Queue& queue, const Config& config, const Problem& problem,
+                        const Buffers& buffers);
+
 // Launches double_buffered for floats; it does nothing if *flag is 0 when it starts.
 void launch_where_flagged(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers, const std::int32_t* flag);
 
 // Sizes on which both plans and kernels depend.
 
-inline constexpr int kPack = 4;  // elements in one global load or store of a thread
+inline constexpr int kPack = 4;         // elements in one global load or store of a thread
+inline constexpr int kPieceBytes = 16;  // of lines of factors in shared memory, as copied
 
 // naive and coalesced: a thread for each element.
 inline constexpr int kElementThreads = 256;
@@ -823,6 +838,43 @@ inline constexpr MmaTile kMmaTiles[] = {
     {8,       64, 64,   32, 32,    128, 3,        2,        85},
 };
 // clang-format on
+
+// mma_batched
+
+inline constexpr int kMmaBatchedSliceBytes = 128;  // along k
+
+// The bytes in shared memory of a slice of a factor, with `extent` rows or columns, in the larger
+// of both orders. Lines have a piece more than their elements need, for their phase.
+constexpr int mma_batched_slice_bytes(int extent, int element_bytes) {
+  const int deep = extent * (kMmaBatchedSliceBytes + kPieceBytes);
+  const int wide = kMmaBatchedSliceBytes / element_bytes * (extent * element_bytes + kPieceBytes);
+  return deep > wide ? deep : wide;
+}
+
+// The bytes in shared memory of a line of results.
+constexpr int mma_batched_result_pitch(int cols, int element_bytes) {
+  return cols * element_bytes + kPieceBytes;
+}
+
+// The tiles that it has kernels for.
+struct MmaBatchedTile {
+  int rows;
+  int cols;
+  int warp_rows;  // of a warp's part of the tile
+  int warp_cols;
+  int resident;  // blocks per multiprocessor, at least: limits the registers
+
+  constexpr int threads() const { return rows / warp_rows * (cols / warp_cols) * 32; }
+  constexpr int shared_bytes(int stages, int element_bytes, int result_bytes) const {
+    const int factors = stages * (mma_batched_slice_bytes(rows, element_bytes) +
+                                  mma_batched_slice_bytes(cols, element_bytes));
+    const int results = rows * mma_batched_result_pitch(cols, result_bytes);
+    return factors > results ? factors : results;
+  }
+};
+
+inline constexpr MmaBatchedTile kMmaBatchedTiles[] = {
+    {128, 128, 32, 64, 2}, {128, 64, 32, 32, 3}, {64, 64, 32, 32, 6}, {32, 32, 32, 32, 24}};
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -81,8 +81,6 @@ struct MmaPipelined {
 
 // ---- Slices in shared memory ----
 
-inline constexpr int kPieceBytes = 16;
-
 // A slice of kExtent rows or columns of a factor in the order kOrder.
 template <class Kernel, Order kOrder, int kExtent>
 struct Slice {
@@ -334,8 +332,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kBlocks)
   const auto copy_slice = [&](int slice, int stage) {
     if (slice < slices) {
       constexpr auto kMask = Kernel::kSliceDepth - 1;
-      const int depth = slice + 1 < slices ? Kernel::kSliceDepth
-                                           : ((static_cast<int>(gemm.depth) - 1) & kMask) + 1;
+      const int depth =
+          slice + 1 < slices ? Kernel::kSliceDepth : static_cast<int>((gemm.depth - 1) & kMask) + 1;
       a_copier.copy(storage.ring[stage].a, depth);
       b_copier.copy(storage.ring[stage].b, depth);
     }

@@ -152,6 +152,8 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
     case Algorithm::kMmaPipelined:
       config = configure_mma_pipelined(problem, device);
       break;
+    case Algorithm::kMmaBatched:
+      return configure_mma_batched(problem, device);
     case Algorithm::kCublas:
       return config;
   }
@@ -193,6 +195,8 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
       break;
     case Algorithm::kMmaPipelined:
       return refusal_of_mma_pipelined(problem, device);
+    case Algorithm::kMmaBatched:
+      return refusal_of_mma_batched(problem, device);
     case Algorithm::kCublas:
       if (device.simulated) why = "is CUDA only: the host has no cuBLAS";
       if (has_epilogue(problem)) why = "does not support a bias or an activation";

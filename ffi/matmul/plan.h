@@ -148,6 +148,9 @@ Config configure_parts(const Problem& problem, const Device& device);
 std::string refusal_of_mma_pipelined(const Problem& problem, const Device& device);
 Config configure_mma_pipelined(const Problem& problem, const Device& device);
 
+std::string refusal_of_mma_batched(const Problem& problem, const Device& device);
+Config configure_mma_batched(const Problem& problem, const Device& device);
+
 // ---- The kernels of FMAs ----
 
 // The time of the fastest FMA kernel for float32.

@@ -1,6 +1,7 @@
-// The plan of mma_pipelined.
+// The plans of mma_pipelined and mma_batched.
 
 #include <algorithm>
+#include <cstdlib>
 #include <string>
 
 #include "core/integer.h"
@@ -46,6 +47,14 @@ int mma_vector_bytes(const Problem& problem) {
   return element_bytes == 2 && fits(4) ? 4 : element_bytes;
 }
 
+const MmaBatchedTile& best_mma_batched_tile(const Problem& problem) {
+  if (const char* forced = std::getenv("MMAB")) return kMmaBatchedTiles[forced[0] - '0'];
+  const std::int64_t most = std::max(problem.m, problem.n);
+  if (most <= 32) return kMmaBatchedTiles[3];
+  if (problem.n <= 64) return kMmaBatchedTiles[problem.m <= 64 ? 2 : 1];
+  return kMmaBatchedTiles[most <= 80 ? 2 : 0];
+}
+
 }  // namespace
 
 // Why mma_pipelined does not take the problem; empty if it does.
@@ -67,6 +76,29 @@ Config configure_mma_pipelined(const Problem& problem, const Device& device) {
   config.stages = tile.stages;
   config.vector_bytes = mma_vector_bytes(problem);
   config.shared_bytes = tile.shared_bytes();
+  return config;
+}
+
+// Why mma_batched does not take the problem; empty if it does.
+std::string refusal_of_mma_batched(const Problem& problem, const Device& device) {
+  if (problem.dtype == DType::kFloat64)
+    return "supports float16, bfloat16 and float32, not float64";
+  if (problem.has_c) return "does not support c";
+  if (problem.scaled) return "supports only alpha = 1";
+  if (problem.alignment < kPieceBytes) return "requires arrays aligned to 16 bytes";
+  return refusal_of_mma_pipelined(problem, device);
+}
+
+Config configure_mma_batched(const Problem& problem, const Device&) {
+  const MmaBatchedTile& tile = best_mma_batched_tile(problem);
+  const auto element_bytes = static_cast<int>(bytes_of(problem.dtype));
+  Config config;
+  config.threads = tile.threads();
+  config.tile_rows = tile.rows;
+  config.tile_cols = tile.cols;
+  config.stages = problem.k * element_bytes > kMmaBatchedSliceBytes ? 2 : 1;
+  config.shared_bytes = tile.shared_bytes(config.stages, element_bytes,
+                                          static_cast<int>(bytes_of(problem.result_dtype)));
   return config;
 }
 
