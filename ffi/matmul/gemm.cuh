@@ -179,15 +179,15 @@ struct Call {
 };
 
 // One block a tile. A grid has 2^31 - 1 blocks at most; further tiles take another launch.
-template <auto kKernel, class T, class... Arguments>
-void launch_tiles(const Call<T>& call, std::size_t shared_bytes, const Arguments&... others) {
+template <auto kKernel, class T>
+void launch_tiles(const Call<T>& call, std::size_t shared_bytes) {
   Gemm<T> gemm = call.gemm;
   const std::int64_t tiles = call.batch * divide_up(gemm.a.extent, call.config.tile_rows) *
                              divide_up(gemm.b.extent, call.config.tile_cols);
   const auto threads = static_cast<unsigned>(call.config.threads);
   for (; gemm.first_tile < tiles; gemm.first_tile += std::numeric_limits<std::int32_t>::max()) {
-    launch_kernel<kKernel>(
-        call.queue, {grid_extent(tiles - gemm.first_tile), threads, shared_bytes}, gemm, others...);
+    launch_kernel<kKernel>(call.queue,
+                           {grid_extent(tiles - gemm.first_tile), threads, shared_bytes}, gemm);
   }
 }
 

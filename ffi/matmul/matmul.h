@@ -874,7 +874,7 @@ struct MmaBatchedTile {
 };
 
 inline constexpr MmaBatchedTile kMmaBatchedTiles[] = {
-    {128, 128, 32, 64, 2}, {128, 64, 32, 32, 3}, {64, 64, 32, 32, 6}, {32, 32, 32, 32, 24}};
+    {128, 128, 32, 64, 2}, {128, 64, 32, 32, 3}, {64, 64, 32, 32, 6}, {32, 32, 32, 32, 20}};
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -49,6 +49,7 @@ struct MmaBatched {
   static constexpr int kRowTiles = kWarpRows / 16;
   static constexpr int kColTiles = kWarpCols / 16;
   static constexpr int kSliceDepth = kMmaBatchedSliceBytes / static_cast<int>(sizeof(T));
+  static constexpr int kSteps = kSliceDepth / kMmaDepth<T>;
 };
 
 __device__ __forceinline__ int phase_of(const void* address) {
@@ -70,7 +71,7 @@ class Lines {
       : factor_(factor) {
     const T* const matrix = factor.data + batch * factor.batch_stride;
     next_ = matrix + first_row * factor.row_stride;
-    end_ = matrix + factor.extent * depth;
+    end_ = reinterpret_cast<const unsigned char*>(matrix + factor.extent * depth);
     const std::int64_t left = factor.extent - first_row;
     rows_ = left < kExtent ? static_cast<int>(left) : kExtent;
   }
@@ -91,12 +92,12 @@ class Lines {
   __device__ __forceinline__ void copy(unsigned char* to, int depth) {
     if (deep()) {
       constexpr int kPieces = kMmaBatchedSliceBytes / kPieceBytes;
-      copy_lines<kPieces, kDeepPitch>(to, rows_, rows_, depth);
+      copy_lines<kExtent, kPieces, kDeepPitch>(to, rows_, rows_, depth);
       next_ += Kernel::kSliceDepth;
     } else {
       constexpr int kPieces = kExtent * static_cast<int>(sizeof(T)) / kPieceBytes;
       const int zeroed = (depth + kMmaDepth<T> - 1) / kMmaDepth<T> * kMmaDepth<T>;
-      copy_lines<kPieces, kWidePitch>(to, depth, zeroed, rows_);
+      copy_lines<Kernel::kSliceDepth, kPieces, kWidePitch>(to, depth, zeroed, rows_);
       next_ += Kernel::kSliceDepth * factor_.depth_stride;
     }
   }
@@ -125,48 +126,62 @@ class Lines {
     return deep() ? factor_.row_stride : factor_.depth_stride;
   }
 
-  template <int kPieces, int kPitch>
+  // Copies `lines` lines of `length` elements, and zeros up to line `zeroed`.
+  template <int kLines, int kPieces, int kPitch>
   __device__ __forceinline__ void copy_lines(unsigned char* to, int lines, int zeroed,
                                              int length) const {
-    if (aligned()) {
-      copy_pieces<kPieces, kPitch>(to, lines, zeroed, length);
-    } else {
-      copy_pieces<kPieces + 1, kPitch>(to, lines, zeroed, length);
-    }
-  }
-
-  template <int kPieces, int kPitch>
-  __device__ __forceinline__ void copy_pieces(unsigned char* to, int lines, int zeroed,
-                                              int length) const {
-    const auto* const first = reinterpret_cast<const unsigned char*>(next_);
+    constexpr int kStep = Kernel::kThreads / kPieces;
     const std::int64_t line_bytes = stride() * static_cast<int>(sizeof(T));
     const int bytes = length * static_cast<int>(sizeof(T));
-#pragma unroll 4
-    for (int i = threadIdx.x; i < zeroed * kPieces; i += Kernel::kThreads) {
-      const int line = i / kPieces;
-      const int piece = i % kPieces * kPieceBytes;
-      const unsigned char* const begin = first + line * line_bytes;
-      const unsigned char* const from = begin - phase_of(begin) + piece;
-      unsigned char* const place = to + line * kPitch + piece;
-      const bool exists = line < lines && piece < phase_of(begin) + bytes;
-      if (!exists && line < lines) continue;
-      if (exists && from + kPieceBytes > reinterpret_cast<const unsigned char*>(end_)) {
-        copy_last(place, reinterpret_cast<const T*>(from));
-      } else {
-        copy_async<kPieceBytes>(place, from, exists);
+    const auto* const first = reinterpret_cast<const unsigned char*>(next_);
+    const int piece = threadIdx.x % kPieces * kPieceBytes;
+    int line = threadIdx.x / kPieces;
+    const unsigned char* line_begin = first + line * line_bytes;
+    // Most slices of aligned factors lie in the matrix as a whole.
+    if (aligned() && lines == kLines && bytes == kPieces * kPieceBytes) {
+#pragma unroll
+      for (int i = 0; i < kLines; i += kStep, line_begin += kStep * line_bytes) {
+        copy_async<kPieceBytes>(to + (line + i) * kPitch + piece, line_begin + piece, true);
       }
+      return;
+    }
+    const auto copy_piece = [&](int line, const unsigned char* line_begin, int piece) {
+      const int begin = phase_of(line_begin);
+      const unsigned char* const from = line_begin - begin + piece;
+      unsigned char* const place = to + line * kPitch + piece;
+      if (line >= lines) {
+        copy_async<kPieceBytes>(place, from, false);
+      } else if (piece < begin + bytes) {
+        if (from + kPieceBytes <= end_) {
+          copy_async<kPieceBytes>(place, from, true);
+        } else {
+          copy_last(place, from);
+        }
+      }
+    };
+#pragma unroll 1
+    for (; line < zeroed; line += kStep, line_begin += kStep * line_bytes) {
+      copy_piece(line, line_begin, piece);
+    }
+    if (aligned()) return;
+    // Other lines may have one piece more.
+    for (line = threadIdx.x; line < zeroed; line += Kernel::kThreads) {
+      copy_piece(line, first + line * line_bytes, kPieces * kPieceBytes);
     }
   }
 
   // No byte beyond the matrix is read: there may be none.
-  __device__ __forceinline__ void copy_last(unsigned char* to, const T* from) const {
-    for (int i = 0; from + i < end_; ++i) reinterpret_cast<T*>(to)[i] = from[i];
+  __device__ __forceinline__ void copy_last(unsigned char* to, const unsigned char* from) const {
+#pragma unroll 1
+    for (; from < end_; from += sizeof(T), to += sizeof(T)) {
+      *reinterpret_cast<T*>(to) = *reinterpret_cast<const T*>(from);
+    }
   }
 
   const Factor<T>& factor_;
-  const T* next_;  // the tile's first element of the next slice
-  const T* end_;   // of the matrix
-  int rows_;       // that lie in the factor
+  const T* next_;             // the tile's first element of the next slice
+  const unsigned char* end_;  // of the matrix
+  int rows_;                  // that lie in the factor
 };
 
 // Loads a warp's tiles of 16 rows by the depth of one mma from a slice: words as
@@ -202,24 +217,35 @@ class TileReader {
     }
   }
 
-  // Loads tile `tile` of the warp at step `step` of the slice.
-  __device__ __forceinline__ void load(const unsigned char* slice, int step, int tile,
-                                       MmaWord<T> (&words)[4]) const {
+  // Loads the warp's tiles at step `step` of the slice.
+  template <int kTiles>
+  __device__ __forceinline__ void load(const unsigned char* slice, int step,
+                                       MmaWord<T> (&words)[kTiles][4]) const {
+    const auto each = [&](auto&& load_tile) {
+#pragma unroll
+      for (int tile = 0; tile < kTiles; ++tile) load_tile(tile, words[tile]);
+    };
     if (by_matrices_) {
       const unsigned line = shared_address(slice) + offset_;
       if (deep_) {
-        load_matrices<false>(line + at<true>(16 * tile, kDepth * step), words);
+        each([&](int tile, MmaWord<T>(&to)[4]) {
+          load_matrices<false>(line + at<true>(16 * tile, kDepth * step), to);
+        });
       } else {
-        load_matrices<true>(line + at<false>(16 * tile, kDepth * step), words);
+        each([&](int tile, MmaWord<T>(&to)[4]) {
+          load_matrices<true>(line + at<false>(16 * tile, kDepth * step), to);
+        });
       }
     } else if (deep_) {
-      load_elements<true>(slice, step, tile, words);
+      each([&](int tile, MmaWord<T>(&to)[4]) { load_elements<true>(slice, step, tile, to); });
     } else {
-      load_elements<false>(slice, step, tile, words);
+      each([&](int tile, MmaWord<T>(&to)[4]) { load_elements<false>(slice, step, tile, to); });
     }
     if constexpr (std::is_same_v<T, float>) {
+      each([](int, MmaWord<T>(&to)[4]) {
 #pragma unroll
-      for (MmaWord<T>& word : words) word = round_to_tf32(word);
+        for (MmaWord<T>& word : to) word = round_to_tf32(word);
+      });
     }
   }
 
@@ -267,97 +293,175 @@ class TileReader {
 
 // ---- Results ----
 
+template <class Kernel>
+using BatchedSums = float[Kernel::kRowTiles][2 * Kernel::kColTiles][4];
+
 // A tile of the result, in lines of kCols elements of type R.
 template <class Kernel, class R>
-struct ResultLines {
+class ResultLines {
+ public:
   using T = typename Kernel::T;
-  static constexpr int kPitch = mma_batched_result_pitch(Kernel::kCols, sizeof(R));
+  static constexpr int kElementBytes = sizeof(R);
+  static constexpr int kPitch = mma_batched_result_pitch(Kernel::kCols, kElementBytes);
 
-  const Gemm<T>& gemm;
-  const Tile& tile;
-  unsigned char* lines;
-
-  __device__ __forceinline__ R* place() const {
-    return static_cast<R*>(gemm.epilogue.result) +
-           (tile.batch * gemm.a.extent + tile.row) * gemm.b.extent + tile.col;
-  }
-
-  // Writes two neighbouring sums of a row to shared memory.
-  __device__ __forceinline__ void put(int row, int col, float first, float second) const {
-    const Epilogue<T>& epilogue = gemm.epilogue;
-    float value[2] = {first, second};
-    if (epilogue.finishes) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        const float bias = bias_of<R>(epilogue.finish, tile.batch, tile.col + col + i);
-        value[i] = activated(epilogue.finish.op, value[i] + bias);
-      }
-    }
-    auto* const to = reinterpret_cast<R*>(lines + row * kPitch + phase(row)) + col;
-    if (sizeof(R) == 2 && gemm.b.extent % 2 == 0) {
-      write_pack(narrow<R, 2>(value), to);
-    } else {
-      to[0] = narrow<R>(value[0]);
-      to[1] = narrow<R>(value[1]);
-    }
-  }
-
-  // After a barrier: writes the lines to global memory.
-  __device__ __forceinline__ void write() const {
-    constexpr int kBytes = sizeof(R);
-    constexpr int kPieces = kPitch / kPieceBytes;
+  __device__ __forceinline__ ResultLines(const Gemm<T>& gemm, const Tile& tile,
+                                         unsigned char* lines)
+      : lines_(lines), stride_(gemm.b.extent * kElementBytes) {
+    const std::int64_t row = tile.batch * gemm.a.extent + tile.row;
+    result_ = static_cast<unsigned char*>(gemm.epilogue.result) + row * stride_ +
+              tile.col * kElementBytes;
     const std::int64_t rows_left = gemm.a.extent - tile.row;
     const std::int64_t cols_left = gemm.b.extent - tile.col;
-    const int rows = rows_left < Kernel::kRows ? static_cast<int>(rows_left) : Kernel::kRows;
-    const int cols = cols_left < Kernel::kCols ? static_cast<int>(cols_left) : Kernel::kCols;
-    auto* const result = reinterpret_cast<unsigned char*>(place());
-    const std::int64_t stride = gemm.b.extent * kBytes;
-#pragma unroll 2
-    for (int i = threadIdx.x; i < rows * kPieces; i += Kernel::kThreads) {
-      const int row = i / kPieces;
-      const int piece = i % kPieces * kPieceBytes;
-      const int begin = phase(row);
-      const int end = begin + cols * kBytes;
-      const auto* const from = reinterpret_cast<const R*>(lines + row * kPitch + piece);
-      auto* const to = reinterpret_cast<R*>(result + row * stride - begin + piece);
-      constexpr int kSize = kPieceBytes / kBytes;
-      if (piece >= begin && piece + kPieceBytes <= end) {
-        write_global_pack(read_pack<kSize>(from), to);
-      } else {
+    rows_ = rows_left < Kernel::kRows ? static_cast<int>(rows_left) : Kernel::kRows;
+    cols_ = cols_left < Kernel::kCols ? static_cast<int>(cols_left) : Kernel::kCols;
+  }
+
+  // Writes the sums of a warp's part of the tile to the lines.
+  __device__ __forceinline__ void put(const BatchedSums<Kernel>& sums, int first_row,
+                                      int first_col) const {
+    const int lane = threadIdx.x % kWarpSize;
+    const int row = first_row + lane / 4;
+    const int col = first_col + lane % 4 * 2;
+    // Lines 8 apart have the same phase.
+    unsigned char* const to = lines_ + row * kPitch + phase(row) + col * kElementBytes;
+    const bool pairs = kElementBytes == 2 && stride_ % 4 == 0;
 #pragma unroll
-        for (int e = 0; e < kSize; ++e) {
-          const int at = piece + e * kBytes;
-          if (at >= begin && at < end) to[e] = from[e];
+    for (int i = 0; i < Kernel::kRowTiles; ++i) {
+#pragma unroll
+      for (int j = 0; j < 2 * Kernel::kColTiles; ++j) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float pair[2] = {sums[i][j][2 * half], sums[i][j][2 * half + 1]};
+          const auto values = narrow<R, 2>(pair);
+          R* const place =
+              reinterpret_cast<R*>(to + (16 * i + 8 * half) * kPitch + 8 * j * kElementBytes);
+          if (pairs) {
+            write_pack(values, place);
+          } else {
+            const auto elements = __builtin_bit_cast(Elements, values);
+            place[0] = elements.first;
+            place[1] = elements.second;
+          }
         }
       }
     }
   }
 
- private:
-  __device__ __forceinline__ int phase(int row) const {
-    const auto step = static_cast<int>(gemm.b.extent % kPieceBytes) * static_cast<int>(sizeof(R));
-    return (phase_of(place()) + row * step) % kPieceBytes;
+  // After a barrier: writes the lines to global memory.
+  __device__ __forceinline__ void write() const {
+    constexpr int kPieces = Kernel::kCols * kElementBytes / kPieceBytes;
+    constexpr int kSize = kPieceBytes / kElementBytes;
+    constexpr int kStep = Kernel::kThreads / kPieces;
+    const int bytes = cols_ * kElementBytes;
+    const int piece = threadIdx.x % kPieces * kPieceBytes;
+    int row = threadIdx.x / kPieces;
+    unsigned char* line = result_ + row * stride_;
+    // Whole pieces: a line may have one more than a thread for each.
+#pragma unroll 2
+    for (; row < rows_; row += kStep, line += kStep * stride_) {
+      const int begin = phase_of(line);
+      if (piece >= begin && piece + kPieceBytes <= begin + bytes) {
+        write_global_pack(read_pack<kSize>(line_at(row, piece)),
+                          reinterpret_cast<R*>(line - begin + piece));
+      }
+    }
+    if (phase_of(result_) == 0 && (stride_ | bytes) % kPieceBytes == 0) return;
+    // The others: one at the beginning of a line, or one at its end.
+    for (int i = threadIdx.x; i < 2 * rows_; i += Kernel::kThreads) {
+      row = i / 2;
+      line = result_ + row * stride_;
+      const int begin = phase_of(line);
+      const int end = begin + bytes;
+      const int last = end / kPieceBytes * kPieceBytes;
+      int from = begin;
+      int to = end;
+      if (i % 2 == 0) {
+        to = begin == 0 ? 0 : end < kPieceBytes ? end : kPieceBytes;
+      } else {
+        from = last > 0 || begin == 0 ? last : end;
+      }
+#pragma unroll 1
+      for (int at = from; at < to; at += kElementBytes) {
+        *reinterpret_cast<R*>(line - begin + at) = *line_at(row, at);
+      }
+    }
   }
+
+ private:
+  struct Elements {
+    R first;
+    R second;
+  };
+
+  __device__ __forceinline__ const R* line_at(int row, int byte) const {
+    return reinterpret_cast<const R*>(lines_ + row * kPitch + byte);
+  }
+
+  __device__ __forceinline__ int phase(int row) const {
+    return (phase_of(result_) + row * static_cast<int>(stride_ % kPieceBytes)) % kPieceBytes;
+  }
+
+  unsigned char* lines_;
+  unsigned char* result_;  // the tile's first element
+  std::int64_t stride_;    // of its rows, in bytes
+  int rows_;               // that lie in the result
+  int cols_;
 };
+
+// Adds the bias and applies the activation.
+template <class Kernel>
+__device__ __forceinline__ void finish(const Gemm<typename Kernel::T>& gemm, const Tile& tile,
+                                       int first_col, BatchedSums<Kernel>& sums) {
+  using T = typename Kernel::T;
+  const Epilogue<T>& epilogue = gemm.epilogue;
+  const std::int64_t col = tile.col + first_col + threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int j = 0; j < 2 * Kernel::kColTiles; ++j) {
+    float bias[2];
+#pragma unroll
+    for (int e = 0; e < 2; ++e) {
+      bias[e] = epilogue.wide ? bias_of<float>(epilogue.finish, tile.batch, col + 8 * j + e)
+                              : bias_of<T>(epilogue.finish, tile.batch, col + 8 * j + e);
+    }
+#pragma unroll
+    for (int i = 0; i < Kernel::kRowTiles; ++i) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        sums[i][j][e] = activated(epilogue.finish.op, sums[i][j][e] + bias[e % 2]);
+      }
+    }
+  }
+}
 
 // ---- The kernel ----
 
+template <class T>
+struct BatchedProduct {
+  Gemm<T> gemm;
+  Divisor tiles;      // of a matrix of the batch
+  Divisor row_tiles;  // neighbouring blocks share columns of b
+  int stages;
+};
+
 template <class Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTable.resident)
-    mma_batched_kernel(const Gemm<typename Kernel::T> gemm, int stages) {
+    mma_batched_kernel(const __grid_constant__ BatchedProduct<typename Kernel::T> product) {
   using T = typename Kernel::T;
   using LinesA = Lines<Kernel, Kernel::kRows>;
   using LinesB = Lines<Kernel, Kernel::kCols>;
   constexpr int kStageBytes = LinesA::kBytes + LinesB::kBytes;
   unsigned char* const memory = shared_array<unsigned char>();
-  const Tile tile = locate_tile<Kernel::kRows, Kernel::kCols>(gemm);
+  const Gemm<T>& gemm = product.gemm;
+  const Division in_batch = product.tiles.divide(blockIdx.x);
+  const Division in_matrix = product.row_tiles.divide(in_batch.remainder);
+  const Tile tile{in_batch.quotient, std::int64_t{in_matrix.remainder} * Kernel::kRows,
+                  std::int64_t{in_matrix.quotient} * Kernel::kCols};
   // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
-  const int lane = threadIdx.x % kWarpSize;
   const int warp_row = warp % Kernel::kWarpsDown * Kernel::kWarpRows;
   const int warp_col = warp / Kernel::kWarpsDown * Kernel::kWarpCols;
 
-  // -- Copies: the first slice --
+  // -- Copies --
   LinesA a_lines(gemm.a, tile.batch, tile.row, gemm.depth);
   LinesB b_lines(gemm.b, tile.batch, tile.col, gemm.depth);
   const TileReader<Kernel, Kernel::kRows, /*kLeft=*/true> a_reader(a_lines, warp_row);
@@ -376,60 +480,51 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTable.resident)
     end_copy_group();
     return depth;
   };
-  unsigned char* stage = memory;
-  unsigned char* other_stage = memory + (stages - 1) * kStageBytes;
-  int depth = copy_slice(stage);
 
-  // -- Products, while the next slice is copied --
-  float sums[Kernel::kRowTiles][2 * Kernel::kColTiles][4] = {};
-  while (depth > 0) {
-    wait_for_copy_groups<0>();
-    __syncthreads();  // the slice is there for all threads, and none reads the one before any more
+  // -- Products of one slice, while the next one is copied --
+  BatchedSums<Kernel> sums = {};
+  unsigned char* stage = memory;
+  unsigned char* other_stage = memory + (product.stages - 1) * kStageBytes;
+  int depth = 0;  // of the slice in `stage`: none yet
+#pragma unroll 1
+  while (true) {
     const int following = copy_slice(other_stage);
+#pragma unroll
+    for (int step = 0; step < Kernel::kSteps; ++step) {
+      if (step * kMmaDepth<T> >= depth) break;
+      MmaWord<T> a[Kernel::kRowTiles][4];
+      MmaWord<T> b[Kernel::kColTiles][4];
+      a_reader.load(stage, step, a);
+      b_reader.load(stage + LinesA::kBytes, step, b);
+#pragma unroll
+      for (int i = 0; i < Kernel::kRowTiles; ++i) {
+#pragma unroll
+        for (int j = 0; j < 2 * Kernel::kColTiles; ++j) {
+          const MmaWord<T> right[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
+          multiply_add_warp<T>(sums[i][j], a[i], right);
+        }
+      }
+    }
+    if (following == 0) break;
+    wait_for_copy_groups<0>();
+    __syncthreads();  // the next slice is there for all threads, and none reads this one any more
+    depth = following;
+    unsigned char* const finished = stage;
+    stage = other_stage;
+    other_stage = finished;
     if (depth % kMmaDepth<T> != 0) {
       a_lines.clear_beyond(stage, depth);
       b_lines.clear_beyond(stage + LinesA::kBytes, depth);
       __syncthreads();
     }
-#pragma unroll 1
-    for (int step = 0; step * kMmaDepth<T> < depth; ++step) {
-      MmaWord<T> b[Kernel::kColTiles][4];
-#pragma unroll
-      for (int j = 0; j < Kernel::kColTiles; ++j) {
-        b_reader.load(stage + LinesA::kBytes, step, j, b[j]);
-      }
-#pragma unroll
-      for (int i = 0; i < Kernel::kRowTiles; ++i) {
-        MmaWord<T> a[4];
-        a_reader.load(stage, step, i, a);
-#pragma unroll
-        for (int j = 0; j < 2 * Kernel::kColTiles; ++j) {
-          const MmaWord<T> right[2] = {b[j / 2][j % 2 * 2], b[j / 2][j % 2 * 2 + 1]};
-          multiply_add_warp<T>(sums[i][j], a, right);
-        }
-      }
-    }
-    depth = following;
-    unsigned char* const finished = stage;
-    stage = other_stage;
-    other_stage = finished;
   }
 
   // -- Results --
+  if (gemm.epilogue.finishes) finish<Kernel>(gemm, tile, warp_col, sums);
   __syncthreads();  // no thread reads factors any more
   const auto write = [&](auto type) {
-    const ResultLines<Kernel, typename decltype(type)::type> results{gemm, tile, memory};
-#pragma unroll
-    for (int i = 0; i < Kernel::kRowTiles; ++i) {
-#pragma unroll
-      for (int j = 0; j < 2 * Kernel::kColTiles; ++j) {
-        const int row = warp_row + 16 * i + lane / 4;
-        const int col = warp_col + 8 * j + lane % 4 * 2;
-        const float (&sum)[4] = sums[i][j];
-        results.put(row, col, sum[0], sum[1]);
-        results.put(row + 8, col, sum[2], sum[3]);
-      }
-    }
+    const ResultLines<Kernel, typename decltype(type)::type> results(gemm, tile, memory);
+    results.put(sums, warp_row, warp_col);
     __syncthreads();
     results.write();
   };
@@ -443,14 +538,18 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTable.resident)
 template <class T>
 void launch_mma_batched(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers) {
-  const Call<T> call{queue, config, problem.batch, make_gemm<T>(config, problem, buffers)};
+  const std::int64_t row_tiles = divide_up(problem.m, config.tile_rows);
+  const BatchedProduct<T> product{make_gemm<T>(config, problem, buffers),
+                                  Divisor(row_tiles * divide_up(problem.n, config.tile_cols)),
+                                  Divisor(row_tiles), config.stages};
+  const LaunchShape shape{grid_extent(config.blocks), static_cast<unsigned>(config.threads),
+                          static_cast<std::size_t>(config.shared_bytes)};
   const auto matches = [&](const MmaBatchedTile& tile) {
     return tile.rows == config.tile_rows && tile.cols == config.tile_cols;
   };
   dispatch_instance<kMmaBatchedTiles>(matches, [&](auto index) {
     using Kernel = MmaBatched<T, decltype(index)::value>;
-    launch_tiles<mma_batched_kernel<Kernel>>(call, static_cast<std::size_t>(config.shared_bytes),
-                                             config.stages);
+    launch_kernel<mma_batched_kernel<Kernel>>(queue, shape, product);
   });
 }
 

@@ -96,6 +96,7 @@ Config configure_mma_batched(const Problem& problem, const Device&) {
   config.threads = tile.threads();
   config.tile_rows = tile.rows;
   config.tile_cols = tile.cols;
+  config.blocks = problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
   config.stages = problem.k * element_bytes > kMmaBatchedSliceBytes ? 2 : 1;
   config.shared_bytes = tile.shared_bytes(config.stages, element_bytes,
                                           static_cast<int>(bytes_of(problem.result_dtype)));
