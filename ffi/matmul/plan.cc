@@ -109,6 +109,10 @@ bool wants_tensor_cores(const Problem& problem) {
   return work_of(problem) >= kLeastTensorCoreWork || needs_tensor_cores(problem);
 }
 
+bool chooses_mma_batched(const Problem& problem) {
+  return wants_tensor_cores(problem) && suits_mma_batched(problem);
+}
+
 Config configure(const Problem& problem, Algorithm algorithm, const Device& device) {
   Config config;
   const auto tile = [&](int threads, int rows, int cols) {
@@ -153,7 +157,7 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
       config = configure_mma_pipelined(problem, device);
       break;
     case Algorithm::kMmaBatched:
-      return configure_mma_batched(problem, device);
+      return configure_mma_batched(problem);
     case Algorithm::kCublas:
       return config;
   }
@@ -246,6 +250,10 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
     return {Algorithm::kSkinny,
             "so few rows or columns that reading the other factor takes most of the time"};
   }
+  if (chooses_mma_batched(problem) && refusal_of_mma_batched(problem, device).empty()) {
+    return {Algorithm::kMmaBatched,
+            "a batch of products that are small, or have rows that begin at any address"};
+  }
   if (wants_tensor_cores(problem) && refusal_of_tensor_core(problem, device).empty()) {
     if (prefers_parallel_split_k(problem, device)) {
       const int splits = configure_parallel_split_k(problem, device).splits;
@@ -323,6 +331,7 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   if (may_split && problem.dtype == DType::kFloat32 && problem.k > 0) {
     return parts_workspace(problem).bytes;
   }
+  if (algorithm.empty() && chooses_mma_batched(problem)) return 0;
   const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem) && !suits_skinny(problem)
                                           : algorithm == name_of(Algorithm::kTensorCore) ||
                                                 algorithm == name_of(Algorithm::kSplitK);

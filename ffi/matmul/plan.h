@@ -149,7 +149,9 @@ std::string refusal_of_mma_pipelined(const Problem& problem, const Device& devic
 Config configure_mma_pipelined(const Problem& problem, const Device& device);
 
 std::string refusal_of_mma_batched(const Problem& problem, const Device& device);
-Config configure_mma_batched(const Problem& problem, const Device& device);
+// Whether the plan chooses mma_batched, if it takes the problem.
+bool suits_mma_batched(const Problem& problem);
+Config configure_mma_batched(const Problem& problem);
 
 // ---- The kernels of FMAs ----
 

@@ -1,7 +1,6 @@
 // The plans of mma_pipelined and mma_batched.
 
 #include <algorithm>
-#include <cstdlib>
 #include <string>
 
 #include "core/integer.h"
@@ -47,12 +46,33 @@ int mma_vector_bytes(const Problem& problem) {
   return element_bytes == 2 && fits(4) ? 4 : element_bytes;
 }
 
+// mma_batched: what it takes from tensor_core and mma_pipelined.
+//
+// Products with an extent of at most this many, of factors whose rows begin anywhere: the other
+// kernels read these from a copy, or element by element.
+constexpr std::int64_t kMostBatchedExtent = 64;
+// Results with at most so many rows and columns, which leave most of a larger tile empty.
+constexpr std::int64_t kMostSmallExtent = 80;
+// Results with more rows and columns than this whose rows begin anywhere, of one slice of depth.
+constexpr std::int64_t kLeastUnalignedExtent = 256;
+constexpr std::int64_t kLeastBatchedDepth = 32;
+constexpr std::int64_t kMostSmallDepth = 512;
+constexpr std::int64_t kLeastBatchedTiles = 128;
+
+std::int64_t tiles_of(const Problem& problem, const MmaBatchedTile& tile) {
+  return problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
+}
+
+// The tile with the shortest estimated time.
 const MmaBatchedTile& best_mma_batched_tile(const Problem& problem) {
-  if (const char* forced = std::getenv("MMAB")) return kMmaBatchedTiles[forced[0] - '0'];
-  const std::int64_t most = std::max(problem.m, problem.n);
-  if (most <= 32) return kMmaBatchedTiles[3];
-  if (problem.n <= 64) return kMmaBatchedTiles[problem.m <= 64 ? 2 : 1];
-  return kMmaBatchedTiles[most <= 80 ? 2 : 0];
+  const std::int64_t slices = divide_up(problem.k * bytes_of(problem.dtype), kMmaBatchedSliceBytes);
+  const auto time = [&](const MmaBatchedTile& tile) {
+    return static_cast<double>(tiles_of(problem, tile)) *
+           static_cast<double>(tile.tile_time + slices * tile.slice_time);
+  };
+  return *std::min_element(
+      std::begin(kMmaBatchedTiles), std::end(kMmaBatchedTiles),
+      [&](const MmaBatchedTile& a, const MmaBatchedTile& b) { return time(a) < time(b); });
 }
 
 }  // namespace
@@ -81,22 +101,48 @@ Config configure_mma_pipelined(const Problem& problem, const Device& device) {
 
 // Why mma_batched does not take the problem; empty if it does.
 std::string refusal_of_mma_batched(const Problem& problem, const Device& device) {
-  if (problem.dtype == DType::kFloat64)
+  if (problem.dtype == DType::kFloat64) {
     return "supports float16, bfloat16 and float32, not float64";
+  }
+  const std::string why = refusal_of_mma_pipelined(problem, device);
+  if (!why.empty()) return why;
   if (problem.has_c) return "does not support c";
   if (problem.scaled) return "supports only alpha = 1";
   if (problem.alignment < kPieceBytes) return "requires arrays aligned to 16 bytes";
-  return refusal_of_mma_pipelined(problem, device);
+  const double smallest = static_cast<double>(problem.batch) *
+                          static_cast<double>(divide_up(problem.m, 32)) *
+                          static_cast<double>(divide_up(problem.n, 32));
+  return smallest > static_cast<double>(kMostTensorExtent) ? "supports at most 2^30 tiles of 32 x 32"
+                                                           : "";
 }
 
-Config configure_mma_batched(const Problem& problem, const Device&) {
+bool suits_mma_batched(const Problem& problem) {
+  if (problem.batch == 1 || problem.dtype == DType::kFloat64 || problem.has_c || problem.scaled ||
+      is_8_bit(problem.dtype) || problem.gated || problem.k < kLeastBatchedDepth ||
+      (problem.dtype == DType::kFloat32 && !may_use_tf32(problem)) ||
+      tiles_of(problem, best_mma_batched_tile(problem)) < kLeastBatchedTiles) {
+    return false;
+  }
+  const auto begins_anywhere = [](std::int64_t elements, DType dtype) {
+    return elements * bytes_of(dtype) % kPieceBytes != 0;
+  };
+  const auto [least, most] = std::minmax(problem.m, problem.n);
+  const bool reads_anywhere = begins_anywhere(stored_a(problem).length, problem.dtype) ||
+                              begins_anywhere(stored_b(problem).length, problem.dtype);
+  return (reads_anywhere && std::min(least, problem.k) <= kMostBatchedExtent) ||
+         (most <= kMostSmallExtent && problem.k <= kMostSmallDepth) ||
+         (begins_anywhere(problem.n, problem.result_dtype) && is_16_bit_float(problem.dtype) &&
+          problem.k * 2 <= kMmaBatchedSliceBytes && least > kLeastUnalignedExtent);
+}
+
+Config configure_mma_batched(const Problem& problem) {
   const MmaBatchedTile& tile = best_mma_batched_tile(problem);
   const auto element_bytes = static_cast<int>(bytes_of(problem.dtype));
   Config config;
   config.threads = tile.threads();
   config.tile_rows = tile.rows;
   config.tile_cols = tile.cols;
-  config.blocks = problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
+  config.blocks = tiles_of(problem, tile);
   config.stages = problem.k * element_bytes > kMmaBatchedSliceBytes ? 2 : 1;
   config.shared_bytes = tile.shared_bytes(config.stages, element_bytes,
                                           static_cast<int>(bytes_of(problem.result_dtype)));
