@@ -1053,6 +1053,8 @@ def test_plan(name, shape, axis, dtype, options, algorithm, implementation):
         ("held", (9, 33), 1, {"where": MASK}, "does not support a mask; 'row' does"),
         ("held", (9, 16385), 1, {}, "at most 16384 elements, got 16385; 'row' supports"),
         ("held", (100000, 6), 1, {}, "rows of fewer than 7 elements only in smaller arrays"),
+        ("held", ((1 << 32) - 1024, 64), 1, {}, "at most 4294966271 rows .*; 'row' supports any"),
+        ("held", (1 << 31, 68), 1, {}, "at most 2147483647 rows .*; 'row' supports any number"),
         ("held", (9, 33), 0, {}, "33 elements apart; 'column' supports these"),
         ("staged", (9, 33), 0, {}, "33 elements apart; 'column' supports these"),
         ("cluster", (9, 33), 0, {}, "33 elements apart; 'column' supports these"),
