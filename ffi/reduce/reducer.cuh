@@ -254,6 +254,7 @@ struct ValueReducer {
       return;
     }
     if constexpr (kFunction == Function::kSum && kFloat) {
+      value += A(0);  // a sum begins with 0, which makes -0 a 0
       if (target.divides) value /= static_cast<A>(target.divisor);
     }
     store_result(target, index, value);
