@@ -38,7 +38,8 @@ struct StridedRows {
   std::int64_t part;        // columns per block
   Divisor packs_per_outer;  // valid if `packs` is small enough for a Divisor
   int lanes_log2;
-  int cluster_log2;  // blocks per cluster, which have parts of the columns; 1 without clusters
+  // log2 of the blocks per cluster, which have parts of the columns; 0 without clusters.
+  int cluster_log2;
 };
 
 struct PackPlace {
