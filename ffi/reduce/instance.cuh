@@ -35,7 +35,7 @@ struct Call {
     return {buffers.y,       problem.result,   false,       order(),           buffers.divisor != 1,
             buffers.divisor, buffers.variance, buffers.low, buffers.correction};
   }
-  Target partials(void* data, DType dtype) const { return {data, dtype, true, order()}; }
+  Target partials(void* data) const { return {data, DType{}, true, order()}; }
 
  private:
   IntegerOrder order() const {
@@ -64,9 +64,7 @@ struct Instance {
   static Partial* partials(const Call& call) {
     return static_cast<Partial*>(call.buffers.workspace);
   }
-  static Target partial_target(const Call& call) {
-    return call.partials(call.buffers.workspace, DType{});
-  }
+  static Target partial_target(const Call& call) { return call.partials(call.buffers.workspace); }
   static Masks masks(const Call& call) {
     if constexpr (Masks::kMasks) {
       return Masks(call.buffers.mask, call.problem.rows());

@@ -156,11 +156,6 @@ class Reader {
     JAX_GPUOPS_NAMESPACE::widen(pack, to);
   }
 
-  template <int kSize>
-  __device__ void load(const T* from, Value (&to)[kSize]) const {
-    widen(read_pack<kSize>(from), to);
-  }
-
  private:
   static constexpr bool kIsPartial = std::is_same_v<T, Indexed<A>>;
   using Flipped = std::conditional_t<kIsPartial, A, T>;
