@@ -83,12 +83,18 @@ void dispatch_float(DType dtype, F&& f) {
   });
 }
 
-// The same for sums and products of integers, which wrap around and so are computed in unsigned
-// types at least as wide as the result; the truncated result does not depend on the sign.
+// Calls f(type) for an integer type.
+template <class F>
+void dispatch_integer(DType dtype, F&& f) {
+  dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
+           std::int64_t, std::uint64_t>(dtype, f);
+}
+
+// As dispatch_float(), for sums and products of integers, which wrap around and so are computed in
+// unsigned types at least as wide as the result; the truncated result does not depend on the sign.
 template <Function kFunction, class F>
 void dispatch_modular(DType dtype, DType result, F&& f) {
-  dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
-           std::int64_t, std::uint64_t>(dtype, [&](auto type) {
+  dispatch_integer(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if constexpr (sizeof(T) == 8) {
       return f(Instance<kFunction, std::uint64_t, std::uint64_t>{});
@@ -102,8 +108,7 @@ void dispatch_modular(DType dtype, DType result, F&& f) {
 // The same for integers that are compared, in 32 or 64 bits: kernels look for the largest key.
 template <Function kFunction, class F>
 void dispatch_ordered(DType dtype, F&& f) {
-  dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
-           std::int64_t, std::uint64_t>(dtype, [&](auto type) {
+  dispatch_integer(dtype, [&](auto type) {
     constexpr Function kLargest = is_arg(kFunction) ? Function::kArgMax : Function::kMax;
     using Key = std::make_signed_t<typename decltype(type)::type>;
     f(Instance<kLargest, Key, std::conditional_t<sizeof(Key) == 8, Key, std::int32_t>>{});

@@ -199,7 +199,7 @@ void launch_interleaved(const Call& call) {
       Instance::elements(call),
       Runs{static_cast<unsigned>(size), static_cast<int>(divide_up(steps, config.parts)),
            narrow(problem.inner), narrow(config.stride), narrow(step_size / problem.inner),
-           narrow(__builtin_ctz(static_cast<unsigned>(config.cluster)))},
+           narrow(log2_of(config.cluster))},
       to);
 }
 
