@@ -388,6 +388,23 @@ def test_plans_say_the_same_of_any_number_of_rows(
     assert planned(counts[0]) == planned(counts[1])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "columns"), [("float32", 12), ("bfloat16", 24), ("float32", 64), ("bfloat16", 128)]
+)
+def test_plans_say_the_same_of_more_rows_than_an_int32_counts(dtype, columns, implementation):
+    """Whose partial results another algorithm would add in another order."""
+    problem = {"function": "sum", "dtype": dtype, "result": "float32", "masked": 0, **FIELDS}
+
+    def planned(outer):
+        given = problem | {"outer": outer, "columns": columns}
+        return _library.planned(implementation, "reduce", given, "batch_invariant")
+
+    expected = planned(1)
+    assert expected["algorithm"] == "held"
+    for outer in ((1 << 31) - 1, 1 << 31, (1 << 32) - 1025):
+        assert planned(outer) == expected
+
+
 def test_rows_are_not_divided_otherwise_where_workspace_is_lacking(implementation):
     problem = {"function": "sum", "dtype": "float32", "result": "float32", "masked": 0, **FIELDS}
     problem |= {"outer": 1, "columns": 1 << 22, "workspace": 4}

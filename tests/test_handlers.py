@@ -158,7 +158,7 @@ def mask(*shape):
             [struct(4), struct(5), BYTES],
             [(4, 8)],
             {**ROWS, "correction": np.float64(0)},
-            "the mean and the variance must have the same dtype and size",
+            "the results must have the same dtype and size",
         ),
         (
             "mean_and_var",

@@ -222,6 +222,21 @@ def test_squares_that_overflow(algorithm, implementation):
 
 
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_squares_that_overflow_little_by_little(algorithm, implementation):
+    """Of a thread with many chunks: no square overflows, but their sum does. The thread then moves
+    its origin on."""
+    x = np.zeros((1, 65536), np.float32)
+    x[:, 4096:] = 4.5e18
+    x, axis = with_rows(algorithm, x)
+    mean, variance = mean_and_var(x, axis, implementation=implementation, algorithm=algorithm)
+    true = helpers.exact(x)
+    np.testing.assert_allclose(mean, true.mean(axis), rtol=1e-5)
+    overflows = x.shape[axis] * true.var(axis) > np.finfo(np.float32).max
+    np.testing.assert_array_equal(np.isinf(variance), overflows)
+    assert not np.any(np.isnan(variance))
+
+
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_infinities_and_nan_wherever_they_are(algorithm, implementation):
     """The mean is what a sum of them is; then the variance is NaN."""
     specials = [np.nan, np.inf, -np.inf]

@@ -246,6 +246,23 @@ def test_subnormal_sums_are_kept(implementation):
     np.testing.assert_allclose(y, [8e-40], rtol=1e-4)
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("algorithm", [None, *ALGORITHMS])
+def test_a_sum_begins_with_zero(algorithm, dtype, implementation):
+    """So a sum of -0.0 is 0.0. Each thread has all elements that it has room for, which leaves no
+    place for another 0: rows of a tile of the ladder, and of four packs for each thread."""
+    pack = 16 // helpers.np_dtype(dtype).itemsize
+    shapes = [(3, 256), (3, 512), (3, 128 * pack), (2, 4096 * pack)]
+    xs = [as_taken(algorithm, np.full(shape, -0.0, helpers.np_dtype(dtype))) for shape in shapes]
+    how = {"implementation": implementation, "algorithm": algorithm}
+    with helpers.x64(dtype):
+        for x, axis in xs:
+            for name in ("sum", "mean"):
+                y = np.asarray(ours(name, x, axis, **how))
+                assert not np.any(y)
+                assert not np.any(np.signbit(y)), (name, x.shape)
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("algorithm", ["multiple", "row", "staged", "cluster", "column"])
@@ -1053,6 +1070,8 @@ def test_plan(name, shape, axis, dtype, options, algorithm, implementation):
         ("held", (9, 33), 1, {"where": MASK}, "does not support a mask; 'row' does"),
         ("held", (9, 16385), 1, {}, "at most 16384 elements, got 16385; 'row' supports"),
         ("held", (100000, 6), 1, {}, "rows of fewer than 7 elements only in smaller arrays"),
+        ("held", ((1 << 32) - 1024, 64), 1, {}, "at most 4294966271 rows .*; 'row' supports any"),
+        ("held", (1 << 31, 68), 1, {}, "at most 2147483647 rows .*; 'row' supports any number"),
         ("held", (9, 33), 0, {}, "33 elements apart; 'column' supports these"),
         ("staged", (9, 33), 0, {}, "33 elements apart; 'column' supports these"),
         ("cluster", (9, 33), 0, {}, "33 elements apart; 'column' supports these"),

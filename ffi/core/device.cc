@@ -49,7 +49,7 @@ const Device& device(int ordinal) {
   return host;
 #else
   static std::mutex mutex;
-  static std::vector<const Device*> devices;  // never freed: handlers may run during exit
+  static auto& devices = *new std::vector<const Device*>;  // handlers may run during exit
   std::lock_guard lock(mutex);
   if (static_cast<std::size_t>(ordinal) >= devices.size()) devices.resize(ordinal + 1);
   if (devices[ordinal] == nullptr) devices[ordinal] = new Device(read_device(ordinal));

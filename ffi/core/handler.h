@@ -176,7 +176,8 @@ std::int64_t least_alignment(const Problem& problem) {
 template <class Plan>
 struct KeptPlan {
   Plan plan;
-  // Whether its kernels are loaded, and for full alignment also those of the least alignment.
+  // Whether its kernels are loaded; for full alignment also, if the initialize stage set it, those
+  // of the least alignment.
   std::atomic<bool> prepared = false;
 
   explicit KeptPlan(Plan&& made) : plan(std::move(made)) {}

@@ -17,6 +17,16 @@ inline int power_of_two_from(std::int64_t value, int most) {
   return power;
 }
 
+// The logarithm of a power of two.
+inline int log2_of(int power) { return __builtin_ctz(static_cast<unsigned>(power)); }
+
+// The logarithm of the smallest power of two that is at least `value`.
+inline int log2_up(std::int64_t value) {
+  int log2 = 0;
+  while ((std::int64_t{1} << log2) < value) ++log2;
+  return log2;
+}
+
 struct Division {
   std::uint32_t quotient;
   std::uint32_t remainder;

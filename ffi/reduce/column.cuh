@@ -38,7 +38,8 @@ struct StridedRows {
   std::int64_t part;        // columns per block
   Divisor packs_per_outer;  // valid if `packs` is small enough for a Divisor
   int lanes_log2;
-  int cluster_log2;  // blocks per cluster, which have parts of the columns; 1 without clusters
+  // log2 of the blocks per cluster, which have parts of the columns; 0 without clusters.
+  int cluster_log2;
 };
 
 struct PackPlace {
@@ -196,7 +197,6 @@ void launch_column(const Call& call) {
   const Problem& problem = call.problem;
   const bool combines = config.parts == config.cluster;
   const Target to = combines ? call.result() : Instance::partial_target(call);
-  const auto log2 = [](int power) { return __builtin_ctz(static_cast<unsigned>(power)); };
   dispatch_value<1, kColumnPack<Instance>>(config.pack, [&](auto pack) {
     constexpr int kPack = decltype(pack)::value;
     const std::int64_t packs_per_outer = problem.inner / kPack;
@@ -205,8 +205,8 @@ void launch_column(const Call& call) {
                            problem.inner,
                            divide_up(problem.columns, config.parts),
                            Divisor(packs_per_outer),
-                           log2(config.lanes),
-                           log2(config.cluster)};
+                           log2_of(config.lanes),
+                           log2_of(config.cluster)};
     const dim3 grid(grid_extent(divide_up(rows.packs, config.lanes) * config.cluster),
                     static_cast<unsigned>(config.parts / config.cluster));
     launch_kernel<column_kernel<First, kPack, typename Instance::Masks>>(

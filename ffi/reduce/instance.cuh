@@ -35,7 +35,7 @@ struct Call {
     return {buffers.y,       problem.result,   false,       order(),           buffers.divisor != 1,
             buffers.divisor, buffers.variance, buffers.low, buffers.correction};
   }
-  Target partials(void* data, DType dtype) const { return {data, dtype, true, order()}; }
+  Target partials(void* data) const { return {data, DType{}, true, order()}; }
 
  private:
   IntegerOrder order() const {
@@ -64,9 +64,7 @@ struct Instance {
   static Partial* partials(const Call& call) {
     return static_cast<Partial*>(call.buffers.workspace);
   }
-  static Target partial_target(const Call& call) {
-    return call.partials(call.buffers.workspace, DType{});
-  }
+  static Target partial_target(const Call& call) { return call.partials(call.buffers.workspace); }
   static Masks masks(const Call& call) {
     if constexpr (Masks::kMasks) {
       return Masks(call.buffers.mask, call.problem.rows());
@@ -85,12 +83,18 @@ void dispatch_float(DType dtype, F&& f) {
   });
 }
 
-// The same for sums and products of integers, which wrap around and so are computed in unsigned
-// types at least as wide as the result; the truncated result does not depend on the sign.
+// Calls f(type) for an integer type.
+template <class F>
+void dispatch_integer(DType dtype, F&& f) {
+  dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
+           std::int64_t, std::uint64_t>(dtype, f);
+}
+
+// As dispatch_float(), for sums and products of integers, which wrap around and so are computed in
+// unsigned types at least as wide as the result; the truncated result does not depend on the sign.
 template <Function kFunction, class F>
 void dispatch_modular(DType dtype, DType result, F&& f) {
-  dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
-           std::int64_t, std::uint64_t>(dtype, [&](auto type) {
+  dispatch_integer(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if constexpr (sizeof(T) == 8) {
       return f(Instance<kFunction, std::uint64_t, std::uint64_t>{});
@@ -104,8 +108,7 @@ void dispatch_modular(DType dtype, DType result, F&& f) {
 // The same for integers that are compared, in 32 or 64 bits: kernels look for the largest key.
 template <Function kFunction, class F>
 void dispatch_ordered(DType dtype, F&& f) {
-  dispatch<std::int8_t, std::uint8_t, std::int16_t, std::uint16_t, std::int32_t, std::uint32_t,
-           std::int64_t, std::uint64_t>(dtype, [&](auto type) {
+  dispatch_integer(dtype, [&](auto type) {
     constexpr Function kLargest = is_arg(kFunction) ? Function::kArgMax : Function::kMax;
     using Key = std::make_signed_t<typename decltype(type)::type>;
     f(Instance<kLargest, Key, std::conditional_t<sizeof(Key) == 8, Key, std::int32_t>>{});

@@ -39,7 +39,8 @@ struct Runs {
   std::uint16_t inner;
   std::uint16_t stride;        // packs
   std::uint16_t step_columns;  // columns per step
-  std::uint16_t cluster_log2;  // blocks per cluster, which have parts of a run; 1 without clusters
+  // log2 of the blocks per cluster, which have parts of a run; 0 without clusters.
+  std::uint16_t cluster_log2;
 };
 
 // How many blocks of the most threads must fit in a multiprocessor's registers. 0 leaves it to the
@@ -134,11 +135,11 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
         fold[i].add(of_row, step + u, 1);
       }
     }
-    // The pack in which the run ends, unless the run also begins in it: then it has been folded.
+    // The pack in which the run ends. If the run also begins in it, it has been folded, and its
+    // thread is beyond it.
     step += left;
     pack += left * stride;
-    const bool begins_in_it = whole_packs == 0 && phase != 0;
-    if (pack == whole_packs && pack < end_pack && cut != 0 && !begins_in_it) fold_cut(0, cut);
+    if (pack == whole_packs && pack < end_pack && cut != 0) fold_cut(0, cut);
   }
   let_next_kernel_start();
 
@@ -198,7 +199,7 @@ void launch_interleaved(const Call& call) {
       Instance::elements(call),
       Runs{static_cast<unsigned>(size), static_cast<int>(divide_up(steps, config.parts)),
            narrow(problem.inner), narrow(config.stride), narrow(step_size / problem.inner),
-           narrow(__builtin_ctz(static_cast<unsigned>(config.cluster)))},
+           narrow(log2_of(config.cluster))},
       to);
 }
 

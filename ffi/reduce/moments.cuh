@@ -203,7 +203,9 @@ class ElementMoments {
     if (!is_finite(moved)) return;
     const A step = moved - origin_;
     const A count = static_cast<A>(count_);
-    squares_.add(step * (count * step - 2 * sum_));
+    const A change = step * (count * step - 2 * sum_);
+    if (!is_finite(change)) return;  // the squares have overflowed, and stay infinite
+    squares_.add(change);
     sum_ -= count * step;
     origin_ = moved;
   }

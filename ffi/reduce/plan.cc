@@ -235,6 +235,15 @@ std::int64_t least_held_columns(const Problem& problem, const Device& device) {
   return has_whole_packs(problem) || holds_elements(problem, device) ? 0 : 2 * pack_of(problem) - 1;
 }
 
+// held: the most rows. Threads count them in 32 bits, those of the last block included. Rows of
+// more than 16 packs have a warp or more, and so may have a block each.
+std::int64_t most_held_rows(const Problem& problem) {
+  if (row_bytes(problem) > kPackBytes * kWarpLanes / 2) {
+    return std::numeric_limits<std::int32_t>::max();  // the most blocks of a grid
+  }
+  return std::int64_t{std::numeric_limits<std::uint32_t>::max()} - kMostHeldThreads;
+}
+
 std::int64_t most_held_columns(const Problem& problem) {
   return pack_of(problem) * kHeldPacks * kMostHeldThreads;
 }
@@ -259,8 +268,9 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       if (problem.function == Function::kMeanAndVar) {
         return "does not compute mean and variance; 'row' does";
       }
-      if (problem.rows() > std::numeric_limits<std::int32_t>::max()) {
-        return "supports fewer than 2^31 rows; 'row' supports any number";
+      if (const auto most = most_held_rows(problem); problem.rows() > most) {
+        return "supports at most " + std::to_string(most) + " rows of " +
+               std::to_string(row_bytes(problem)) + " bytes; 'row' supports any number";
       }
       if (!has_whole_packs(problem) && !holds_edges(problem.dtype)) {
         return "requires rows of a multiple of 16 bytes, in an array aligned to 16 bytes, unless x "

@@ -42,7 +42,7 @@ void launch_ladder(Algorithm algorithm, const Call& call, const T* x, std::int64
   const ContiguousRows rows{call.problem.rows(), columns};
   const std::int64_t tiles = divide_up(columns, step_columns(algorithm));
   if (tiles == 1) return launch_once<Step>(algorithm, call.queue, x, call.result(), rows);
-  launch_once<Step>(algorithm, call.queue, x, call.partials(workspace, kDTypeOf<A>), rows);
+  launch_once<Step>(algorithm, call.queue, x, call.partials(workspace), rows);
   launch_ladder<kFunction, A, A>(algorithm, call, workspace, tiles, workspace + rows.count * tiles);
 }
 

@@ -156,11 +156,6 @@ class Reader {
     JAX_GPUOPS_NAMESPACE::widen(pack, to);
   }
 
-  template <int kSize>
-  __device__ void load(const T* from, Value (&to)[kSize]) const {
-    widen(read_pack<kSize>(from), to);
-  }
-
  private:
   static constexpr bool kIsPartial = std::is_same_v<T, Indexed<A>>;
   using Flipped = std::conditional_t<kIsPartial, A, T>;
@@ -254,6 +249,7 @@ struct ValueReducer {
       return;
     }
     if constexpr (kFunction == Function::kSum && kFloat) {
+      value += A(0);  // a sum begins with 0, which makes -0 a 0
       if (target.divides) value /= static_cast<A>(target.divisor);
     }
     store_result(target, index, value);

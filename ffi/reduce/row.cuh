@@ -64,7 +64,7 @@ template <class Instance>
 void launch_row(const Call& call) {
   const Config& config = call.config;
   const int rows_per_block = config.threads / config.lanes;
-  const int threads_log2 = __builtin_ctz(static_cast<unsigned>(config.lanes));
+  const int threads_log2 = log2_of(config.lanes);
   launch_kernel<row_kernel<typename Instance::First, typename Instance::Masks>>(
       call.queue,
       {grid_extent(divide_up(call.problem.rows(), rows_per_block)),

@@ -139,12 +139,6 @@ void check(Algorithm algorithm, const Movement& movement, const Problem& problem
   }
 }
 
-int log2_up(std::int64_t value) {
-  int log2 = 0;
-  while ((std::int64_t{1} << log2) < value) ++log2;
-  return log2;
-}
-
 // A tile of a given number of words, as near to a square as the matrix allows. For a narrow matrix
 // the long side is larger, and for a small one the depth.
 void choose_tile(const TurnedDims& turned, int words_log2, Config* config) {

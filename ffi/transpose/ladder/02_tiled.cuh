@@ -188,9 +188,9 @@ inline Bits shifts(const Bits& log2_size, std::int64_t row, std::int64_t column,
 // The tile of the configuration.
 inline Box box_of(const Config& config, const TurnedDims& turned, const Dim& depth,
                   const Matrices& matrices, int pad) {
-  const auto log2 = [](int power) { return __builtin_ctz(static_cast<unsigned>(power)); };
   Box box;
-  box.log2_size = {log2(config.tile_rows), log2(config.tile_columns), log2(config.tile_depth)};
+  box.log2_size = {log2_of(config.tile_rows), log2_of(config.tile_columns),
+                   log2_of(config.tile_depth)};
   box.in_shift =
       shifts(box.log2_size, turned.row->in_stride, turned.column->in_stride, depth.in_stride);
   box.out_shift =
