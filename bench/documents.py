@@ -133,7 +133,10 @@ LADDERS: dict[str, Ladder] = {
         },
         small_shape=(64, 64, 64),
         # For 16-bit floats or TF32.
-        aside=("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined"),
+        aside=(
+            *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined"),
+            "mma_batched",
+        ),
     ),
 }
 """By op family."""

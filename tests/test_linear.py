@@ -22,7 +22,7 @@ LADDER = [
     for a in jax_gpuops.algorithms("matmul")
     if a.name
     not in (
-        *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined"),
+        *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"),
         *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "cublas"),
     )
 ]
@@ -103,17 +103,45 @@ def test_every_algorithm_for_every_gpu(sizes, algorithm, dtype, implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("sizes", [(33, 36, 20), (300, 260, 520)], ids=str)
-def test_the_highest_precision(sizes, implementation):
-    """The kernels that products alone have, of float32, are not taken."""
-    x, w, b = operands(*sizes, "float32")
-    how = {"precision": "highest", "implementation": implementation}
-    assert_linear(jax_gpuops.linear(x, w, b, activation="relu", **how), x, w, b, "relu")
-    for algorithm in ("bf16_x6", "fp16_x3", "fma_pipelined"):
-        with pytest.raises(
-            ValueError, match=f"'{algorithm}' does not support a bias or an activation"
-        ):
-            jax_gpuops.linear(x, w, b, algorithm=algorithm, **how)
+@pytest.mark.parametrize("sizes", [(33, 36, 20), (33, 37, 70), (300, 260, 520)], ids=str)
+@pytest.mark.parametrize("algorithm", [None, "bf16_x6", "fp16_x3"], ids=str)
+def test_the_highest_precision(algorithm, sizes, on_tensor_cores):
+    """After products by parts, another kernel adds the bias and applies the activation."""
+    how = {**on_tensor_cores, "precision": "highest", "algorithm": algorithm}
+    assert_every_activation(*operands(*sizes, "float32"), None, **how)
+
+
+@pytest.mark.kernel
+def test_the_highest_precision_of_infinities(on_tensor_cores):
+    """The kernel that then multiplies instead has no bias and no activation of its own."""
+    x, w, b = operands(70, 72, 96, "float32")
+    x[3, 5], w[7, 9] = np.inf, np.nan
+    how = {**on_tensor_cores, "precision": "highest", "algorithm": "fp16_x3"}
+    y = np.asarray(jax_gpuops.linear(x, w, b, activation="relu", **how))
+    with np.errstate(invalid="ignore"):
+        expected = jax.nn.relu(x @ w + b)
+    np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("n", [72, 75])
+def test_the_highest_precision_of_batches(n, on_tensor_cores):
+    """Each matrix has its own bias."""
+    x, w, b = (np.stack([each, each[::-1]]) for each in operands(70, n, 96, "float32"))
+    how = {**on_tensor_cores, "precision": "highest", "algorithm": "bf16_x6"}
+    y = jax.vmap(lambda x, w, b: jax_gpuops.linear(x, w, b, activation="silu", **how))(x, w, b)
+    for i in range(2):
+        assert_linear(y[i], x[i], w[i], b[i], "silu")
+
+
+@pytest.mark.kernel
+def test_kernels_of_products_alone(on_tensor_cores):
+    x, w, b = operands(33, 36, 20, "float32")
+    how = {**on_tensor_cores, "precision": "highest", "algorithm": "fma_pipelined"}
+    with pytest.raises(
+        ValueError, match="'fma_pipelined' does not support a bias or an activation"
+    ):
+        jax_gpuops.linear(x, w, b, **how)
 
 
 # For each tile, m, n and k that the plan gives it to: the host simulates 4 multiprocessors.
@@ -175,7 +203,7 @@ def test_rows_that_tensor_copies_cannot_take(
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
-@pytest.mark.parametrize("algorithm", ["split_k", "skinny", "mma_pipelined"])
+@pytest.mark.parametrize("algorithm", ["split_k", "skinny", "mma_pipelined", "mma_batched"])
 @pytest.mark.parametrize(
     "sizes", [(5, 131, 517), (16, 136, 520), (72, 264, 264), (131, 9, 520)], ids=str
 )
@@ -188,7 +216,7 @@ def test_the_other_kernels_on_tensor_cores(sizes, algorithm, dtype, result, on_t
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(
-    "algorithm", [*LADDER, "tensor_core", "split_k", "skinny", "mma_pipelined"]
+    "algorithm", [*LADDER, "tensor_core", "split_k", "skinny", "mma_pipelined", "mma_batched"]
 )
 def test_no_bias_and_no_activation_is_the_product(algorithm, on_tensor_cores):
     x, w, _ = operands(16, 136, 136, "bfloat16")
@@ -198,7 +226,7 @@ def test_no_bias_and_no_activation_is_the_product(algorithm, on_tensor_cores):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", [*LADDER, "tensor_core", "split_k", "mma_pipelined"])
+@pytest.mark.parametrize("algorithm", [*LADDER, "tensor_core", "split_k", "mma_pipelined", "mma_batched"])
 def test_repeats_are_bit_identical_in_any_order_of_threads(algorithm, on_tensor_cores):
     if on_tensor_cores["implementation"] != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
@@ -218,7 +246,7 @@ SPREAD = np.concatenate([SPREAD, -SPREAD])
 @pytest.mark.kernel
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
-@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core", "mma_pipelined"])
+@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core", "mma_pipelined", "mma_batched"])
 def test_activations_are_exact_in_their_tails(algorithm, dtype, activation, implementation):
     """Small results too have small relative errors: e^-80 is not the 0 of 1 + tanh(-40)."""
     if why := helpers.refusal("linear", algorithm, [(8, 8), (8, 8)], dtype):
@@ -252,7 +280,7 @@ def test_activations_are_exact_in_their_tails(algorithm, dtype, activation, impl
 @pytest.mark.kernel
 @every_activation
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core", "mma_pipelined"])
+@pytest.mark.parametrize("algorithm", ["coalesced", "tensor_core", "mma_pipelined", "mma_batched"])
 def test_special_values_as_in_jax(algorithm, dtype, activation, implementation):
     if why := helpers.refusal("linear", algorithm, [(8, 8), (8, 8)], dtype):
         pytest.skip(why)
@@ -270,7 +298,7 @@ def test_the_bias_is_added_before_rounding(dtype, on_tensor_cores):
     """1 + 1/4096 is 1 in 16 bits, so that a product rounded by itself would cancel to 0."""
     x, w = jnp.full((4, 2), 1, dtype), jnp.zeros((2, 8), dtype).at[0].set(1).at[1].set(1 / 4096)
     b = jnp.full(8, -1, dtype)
-    for algorithm in ["coalesced", "tensor_core", "skinny", "mma_pipelined"]:
+    for algorithm in ["coalesced", "tensor_core", "skinny", "mma_pipelined", "mma_batched"]:
         y = jax_gpuops.linear(x, w, b, **on_tensor_cores | {"algorithm": algorithm})
         np.testing.assert_array_equal(np.asarray(y, np.float32), np.float32(1 / 4096))
 

@@ -164,10 +164,10 @@ def test_float32_at_the_highest_precision_is_by_parts(on_tensor_cores):
         how["algorithm"] = algorithm
         y = jax_gpuops.linear(x, w, residual=residual, **how)
         assert_linear(y, x, w, None, None, residual=residual)
-        with pytest.raises(
-            ValueError, match=f"'{algorithm}' does not support a bias or an activation"
-        ):
-            jax_gpuops.linear(x, w, b, residual=residual, **how)
+    for algorithm in ("bf16_x6", "fp16_x3"):
+        how["algorithm"] = algorithm
+        y = jax_gpuops.linear(x, w, b, activation="gelu", residual=residual, **how)
+        assert_linear(y, x, w, b, "gelu", residual=residual)
 
 
 @pytest.mark.kernel

@@ -23,7 +23,7 @@ LADDER = [
     for a in jax_gpuops.algorithms("matmul")
     if a.name
     not in (
-        *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined"),
+        *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"),
         *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "cublas"),
     )
 ]
@@ -395,7 +395,7 @@ ROUNDED = np.array(
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k", "mma_pipelined"])
+@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k", "mma_pipelined", "mma_batched"])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("left", [True, False])
 def test_rounding_to_tf32(left, transposed, algorithm, on_tensor_cores):
@@ -418,7 +418,7 @@ def test_rounding_to_tf32(left, transposed, algorithm, on_tensor_cores):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k", "mma_pipelined"])
+@pytest.mark.parametrize("algorithm", ["tensor_core", "split_k", "mma_pipelined", "mma_batched"])
 def test_special_values_by_tf32_stay_in_their_row_and_column(algorithm, on_tensor_cores):
     a, b = helpers.factor((33, 70), "float32"), helpers.factor((70, 37), "float32", seed=1)
     a[3, 69], b[2, 36], a[7, 0] = np.inf, -np.inf, np.nan

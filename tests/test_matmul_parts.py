@@ -471,6 +471,15 @@ def test_data_that_float16_leaves_to_bfloat16(kind, deep, fp16_x3):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("exponent", [-149, -120, -90])
+def test_rows_and_columns_of_tiny_elements(exponent, bf16_x6):
+    """Sums are scaled back by less than the smallest float, whose square they do not exceed."""
+    a, b = np.full((3, 4096), 2.0**exponent, "float32"), np.full((4096, 5), 2.0**-90, "float32")
+    y = jax_gpuops.matmul(a, b, **bf16_x6)
+    np.testing.assert_array_equal(np.asarray(y), np.float32(4096 * 2.0 ** (exponent - 90)))
+
+
+@pytest.mark.kernel
 def test_tiny_elements_cost_a_unit_at_most(fp16_x3):
     """As many as may be, whose last bits float16 has not, by the largest of the other factor."""
     a, b = 2.0**-9 * numbers((8, 256)), 2.0**-9 * numbers((256, 8), seed=1)
@@ -601,7 +610,7 @@ def test_a_product_by_its_preset(bf16_x6):
     [
         (
             lambda x, **how: jax_gpuops.gemm(x[:, :0], x[:0], x, beta=1, **how),
-            "supports c only for a depth k of at least 1",
+            "supports c, a bias and an activation only for a depth k of at least 1",
         ),
         (
             lambda x, **how: jax_gpuops.matmul(x, x, precision="F32_F32_F32", **how),
@@ -612,8 +621,10 @@ def test_a_product_by_its_preset(bf16_x6):
             "supports only float32, not bfloat16",
         ),
         (
-            lambda x, **how: jax_gpuops.linear(x, x, x[0], precision="highest", **how),
-            "does not support a bias or an activation",
+            lambda x, **how: jax_gpuops.linear(
+                x[:, :0], x[:0], x[0], precision="highest", **how
+            ),
+            "supports c, a bias and an activation only for a depth k of at least 1",
         ),
     ],
 )

@@ -146,7 +146,9 @@ def call_transpose(algorithm, dtype, implementation):
 
 
 def call_matmul(algorithm, dtype, implementation):
-    on_tensor_cores = algorithm in ("tensor_core", "split_k", "parallel_split_k", "mma_pipelined")
+    on_tensor_cores = algorithm in (
+        *("tensor_core", "split_k", "parallel_split_k", "mma_pipelined", "mma_batched"),
+    )
     is_copied = on_tensor_cores or algorithm == "fma_pipelined"
     shapes = ((131, 72), (72, 136)) if is_copied else ((5, 131), (131, 67))
     if algorithm == "fma_sliced":  # of which call_linear has no cluster
@@ -182,7 +184,7 @@ def call_untransposed_split(algorithm, dtype, implementation):
 
 
 def call_linear(algorithm, dtype, implementation):
-    on_tensor_cores = algorithm in ("tensor_core", "split_k", "mma_pipelined")
+    on_tensor_cores = algorithm in ("tensor_core", "split_k", "mma_pipelined", "mma_batched")
     shapes = ((131, 72), (72, 131)) if on_tensor_cores else ((5, 131), (131, 67))
     x, w = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
     b = helpers.normal(w.shape[1:], dtype, seed=2)

@@ -214,6 +214,16 @@ def test_int8_is_rounded_once(result, on_tensor_cores):
 
 
 @pytest.mark.kernel
+def test_int8_of_nan_is_0(on_tensor_cores):
+    """As XLA converts it; infinities saturate."""
+    a, b = np.ones((3, 16), "int8"), np.ones((16, 4), "int8")
+    a_scale = np.array([[np.nan], [np.inf], [-np.inf]], "float32")
+    how = on_tensor_cores | {"preferred_element_type": "int8"}
+    y = jax_gpuops.scaled_matmul(a, b, a_scale, 1.0, **how)
+    np.testing.assert_array_equal(np.asarray(y)[:, 0], [0, 127, -128])
+
+
+@pytest.mark.kernel
 def test_int8_is_rounded_to_nearest_even(on_tensor_cores):
     halves = np.arange(-300, 301, dtype=np.float32)[:, None] / 2
     one = np.ones((1, 1), np.int8)

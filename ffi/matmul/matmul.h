@@ -246,16 +246,16 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "float32 at full accuracy on tensor cores: each element is split into three bfloat16 parts, "
      "six products of parts are added, and every 32 or 64 elements of the depth k the sums leave "
      "the tensor cores.",
-     kBF16X6Source,
-     "float32; any jax.lax.Precision, or BF16_BF16_F32_X6; no bias or activation; compute "
-     "capability 9.0",
-     "split_rows_kernel split_columns_kernel part_products_kernel double_buffered_kernel"},
+     kBF16X6Source, "float32; any jax.lax.Precision, or BF16_BF16_F32_X6; compute capability 9.0",
+     "split_rows_kernel split_columns_kernel part_products_kernel double_buffered_kernel "
+     "finish_results_kernel"},
     {"fp16_x3",
      "As bf16_x6 in half its time, for data in which few elements are small compared to the "
      "largest of their row: two float16 parts of each element, three products of parts. For other "
      "data bf16_x6 runs after it, in the same call.",
-     kFP16X3Source, "float32; any jax.lax.Precision; no bias or activation; compute capability 9.0",
-     "split_rows_kernel split_columns_kernel part_products_kernel double_buffered_kernel"},
+     kFP16X3Source, "float32; any jax.lax.Precision; compute capability 9.0",
+     "split_rows_kernel split_columns_kernel part_products_kernel double_buffered_kernel "
+     "finish_results_kernel"},
     {"fma_pipelined",
      "float32 by FMAs: one thread copies by TMA, eight warps multiply tiles of 128 x 256 or 128 x "
      "128.",

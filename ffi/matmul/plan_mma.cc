@@ -56,7 +56,7 @@ constexpr std::int64_t kMostSmallExtent = 80;
 // Results with more rows and columns than this whose rows begin anywhere, of one slice of depth.
 constexpr std::int64_t kLeastUnalignedExtent = 256;
 constexpr std::int64_t kLeastBatchedDepth = 32;
-constexpr std::int64_t kMostSmallDepth = 512;
+constexpr std::int64_t kMostBatchedDepth = 512;
 constexpr std::int64_t kLeastBatchedTiles = 128;
 
 std::int64_t tiles_of(const Problem& problem, const MmaBatchedTile& tile) {
@@ -112,8 +112,9 @@ std::string refusal_of_mma_batched(const Problem& problem, const Device& device)
   const double smallest = static_cast<double>(problem.batch) *
                           static_cast<double>(divide_up(problem.m, 32)) *
                           static_cast<double>(divide_up(problem.n, 32));
-  return smallest > static_cast<double>(kMostTensorExtent) ? "supports at most 2^30 tiles of 32 x 32"
-                                                           : "";
+  return smallest > static_cast<double>(kMostTensorExtent)
+             ? "supports at most 2^30 tiles of 32 x 32"
+             : "";
 }
 
 bool suits_mma_batched(const Problem& problem) {
@@ -130,7 +131,7 @@ bool suits_mma_batched(const Problem& problem) {
   const bool reads_anywhere = begins_anywhere(stored_a(problem).length, problem.dtype) ||
                               begins_anywhere(stored_b(problem).length, problem.dtype);
   return (reads_anywhere && std::min(least, problem.k) <= kMostBatchedExtent) ||
-         (most <= kMostSmallExtent && problem.k <= kMostSmallDepth) ||
+         (most <= kMostSmallExtent && problem.k <= kMostBatchedDepth) ||
          (begins_anywhere(problem.n, problem.result_dtype) && is_16_bit_float(problem.dtype) &&
           problem.k * 2 <= kMmaBatchedSliceBytes && least > kLeastUnalignedExtent);
 }

@@ -39,6 +39,8 @@ struct PartsTimes {
 constexpr double kSliceOperations = 2.0 * kPartsTile * kPartsTile * kSliceDepth;
 constexpr double kTileEndTime = 1000;
 constexpr double kSplitLaunchTime = 2500;
+// To read and write an element of the result once more, for the epilogue.
+constexpr double kFinishTime = 8.0 / 3500;
 // From measurements on an H200: 132 multiprocessors do 142 TFLOP/s.
 constexpr PartsTimes kBF16X6Times{kSliceOperations / 1075, 0.0025, 0.005, 3 * kSplitLaunchTime};
 // The products do 240 to 250 TFLOP/s; two parts are written instead of three; three more launches
@@ -64,14 +66,21 @@ double parts_time(const Problem& problem, const Device& device, const PartsTimes
   const auto turns = static_cast<double>(
       divide_up(clusters_of(problem), device.multiprocessors / cluster_rows_of(problem)));
   const auto slices = static_cast<double>(divide_up(problem.k, kSliceDepth));
-  return kLaunchTime + times.launches + splitting + turns * (slices * times.slice + kTileEndTime);
+  const double finishing =
+      has_epilogue(problem)
+          ? kSplitLaunchTime +
+                static_cast<double>(problem.batch * problem.m * problem.n) * kFinishTime
+          : 0;
+  return kLaunchTime + times.launches + splitting + turns * (slices * times.slice + kTileEndTime) +
+         finishing;
 }
 
 // Why neither kind of parts takes the problem; empty if either may.
 std::string refusal_of_parts(const Problem& problem, const Device& device) {
   if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
-  if (problem.has_c && problem.k == 0) return "supports c only for a depth k of at least 1";
-  if (has_epilogue(problem)) return "does not support a bias or an activation";
+  if (problem.k == 0 && (problem.has_c || has_epilogue(problem))) {
+    return "supports c, a bias and an activation only for a depth k of at least 1";
+  }
   const std::int64_t most = kMostTensorExtent;
   const std::int64_t longest_row = (std::int64_t{1} << 38) / std::max<std::int64_t>(problem.k, 1);
   if (std::max({problem.m, problem.n, problem.k}) > most || problem.batch > most / kBF16Parts ||
@@ -122,7 +131,7 @@ std::string refusal_of_fp16_x3(const Problem& problem, const Device& device) {
 
 bool suits_bf16_x6(const Problem& problem) {
   return problem.dtype == DType::kFloat32 && problem.precision == Precision::kHighest &&
-         !has_epilogue(problem) && problem.k >= kLeastBF16X6Depth &&
+         !problem.gated && problem.k >= kLeastBF16X6Depth &&
          std::min(problem.m, problem.n) > kLeastPartsExtent && work_of(problem) >= kLeastPartsWork;
 }
 

@@ -110,11 +110,12 @@ __device__ __forceinline__ std::uint32_t round_to_pair(float low, float high) {
 }
 
 // Two floats, rounded to nearest even and saturated, as int8 in one word, the first in the low
-// byte. Adding 1.5 * 2^23 rounds a number to an integer, which is in the last bits of the sum;
+// byte. NaN becomes 0, as in XLA. Adding 1.5 * 2^23 rounds a number to an integer, which is in the last bits of the sum;
 // conversions are slower.
 __device__ __forceinline__ std::uint16_t round_to_bytes(float low, float high) {
   const auto rounded = [](float x) {
-    const float sum = fminf(fmaxf(x, -128.0f), 127.0f) + 12582912.0f;
+    const float number = x == x ? x : 0.0f;
+    const float sum = fminf(fmaxf(number, -128.0f), 127.0f) + 12582912.0f;
     return __builtin_bit_cast(std::uint32_t, sum) & 0xff;
   };
   return static_cast<std::uint16_t>(rounded(high) << 8 | rounded(low));

@@ -4,6 +4,7 @@
 #include "core/integer.h"
 #include "core/launch.h"
 #include "matmul/hopper/factors.cuh"
+#include "matmul/hopper/finish_results.cuh"
 #include "matmul/hopper/part_products.cuh"
 #include "matmul/hopper/split_parts.cuh"
 #include "matmul/matmul.h"
@@ -94,29 +95,49 @@ void launch_parts(const Queue& queue, const Config& config, const Problem& probl
   });
 }
 
+// Calls multiply(problem, buffers, report) for the product without its epilogue, and then applies
+// the epilogue.
+template <class Multiply>
+void multiply_and_finish(const Queue& queue, const Config& config, const Problem& problem,
+                         const Buffers& buffers, Multiply&& multiply) {
+  if (problem.k == 0) {
+    return clear(queue, buffers.result, problem.batch * problem.m * problem.n * sizeof(float));
+  }
+  PartsReport* const report = report_in(buffers);
+  clear(queue, report, sizeof(PartsReport));
+  if (!has_epilogue(problem)) return multiply(problem, buffers, report);
+  Problem product = problem;
+  product.has_bias = false;
+  product.epilogue = EpilogueOp::kNone;
+  product.has_c = false;
+  Buffers product_buffers = buffers;
+  product_buffers.bias = nullptr;
+  product_buffers.c = nullptr;
+  multiply(product, product_buffers, report);
+  launch_finish_results(queue, config, problem, buffers);
+}
+
 }  // namespace
 
 void launch_bf16_x6(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers) {
-  if (problem.k == 0) {
-    return clear(queue, buffers.result, problem.batch * problem.m * problem.n * sizeof(float));
-  }
-  PartsReport* const report = report_in(buffers);
-  clear(queue, report, sizeof(PartsReport));
-  launch_parts<BF16Parts>(queue, config, problem, buffers, /*done=*/nullptr);
-  launch_where_flagged(queue, config, problem, buffers, &report->refused);
+  multiply_and_finish(queue, config, problem, buffers,
+                      [&](const Problem& product, const Buffers& of_product, PartsReport* report) {
+                        launch_parts<BF16Parts>(queue, config, product, of_product,
+                                                /*done=*/nullptr);
+                        launch_where_flagged(queue, config, product, of_product, &report->refused);
+                      });
 }
 
 void launch_fp16_x3(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers) {
-  if (problem.k == 0) {
-    return clear(queue, buffers.result, problem.batch * problem.m * problem.n * sizeof(float));
-  }
-  PartsReport* const report = report_in(buffers);
-  clear(queue, report, sizeof(PartsReport));
-  launch_parts<FP16Parts>(queue, config, problem, buffers, /*done=*/nullptr);
-  launch_parts<BF16Parts>(queue, config, problem, buffers, &report->done);
-  launch_where_flagged(queue, config, problem, buffers, &report->refused);
+  multiply_and_finish(queue, config, problem, buffers,
+                      [&](const Problem& product, const Buffers& of_product, PartsReport* report) {
+                        launch_parts<FP16Parts>(queue, config, product, of_product,
+                                                /*done=*/nullptr);
+                        launch_parts<BF16Parts>(queue, config, product, of_product, &report->done);
+                        launch_where_flagged(queue, config, product, of_product, &report->refused);
+                      });
 }
 
 }  // namespace matmul

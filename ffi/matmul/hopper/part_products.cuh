@@ -201,8 +201,12 @@ __device__ __forceinline__ void write_sums(const float (&sums)[Config::kSums],
 #pragma unroll
     for (int i = 0; i < 2 * kPairs; i += 2) {
       const auto value = [&](int e) {
-        const float sum =
-            scale_by_power(sums[2 * i + 2 * half + e], row_exponent[half] + col_exponent[i + e]);
+        // Exponents go down to -390, where sums are as large as 2^124: the first product is exact
+        // unless the result is 0.
+        const int exponent = row_exponent[half] + col_exponent[i + e];
+        const int before = std::min(std::max(exponent + 252, -126), 0);
+        const float sum = scale_by_power(sums[2 * i + 2 * half + e] * normal_power(before),
+                                         std::max(exponent, -252));
         // Without c nothing is added, so that -0 stays -0.
         return result.c == nullptr ? result.alpha * sum
                                    : result.alpha * sum + result.beta * added[i + e];

@@ -121,7 +121,7 @@ __device__ __forceinline__ float normal_power(int exponent) {
   return __builtin_bit_cast(float, (exponent + 127) << 23);
 }
 
-// value * 2^exponent, rounded once.
+// value * 2^exponent, rounded once, for exponents of at least -252.
 __device__ __forceinline__ float scale_by_power(float value, int exponent) {
   // One product where the power is a float. Below, the first product is exact unless the result is
   // 0; above, it overflows only where the result does.
