@@ -226,7 +226,9 @@ def test_no_bias_and_no_activation_is_the_product(algorithm, on_tensor_cores):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", [*LADDER, "tensor_core", "split_k", "mma_pipelined", "mma_batched"])
+@pytest.mark.parametrize(
+    "algorithm", [*LADDER, "tensor_core", "split_k", "mma_pipelined", "mma_batched"]
+)
 def test_repeats_are_bit_identical_in_any_order_of_threads(algorithm, on_tensor_cores):
     if on_tensor_cores["implementation"] != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")

@@ -621,9 +621,7 @@ def test_a_product_by_its_preset(bf16_x6):
             "supports only float32, not bfloat16",
         ),
         (
-            lambda x, **how: jax_gpuops.linear(
-                x[:, :0], x[:0], x[0], precision="highest", **how
-            ),
+            lambda x, **how: jax_gpuops.linear(x[:, :0], x[:0], x[0], precision="highest", **how),
             "supports c, a bias and an activation only for a depth k of at least 1",
         ),
     ],

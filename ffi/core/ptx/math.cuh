@@ -110,8 +110,8 @@ __device__ __forceinline__ std::uint32_t round_to_pair(float low, float high) {
 }
 
 // Two floats, rounded to nearest even and saturated, as int8 in one word, the first in the low
-// byte. NaN becomes 0, as in XLA. Adding 1.5 * 2^23 rounds a number to an integer, which is in the last bits of the sum;
-// conversions are slower.
+// byte. NaN becomes 0, as in XLA. Adding 1.5 * 2^23 rounds a number to an integer, which is in the
+// last bits of the sum; conversions are slower.
 __device__ __forceinline__ std::uint16_t round_to_bytes(float low, float high) {
   const auto rounded = [](float x) {
     const float number = x == x ? x : 0.0f;
