@@ -4,9 +4,12 @@
 
 #include "softmax/row.cuh"
 
+#include <sys/mman.h>
+
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <new>
 #include <random>
 #include <type_traits>
 #include <vector>
@@ -37,6 +40,38 @@ Mask mask_of(Layout layout, std::int64_t columns) {
   if (layout == Layout::kFull) mask.stride[1] = kRows * columns;
   if (layout == Layout::kLeading) mask.stride[1] = columns;
   return mask;
+}
+
+// Checks what a slice reads, apart from its writes.
+template <class T, RowLayout kLayout, int kPacks>
+void check_reads(const KernelArgs<T>& args, const Row<T, kLayout>& row, std::int64_t number,
+                 const ThreadSlice<T, kLayout>& slice, std::int64_t first, int lanes) {
+  constexpr int kPack = kPackOf<T, kLayout>;
+  const RowMask<T> row_mask(args, number);
+  const T fill = narrow<T>(Accumulator<T>(-7));
+  RegisterPack<T, kPack> packs[2][kPacks];
+  constexpr bool kAsksEach = false;
+  constexpr bool kAsksOnce = true;
+  const T* const whole = args.x + slice.begin();
+  slice.template read<kAsksEach>(args, slice.operand(args.x, whole, fill, packs[0]));
+  slice.template read<kAsksOnce>(args, slice.operand(args.x, whole, fill, packs[1]));
+  for (int p = 0; p < kPacks; ++p) {
+    if (!slice.has(p)) continue;
+    const unsigned kept = slice.kept(args, p);
+    for (int i = 0; i < kPack; ++i) {
+      const std::int64_t column = (first + std::int64_t{p} * lanes) * kPack - row.phase + i;
+      const bool exists = column >= 0 && column < args.rows.columns;
+      const bool keeps = exists && row_mask(column);
+      const T expected = keeps ? args.x[row.begin + column] : fill;
+      for (const auto& read : packs) {
+        Pack<T, kPack> elements;
+        std::memcpy(&elements, &read[p], sizeof(elements));
+        ++checks;
+        if (std::memcmp(&elements.element[i], &expected, sizeof(T)) != 0) ++failures;
+      }
+      if ((kept >> i & 1) != (keeps ? 1u : 0u)) ++failures;
+    }
+  }
 }
 
 // Checks the written elements of y, and zeroes y for the next slice.
@@ -76,34 +111,9 @@ void check_writes(const KernelArgs<T>& args, const Row<T, kLayout>& row,
 
 template <class T, RowLayout kLayout, int kPacks>
 void check_slice(const KernelArgs<T>& args, std::int64_t number, std::int64_t first, int lanes) {
-  constexpr int kPack = kPackOf<T, kLayout>;
   const Row<T, kLayout> row(args, number);
-  const RowMask<T> row_mask(args, number);
   const ThreadSlice<T, kLayout> slice(args, row, first, row.packs, lanes);
-  const T fill = narrow<T>(Accumulator<T>(-7));
-  RegisterPack<T, kPack> packs[2][kPacks];
-  constexpr bool kAsksEach = false;
-  constexpr bool kAsksOnce = true;
-  const T* const whole = args.x + slice.begin();
-  slice.template read<kAsksEach>(args, slice.operand(args.x, whole, fill, packs[0]));
-  slice.template read<kAsksOnce>(args, slice.operand(args.x, whole, fill, packs[1]));
-  for (int p = 0; p < kPacks; ++p) {
-    if (!slice.has(p)) continue;
-    const unsigned kept = slice.kept(args, p);
-    for (int i = 0; i < kPack; ++i) {
-      const std::int64_t column = (first + std::int64_t{p} * lanes) * kPack - row.phase + i;
-      const bool exists = column >= 0 && column < args.rows.columns;
-      const bool keeps = exists && row_mask(column);
-      const T expected = keeps ? args.x[row.begin + column] : fill;
-      for (const auto& read : packs) {
-        Pack<T, kPack> elements;
-        std::memcpy(&elements, &read[p], sizeof(elements));
-        ++checks;
-        if (std::memcmp(&elements.element[i], &expected, sizeof(T)) != 0) ++failures;
-      }
-      if ((kept >> i & 1) != (keeps ? 1u : 0u)) ++failures;
-    }
-  }
+  check_reads<T, kLayout, kPacks>(args, row, number, slice, first, lanes);
   check_writes<T, kLayout, kPacks>(args, row, slice, first, lanes);
 }
 
@@ -119,12 +129,15 @@ void check_rows(std::int64_t columns, Layout layout, std::size_t phase, bool cau
   const auto y = std::make_unique<T[]>(static_cast<std::size_t>(args.size));
   for (std::int64_t i = 0; i < args.size; ++i) y[i] = narrow<T>(Accumulator<T>(0));
   args.y = y.get();
-  args.set_masks(mask_of(layout, columns), causal ? kRows : 0);
+  Mask mask = mask_of(layout, columns);
+  args.set_masks(mask, causal ? kRows : 0);  // tells the mask's size
   const std::size_t bytes = phase + static_cast<std::size_t>(args.mask_bytes);
   const auto flags = std::make_unique<std::uint8_t[]>(bytes);
   std::mt19937 random(1);
   for (std::size_t i = 0; i < bytes; ++i) flags[i] = random() % 5 < 3;
-  if (layout != Layout::kNone) args.mask.data = flags.get() + phase;
+  if (layout != Layout::kNone) mask.data = flags.get() + phase;
+  args.set_masks(mask, causal ? kRows : 0);
+  if (args.has_element_flags != (layout != Layout::kNone)) ++failures;
   for (std::int64_t number = 0; number < args.rows.count; ++number) {
     const std::int64_t packs = Row<T, kLayout>(args, number).packs;
     for (std::int64_t first = 0; first < packs; first += std::int64_t{lanes} * kPacks) {
@@ -160,6 +173,67 @@ void check_dtype() {
   }
 }
 
+// Memory of which only the pages that are touched exist.
+template <class T>
+class Sparse {
+ public:
+  explicit Sparse(std::int64_t size) : bytes_(static_cast<std::size_t>(size) * sizeof(T)) {
+    void* const pages = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE,
+                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (pages == MAP_FAILED) throw std::bad_alloc();
+    data_ = static_cast<T*>(pages);
+  }
+  ~Sparse() { munmap(data_, bytes_); }
+  Sparse(const Sparse&) = delete;
+  Sparse& operator=(const Sparse&) = delete;
+
+  T* data() const { return data_; }
+
+ private:
+  std::size_t bytes_;
+  T* data_;
+};
+
+// Rows of more than 2^31 elements, at their beginning, around positions that are no 32-bit numbers,
+// and at their end.
+template <class T, RowLayout kLayout, int kPacks>
+void check_long_rows(std::int64_t columns, bool shares_mask, int lanes) {
+  constexpr int kPack = kPackOf<T, kLayout>;
+  KernelArgs<T> args{};
+  args.rows = {2, columns, 1};
+  args.size = args.rows.count * columns;
+  const Sparse<T> x(args.size);
+  args.x = x.data();
+  Mask mask;
+  mask.column_stride = 1;
+  mask.dims = 1;
+  mask.size[0] = args.rows.count;
+  mask.stride[0] = shares_mask ? 0 : columns;
+  const Sparse<std::uint8_t> flags(shares_mask ? columns : args.size);
+  mask.data = flags.data();
+  args.set_masks(mask, /*queries_of_a_row=*/0);
+  std::mt19937 random(1);
+  const std::int64_t step = std::int64_t{lanes} * kPacks;
+  for (std::int64_t number = 0; number < args.rows.count; ++number) {
+    const Row<T, kLayout> row(args, number);
+    const std::int64_t last = (row.packs - 1) / step * step;
+    const std::int64_t middle = (std::int64_t{1} << 31) / kPack / step * step;
+    for (const std::int64_t first : {std::int64_t{0}, step, middle - step, middle, last}) {
+      const std::int64_t begin = row.begin + first * kPack;
+      for (std::int64_t at = begin - kPack; at < begin + step * kPack; ++at) {
+        if (at < 0 || at >= args.size) continue;
+        x.data()[at] = narrow<T>(Accumulator<T>(at % 120));
+        const std::int64_t flag = shares_mask ? at - row.begin : at;
+        if (flag >= 0 && flag < args.mask_bytes) flags.data()[flag] = random() % 5 < 3;
+      }
+      for (int lane = 0; lane < lanes; ++lane) {
+        const ThreadSlice<T, kLayout> slice(args, row, first + lane, row.packs, lanes);
+        check_reads<T, kLayout, kPacks>(args, row, number, slice, first + lane, lanes);
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE
@@ -170,6 +244,16 @@ int main() {
   softmax::check_dtype<__nv_bfloat16>();
   softmax::check_dtype<float>();
   softmax::check_dtype<double>();
+  for (const bool shares_mask : {false, true}) {
+    for (const int lanes : {1, 32, 1024}) {
+      const std::int64_t columns = std::int64_t{1} << 31;
+      constexpr auto kUnaligned = softmax::RowLayout::kMaskedUnaligned;
+      constexpr auto kAligned = softmax::RowLayout::kMasked;
+      softmax::check_long_rows<__nv_bfloat16, kUnaligned, 4>(columns + 5, shares_mask, lanes);
+      softmax::check_long_rows<float, kUnaligned, 4>(columns + 5, shares_mask, lanes);
+      softmax::check_long_rows<__nv_bfloat16, kAligned, 4>(columns + 8, shares_mask, lanes);
+    }
+  }
   std::printf("%lld elements, %lld failed\n", static_cast<long long>(softmax::checks),
               static_cast<long long>(softmax::failures));
   return softmax::failures == 0 ? 0 : 1;
