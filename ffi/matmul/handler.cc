@@ -140,6 +140,8 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
   const auto& [c, bias, up, a_scale, b_scale] = others;
   require((attributes.algorithm == name_of(Algorithm::kCublas)) == (kBackend == Backend::kCublas),
           "algorithm 'cublas' must be called by its own FFI target, and no other algorithm may");
+  require(!workspace || (*workspace)->element_type() == ffi::U8,
+          "the workspace must have dtype uint8");
   Problem problem = to_problem(a, b, *result, attributes);
   require(has_shape_of_product(*result, problem), "the result must have the shape of the product");
   require(!c || (c->element_type() == result->element_type() && has_shape_of_product(*c, problem)),
@@ -200,7 +202,6 @@ void multiply(const Queue& queue, const ffi::AnyBuffer& a, const ffi::AnyBuffer&
 template <Backend kBackend>
 void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend c, Out result, Out workspace,
          Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.c = c;
   multiply<kBackend>(queue, a, b, others, result, workspace, attributes);
@@ -209,7 +210,6 @@ void run(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend c, Out result, 
 // A product with a bias in place of c.
 void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Out result,
                 Out workspace, Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.bias = bias;
   multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
@@ -218,7 +218,6 @@ void run_linear(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, Addend bias, Ou
 // The same with a c, too.
 void run_linear_add(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer c, Addend bias,
                     Out result, Out workspace, Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.c = c;
   others.bias = bias;
@@ -228,7 +227,6 @@ void run_linear_add(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuf
 // A gated product: b is the gate's factor.
 void run_glu(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer up, Out result,
              Out workspace, Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.up = up;
   multiply<Backend::kOurs>(queue, a, b, others, result, workspace, attributes);
@@ -237,7 +235,6 @@ void run_glu(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer up,
 // A product of factors with scales.
 void run_scaled(Queue queue, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::AnyBuffer a_scale,
                 ffi::AnyBuffer b_scale, Out result, Out workspace, Attributes attributes) {
-  require(workspace->element_type() == ffi::U8, "the workspace must have dtype uint8");
   Others others;
   others.a_scale = a_scale;
   others.b_scale = b_scale;

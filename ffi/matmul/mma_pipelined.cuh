@@ -204,8 +204,8 @@ class SliceReader {
   __device__ __forceinline__ SliceReader(const Factor<T>& factor, int first_row) : factor_(factor) {
     const int lane = threadIdx.x % kWarpSize;
     constexpr int kElementBytes = Layout::kElementBytes;
-    if (Layout::is_read_by_lines(deep())) {  // the lane gives the address of a line of one word's 8
-                                             // x 8
+    // For ldmatrix the lane gives the address of a line of the 8 x 8 elements of one word.
+    if (Layout::is_read_by_lines(deep())) {
       const int row = first_row + 8 * row_half(lane / 8);
       const int k_piece = depth_half(lane / 8);
       offset_ = deep() ? Layout::place(true, row + lane % 8, k_piece * kPieceBytes)

@@ -138,5 +138,11 @@ void dispatch_layouts(const Problem& problem, Function&& function) {
   }
 }
 
+// Writes the zeros of a product with k = 0, which has no factors to copy.
+inline void clear_result(const Queue& queue, const Problem& problem, const Buffers& buffers) {
+  const std::int64_t elements = problem.batch * problem.m * problem.n;
+  clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
+}
+
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -3,7 +3,7 @@
 // double_buffered does not reach the rate of FMAs because its threads also load slices, write them
 // to shared memory, and wait at barriers. Here a producer thread copies slices, 32 deep, into a
 // ring of stages, as in the kernels on tensor cores. Eight warps multiply, each thread 8 rows by 16
-// columns, and load their operands for four elements of k by 24 loads for 512 FMAs:
+// columns (8 in tiles of 128 columns). Operands for four elements of k take 24 loads for 512 FMAs:
 //
 //     warps of a block            lanes of a warp
 //       0 1    32 rows each         0  1  2 ..  7

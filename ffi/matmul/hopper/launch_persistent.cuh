@@ -16,12 +16,6 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-// Writes the zeros of a product with k = 0, which has no factors to copy.
-inline void clear_result(const Queue& queue, const Problem& problem, const Buffers& buffers) {
-  const std::int64_t elements = problem.batch * problem.m * problem.n;
-  clear(queue, buffers.result, elements * info(problem.result_dtype).bytes);
-}
-
 // The sizes of the transposed product, result^T = b^T a^T, for order_of_tiles(): a group then has
 // rows of tiles of the transposed result.
 inline Problem transposed(Problem problem) {

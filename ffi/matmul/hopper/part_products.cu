@@ -100,9 +100,7 @@ void launch_parts(const Queue& queue, const Config& config, const Problem& probl
 template <class Multiply>
 void multiply_and_finish(const Queue& queue, const Config& config, const Problem& problem,
                          const Buffers& buffers, Multiply&& multiply) {
-  if (problem.k == 0) {
-    return clear(queue, buffers.result, problem.batch * problem.m * problem.n * sizeof(float));
-  }
+  if (problem.k == 0) return clear_result(queue, problem, buffers);
   PartsReport* const report = report_in(buffers);
   clear(queue, report, sizeof(PartsReport));
   if (!has_epilogue(problem)) return multiply(problem, buffers, report);
