@@ -267,14 +267,13 @@ def sums_shape(x, w) -> tuple[int, ...]:
 
 def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str, Any]:
     *batch, m, n = sums_shape(x, w)
+    sizes = {"batch": batch[0] if batch else 1, "m": m, "n": n, "k": x.shape[-1]}
+    has_workspace = _matmul.has_constant_sizes(sizes)  # see workspace()
     return {
         "dtype": x.dtype.name,
         "result_dtype": preferred_element_type.name,
         "precision": _matmul.precision_name(precision),
-        "batch": batch[0] if batch else 1,
-        "m": m,
-        "n": n,
-        "k": x.shape[-1],
+        **sizes,
         "transpose_a": 0,
         "transpose_b": 0,
         "share_a": int(x.ndim == 2),
@@ -287,7 +286,7 @@ def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str
         "epilogue": activation or "none",
         **_matmul.WITHOUT_SCALES,
         "alignment": _primitive.ALIGNMENT,
-        "workspace": _primitive.WORKSPACE_AS_ASKED,
+        "workspace": _primitive.WORKSPACE_AS_ASKED if has_workspace else 0,
     }
 
 

@@ -822,7 +822,7 @@ def problem_of_product(
     """The problem of a product without bias and activation, for the compiled module's plan."""
     del beta
     form = _Canonical.of(a.shape, b.shape, dimension_numbers, outer)
-    has_workspace = _has_constant_sizes(form.sizes) or a.dtype.itemsize == 1  # see workspace()
+    has_workspace = has_constant_sizes(form.sizes) or a.dtype.itemsize == 1  # see workspace()
     return {
         "dtype": a.dtype.name,
         "result_dtype": preferred_element_type.name,
@@ -851,7 +851,7 @@ def workspace(launch: _primitive.Launch, problem: dict[str, Any]) -> jax.ShapeDt
     need copies of both factors, in lines of 128 bytes.
     """
     batch, m, n, k = (problem[key] for key in _SIZES)
-    if _has_constant_sizes(problem):
+    if has_constant_sizes(problem):
         size = launch.workspace_bytes("matmul", problem)
     elif problem["workspace"]:
         size = batch * (m + n) * (k + 127)
@@ -863,7 +863,7 @@ def workspace(launch: _primitive.Launch, problem: dict[str, Any]) -> jax.ShapeDt
 _SIZES = ("batch", "m", "n", "k")
 
 
-def _has_constant_sizes(problem: dict[str, Any]) -> bool:
+def has_constant_sizes(problem: dict[str, Any]) -> bool:
     return all(isinstance(problem[key], int) for key in _SIZES)
 
 

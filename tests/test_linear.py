@@ -433,6 +433,21 @@ def test_arrays_with_explicit_shardings_are_refused():
         assert jax.typeof(jax_gpuops.linear(x, w, activation="silu")).sharding.spec[0] == "d"
 
 
+def test_symbolic_sizes(implementation):
+    """There is no workspace for kernels that need it, as in the other products."""
+    m, n, k = jax.export.symbolic_shape("m, n, k")
+    structs = [jax.ShapeDtypeStruct(shape, "bfloat16") for shape in ((m, k), (k, n), (n,))]
+    layer = functools.partial(jax_gpuops.linear, activation="relu", implementation=implementation)
+    exported = jax.export.export(
+        jax.jit(layer),
+        platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(*structs)
+    assert "tensor<0xui8>" in exported.mlir_module()
+    x, w, b = operands(33, 37, 20, "bfloat16")
+    assert_linear(exported.call(x, w, b), x, w, b, "relu")
+
+
 def test_the_kernel_is_in_the_program(implementation):
     x, w, b = operands(4, 5, 6, "float32")
 

@@ -1,6 +1,5 @@
 #include "core/handler.h"
 
-#include <initializer_list>
 #include <optional>
 #include <string_view>
 
@@ -75,13 +74,10 @@ void run(Function function, const Queue& queue, const ffi::AnyBuffer& x,
                   });
 }
 
-void require_same(const ffi::Result<ffi::AnyBuffer>& mean,
-                  std::initializer_list<ffi::Result<ffi::AnyBuffer>> others) {
-  for (const ffi::Result<ffi::AnyBuffer>& other : others) {
-    require(other->element_type() == mean->element_type() &&
-                other->element_count() == mean->element_count(),
-            "the results must have the same dtype and size");
-  }
+void require_same(const ffi::AnyBuffer& mean, const ffi::AnyBuffer& other) {
+  require(
+      other.element_type() == mean.element_type() && other.element_count() == mean.element_count(),
+      "the results must have the same dtype and size");
 }
 
 template <Function kFunction>
@@ -103,7 +99,7 @@ void run_mean(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> y,
 void run_mean_and_var(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffer> where,
                       ffi::Result<ffi::AnyBuffer> mean, ffi::Result<ffi::AnyBuffer> variance,
                       ffi::Result<ffi::AnyBuffer> workspace, VarianceAttributes attributes) {
-  require_same(mean, {variance});
+  require_same(*mean, *variance);
   const Result second(variance);
   Buffers buffers{};
   buffers.variance = second.data();
@@ -117,7 +113,8 @@ void run_mean_and_var(Queue queue, ffi::AnyBuffer x, std::optional<ffi::AnyBuffe
 void run_moments(Queue queue, ffi::AnyBuffer x, ffi::Result<ffi::AnyBuffer> mean,
                  ffi::Result<ffi::AnyBuffer> variance, ffi::Result<ffi::AnyBuffer> low,
                  ffi::Result<ffi::AnyBuffer> workspace, Attributes attributes) {
-  require_same(mean, {variance, low});
+  require_same(*mean, *variance);
+  require_same(*mean, *low);
   const DType result = dtype_of(*mean);
   require(result == DType::kFloat32 || result == DType::kFloat64,
           "moments must have dtype float32 or float64");
