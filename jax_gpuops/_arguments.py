@@ -121,6 +121,8 @@ def static_axis(axis: Any) -> Any:
     try:
         return operator.index(axis)
     except TypeError:
+        if isinstance(axis, jax.core.Tracer):
+            raise  # JAX's error says what to do
         return axis
 
 

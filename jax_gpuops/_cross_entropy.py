@@ -166,7 +166,7 @@ def _as_rows(logits, labels, where, axes):
     except ValueError:
         raise ValueError(
             f"labels and where must have the shape of logits without axis, {batch_shapes[0]}, or "
-            f"one that broadcasts with it, got labels of shape {labels.shape}"
+            f"one of the same rank that broadcasts with it, got labels of shape {labels.shape}"
             + ("" if where is None else f" and where of shape {given}")
         ) from None
     classes = logits.shape[axis]

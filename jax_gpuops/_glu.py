@@ -106,7 +106,7 @@ def _glu(
         except NoKernelError:
             if implementation is None or algorithm is not None:
                 raise
-            wide = _primitive.accumulator(dtype)
+            wide = _primitive.accumulator(result_dtype)
             y, factor = (
                 _matmul.bind_product(
                     _matmul.gemm_p,

@@ -268,7 +268,8 @@ def sums_shape(x, w) -> tuple[int, ...]:
 def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str, Any]:
     *batch, m, n = sums_shape(x, w)
     sizes = {"batch": batch[0] if batch else 1, "m": m, "n": n, "k": x.shape[-1]}
-    has_workspace = _matmul.has_constant_sizes(sizes)  # see workspace()
+    # See workspace().
+    has_workspace = _matmul.has_constant_sizes(sizes) or x.dtype.itemsize == 1
     return {
         "dtype": x.dtype.name,
         "result_dtype": preferred_element_type.name,

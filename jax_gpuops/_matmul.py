@@ -476,9 +476,11 @@ def _matmul(
             )
         dtype = jnp.result_type(a, b)
         product = _Broadcast.of(a.shape, b.shape)
+        # A conversion to the same dtype would make the result strongly typed.
+        factors = (x if x.dtype == dtype and result.weak_type else x.astype(dtype) for x in (a, b))
         y = bind_product(
             gemm_p,
-            *product.squeeze(a.astype(dtype), b.astype(dtype)),
+            *product.squeeze(*factors),
             dimension_numbers=product.dimension_numbers,
             alpha=1.0,
             beta=0.0,

@@ -208,6 +208,7 @@ def logsumexp(
         given, together with `b` or `return_sign`.
     """
     a = _arguments.as_array("a", a)
+    axis = _arguments.static_axis(axis)
     axes = _arguments.canonical_axes(axis, jnp.ndim(a))
     if b is not None or return_sign:
         b = None if b is None else _arguments.as_array("b", b)

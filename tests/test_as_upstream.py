@@ -56,6 +56,35 @@ def test_any_array_argument_may_be_a_parameter(implementation):
     np.testing.assert_allclose(y, jax.nn.logsumexp(x, -1), rtol=1e-6)
 
 
+@pytest.mark.parametrize("preferred", [None, "float32"])
+@pytest.mark.parametrize("named", [True, False])
+def test_products_of_weakly_typed_arrays(named, preferred, implementation):
+    """So the dtype of later operations does not depend on what multiplies."""
+    how = {"implementation": implementation} if named else {}
+    weak, strong, narrow = (
+        jnp.full((8, 8), 1.0),
+        jnp.ones((8, 8)),
+        jnp.ones((8, 8), jnp.bfloat16),
+    )
+    pairs = [(weak, weak), (weak, strong), (strong, weak), (weak[0], weak)]
+    for a, b in pairs if preferred else [*pairs, (weak, narrow), (narrow, weak)]:
+        y = jax_gpuops.matmul(a, b, preferred_element_type=preferred, **how)
+        expected = jnp.matmul(a, b, preferred_element_type=preferred)
+        assert (y.dtype, y.weak_type) == (expected.dtype, expected.weak_type)
+
+
+def test_axes_are_arrays_and_not_traced():
+    x = helpers.normal((3, 4, 5), "float32")
+    axes = np.array([0, 1])
+    for keepdims in (True, False):
+        y = jax_gpuops.logsumexp(x, axis=axes, keepdims=keepdims)
+        expected = jax.nn.logsumexp(x, axis=(0, 1), keepdims=keepdims)
+        np.testing.assert_allclose(y, expected, rtol=1e-6)
+    for function in (jax_gpuops.sum, jax_gpuops.var, jax_gpuops.softmax):
+        with pytest.raises(TypeError, match="traced"):
+            jax.jit(function)(x, 0)
+
+
 # Types of results, for type checkers
 
 

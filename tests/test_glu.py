@@ -154,6 +154,27 @@ def test_symbolic_sizes(dtype, n, kinds, strict, on_tensor_cores):
     )
 
 
+@pytest.mark.parametrize("result", ["float32", "bfloat16", "float16"])
+def test_float8_is_two_products(result, on_tensor_cores):
+    xs = [each.astype("float8_e4m3fn") for each in operands(33, 40, 16, "float32")]
+    how = {"preferred_element_type": result}
+    y = jax_gpuops.glu(*xs, implementation=on_tensor_cores["implementation"], **how)
+    assert y.dtype == result
+    expected = jax_gpuops.glu(*xs, implementation="xla", **how)
+    np.testing.assert_allclose(
+        *(np.asarray(each, np.float32) for each in (y, expected)), rtol=2e-2, atol=2e-2
+    )
+
+
+def test_wider_results_than_products_have_are_refused(on_tensor_cores):
+    with helpers.x64("float64"), pytest.raises(TypeError, match="a result of dtype float64"):
+        jax_gpuops.glu(
+            *operands(33, 40, 16, "float32"),
+            preferred_element_type="float64",
+            implementation=on_tensor_cores["implementation"],
+        )
+
+
 @pytest.mark.parametrize(("dtype", "n"), [("float32", 40), ("bfloat16", 41)])
 @pytest.mark.parametrize("activation", ["silu", "gelu", "relu", None])
 def test_two_kernels_leave_two_products_for_the_gradient(dtype, n, activation, implementation):
