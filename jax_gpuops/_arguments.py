@@ -122,7 +122,7 @@ def static_axis(axis: Any) -> Any:
         return operator.index(axis)
     except TypeError:
         if isinstance(axis, jax.core.Tracer):
-            raise  # JAX's error says what to do
+            raise TypeError(f"axis must be known when the program is traced, got {axis}") from None
         return axis
 
 
