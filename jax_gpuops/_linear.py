@@ -268,8 +268,6 @@ def sums_shape(x, w) -> tuple[int, ...]:
 def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str, Any]:
     *batch, m, n = sums_shape(x, w)
     sizes = {"batch": batch[0] if batch else 1, "m": m, "n": n, "k": x.shape[-1]}
-    # See workspace().
-    has_workspace = _matmul.has_constant_sizes(sizes) or x.dtype.itemsize == 1
     return {
         "dtype": x.dtype.name,
         "result_dtype": preferred_element_type.name,
@@ -287,7 +285,7 @@ def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str
         "epilogue": activation or "none",
         **_matmul.WITHOUT_SCALES,
         "alignment": _primitive.ALIGNMENT,
-        "workspace": _primitive.WORKSPACE_AS_ASKED if has_workspace else 0,
+        "workspace": _matmul.workspace_of(sizes, x.dtype),
     }
 
 

@@ -824,7 +824,6 @@ def problem_of_product(
     """The problem of a product without bias and activation, for the compiled module's plan."""
     del beta
     form = _Canonical.of(a.shape, b.shape, dimension_numbers, outer)
-    has_workspace = has_constant_sizes(form.sizes) or a.dtype.itemsize == 1  # see workspace()
     return {
         "dtype": a.dtype.name,
         "result_dtype": preferred_element_type.name,
@@ -842,7 +841,7 @@ def problem_of_product(
         "epilogue": "none",
         **WITHOUT_SCALES,
         "alignment": _primitive.ALIGNMENT,
-        "workspace": _primitive.WORKSPACE_AS_ASKED if has_workspace else 0,
+        "workspace": workspace_of(form.sizes, a.dtype),
     }
 
 
@@ -853,7 +852,7 @@ def workspace(launch: _primitive.Launch, problem: dict[str, Any]) -> jax.ShapeDt
     need copies of both factors, in lines of 128 bytes.
     """
     batch, m, n, k = (problem[key] for key in _SIZES)
-    if has_constant_sizes(problem):
+    if _has_constant_sizes(problem):
         size = launch.workspace_bytes("matmul", problem)
     elif problem["workspace"]:
         size = batch * (m + n) * (k + 127)
@@ -865,7 +864,13 @@ def workspace(launch: _primitive.Launch, problem: dict[str, Any]) -> jax.ShapeDt
 _SIZES = ("batch", "m", "n", "k")
 
 
-def has_constant_sizes(problem: dict[str, Any]) -> bool:
+def workspace_of(sizes: dict[str, Any], dtype: np.dtype) -> int:
+    """The field `workspace` of a problem: 0 if its call gets none, see `workspace`."""
+    gets_some = _has_constant_sizes(sizes) or dtype.itemsize == 1
+    return _primitive.WORKSPACE_AS_ASKED if gets_some else 0
+
+
+def _has_constant_sizes(problem: dict[str, Any]) -> bool:
     return all(isinstance(problem[key], int) for key in _SIZES)
 
 

@@ -264,6 +264,19 @@ def assert_matmul(actual, a, b):
     assert_product(actual, a @ b, np.abs(a) @ np.abs(b), a.shape[-1])
 
 
+def assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **how):
+    """Compares the products of a batch of factors, of which `share`, if any, is one matrix."""
+    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
+    y = jax_gpuops.gemm(
+        stored(a, transpose_a),
+        stored(b, transpose_b),
+        transpose_a=transpose_a,
+        transpose_b=transpose_b,
+        **how,
+    )
+    assert_matmul(y, a, b)
+
+
 def primitive(function: str):
     """The primitive of one of our kernels, for what no argument of a public function reaches."""
     return next(p for p, k in _primitive.KERNELS.items() if k.name == f"gpuops_{function}")

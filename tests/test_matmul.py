@@ -173,19 +173,6 @@ def on_tensor_cores(implementation):
     return helpers.options("matmul", "tensor_core", implementation, [(8, 8), (8, 8)], "bfloat16")
 
 
-def assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **how):
-    """Compares the products of a batch of factors, of which `share`, if any, is one matrix."""
-    a, b = a[0] if share == "a" else a, b[0] if share == "b" else b
-    y = jax_gpuops.gemm(
-        helpers.stored(a, transpose_a),
-        helpers.stored(b, transpose_b),
-        transpose_a=transpose_a,
-        transpose_b=transpose_b,
-        **how,
-    )
-    helpers.assert_matmul(y, a, b)
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
 @pytest.mark.parametrize("transpose_a", [False, True])
@@ -228,7 +215,7 @@ def test_tensor_core_of_batches(transpose_b, transpose_a, share, on_tensor_cores
     """More tiles than blocks, so that rings and results go on from one to the next."""
     batch, m, n, k = 5, 136, 264, 72
     a, b = helpers.normal((batch, m, k), "bfloat16"), helpers.normal((batch, k, n), "bfloat16", 1)
-    assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **on_tensor_cores)
+    helpers.assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **on_tensor_cores)
 
 
 @pytest.mark.kernel
@@ -1010,7 +997,7 @@ def test_skinny_of_more_columns_than_a_block_has(sizes, transpose_b, transpose_a
 def test_skinny_of_batches(sizes, transpose_b, transpose_a, share, skinny):
     m, n, k = sizes
     a, b = helpers.normal((3, m, k), "bfloat16"), helpers.normal((3, k, n), "bfloat16", 1)
-    assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **skinny)
+    helpers.assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **skinny)
 
 
 @pytest.mark.kernel

@@ -278,10 +278,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "mma_pipelined_kernel"},
     {"mma_batched",
      "Tensor cores of any GPU for batches of small products, and for rows of any alignment: "
-     "several "
-     "blocks per multiprocessor, with a tile each; rows of factors and results have the same "
-     "offset "
-     "from a multiple of 16 bytes in shared memory as in global memory.",
+     "several blocks per multiprocessor, with a tile each; rows of factors and results have the "
+     "same offset from a multiple of 16 bytes in shared memory as in global memory.",
      "jax_gpuops",
      "float16, bfloat16, and float32 in TF32 where the precision allows it; arrays aligned to 16 "
      "bytes; no c; alpha = 1; compute capability 8.0 or later",

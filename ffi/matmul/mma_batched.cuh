@@ -6,9 +6,9 @@
 // copies slices of both factors to shared memory by cp.async, the next slice while it multiplies
 // this one, and multiplies them by mma.sync.
 //
-// Rows of 197 elements begin at any address, but copies and stores of 16 bytes are fast. So all
-// lines, of factors and results, keep their place within 16 bytes in shared memory, and what moves
-// between it and global memory is whole aligned pieces:
+// Rows of 197 elements begin at any address, but copies and stores of 16 bytes are fast. So each
+// line, of factors and results, has the same phase, its offset from a multiple of 16 bytes, in
+// shared memory as in global memory, and aligned pieces move between the two:
 //
 //     global memory   ... | . . . a a a a a | a a a a a a a a | a a . . . . . . | ...
 //                           phase             pieces of 16 bytes
@@ -20,7 +20,7 @@
 // A factor's lines are its rows (rows of a or columns of b) if it is deep (K-major), else each line
 // is one k. Lines whose phases are all 0 are read by ldmatrix: a line has an odd number of pieces,
 // so the pieces of 8 lines are in different banks. Other lines are read element by element; lines 8
-// apart have the same phase, so each lane has one of at most two phases.
+// apart have the same phase, so a lane reads lines of one phase, or of two if a line is one k.
 #pragma once
 
 #include <cstdint>

@@ -3,9 +3,9 @@
 // three or six products, and it follows whichever kernel computed them.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 
+#include "core/dispatch.h"
 #include "core/integer.h"
 #include "core/launch.h"
 #include "core/vector.h"
