@@ -186,11 +186,11 @@ def test_tensor_core(tile, transpose_b, transpose_a, dtype, result, on_tensor_co
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **on_tensor_cores)
     assert y.dtype == result
     helpers.assert_matmul(y, a, b)
-    turned = config["turned"]
-    if tile == (128, 256):
-        assert turned == (dtype == "float32" and not transpose_a and not transpose_b)
+    turns = dtype == "float32" and not transpose_a and not transpose_b
+    assert config["turned"] == turns
     if not (result == "float32" and tile in ((128, 128), (128, 192))):
-        assert (config["tile_rows"], config["tile_cols"]) == (tile[::-1] if turned else tile)
+        wide = turns and tile == (128, 256)
+        assert (config["tile_rows"], config["tile_cols"]) == (tile[::-1] if wide else tile)
 
 
 @pytest.mark.kernel
@@ -521,7 +521,7 @@ def test_gradients_by_tensor_core(on_tensor_cores):
     [
         (
             lambda x, **how: jax_gpuops.gemm(x, x, x.astype("float32"), beta=1, **how),
-            "supports c only for float16 and bfloat16, with a result of the same dtype",
+            "supports c only for float16, bfloat16 and float32, with a result of the same dtype",
         ),
         *(
             (

@@ -217,9 +217,9 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "jax_gpuops, after NVIDIA CUTLASS's warp-specialised persistent kernels",
      "float16, bfloat16, float32 in TF32 where the precision allows it, float8_e4m3fn, float8_e5m2 "
      "and int8; arrays aligned to 16 bytes; alpha = 1; a bias or an activation only for float32, "
-     "and for 16-bit floats that are not transposed; c only for 16-bit floats that are not "
-     "transposed; scales only for 8-bit factors, those of blocks only for float8; compute "
-     "capability 9.0",
+     "and for 16-bit floats that are not transposed; c only for floats that are not transposed, "
+     "and of float32 only for rows of b that are a multiple of 16 bytes; scales only for 8-bit "
+     "factors, those of blocks only for float8; compute capability 9.0",
      "align_rows_kernel transpose_rows_kernel transpose_bytes_kernel persistent_kernel "
      "turned_kernel"},
     {"split_k",
@@ -526,6 +526,8 @@ struct TensorCoreTile {
   int speed;
   int unaligned_speed;
   bool turned = false;  // computes the transposed product: see Persistent
+  // Whether it does so for floats, see Turned: the blocks of a cluster are then neighbours along n.
+  bool floats = false;
 
   constexpr int threads() const { return 128 * (1 + consumers); }
 
@@ -537,7 +539,10 @@ struct TensorCoreTile {
   // registers, and the mbarriers. They begin at a multiple of 1024 bytes, but the shared memory of
   // a launch only at a multiple of 128.
   constexpr int shared_bytes() const {
-    const int panel_rows = !turned ? 64 : result_bytes > 2 ? 0 : rows % 32 == 0 ? 32 : 16;
+    const int panel_rows = !turned || floats  ? 64
+                           : result_bytes > 2 ? 0
+                           : rows % 32 == 0   ? 32
+                                              : 16;
     const int panels = consumers * 2 * panel_rows * kTensorLineBytes;
     const int bytes = stages * (rows + cols) * kTensorLineBytes + panels + 2 * stages * 8;
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
@@ -570,6 +575,13 @@ inline constexpr TensorCoreTile kSplitTurnedTiles[] = {
     {4, 96, 128,      2, 8, 1,                    1,       false, false,    92, 50,     true},
     {4, 160, 128,     2, 6, 1,                    0,       false, false,    97, 62,     true},
     {4, 208, 128,     2, 5, 1,                    0,       false, false,    98, 68,     true},
+};
+
+// For floats, if b is not K-major (see Turned). The speeds of the smaller tiles are predictions.
+inline constexpr TensorCoreTile kTurnedFloatTiles[] = {
+    {4, 256, 128,     2, 4, 2,                    0,       false, false,    100, 100,   true, true},
+    {4, 128, 128,     2, 6, 2,                    0,       false, false,    90, 70,     true, true},
+    {4, 64, 128,      2, 8, 1,                    0,       false, false,    70, 50,     true, true},
 };
 
 // For 8-bit factors. Their stages have as many bytes and take as long, so the speeds are the same;
@@ -610,10 +622,6 @@ struct Tail {
   std::int64_t first;  // tile of the second launch
 };
 Tail tail_of(const Problem& problem, const Config& config);
-
-// The tile of turned_kernel (see Turned), with as many elements as the largest tile above.
-inline constexpr int kTurnedRows = 256;
-inline constexpr int kTurnedCols = 128;
 
 // split_k
 inline constexpr int kMostSplits = 8;         // blocks of a cluster: the portable maximum

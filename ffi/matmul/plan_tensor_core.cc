@@ -25,9 +25,23 @@ std::int64_t result_cols(const Problem& problem, std::int64_t cols) {
   return problem.gated ? cols / 2 : cols;
 }
 
+// The rows and the columns of the tiles of a cluster together.
+std::int64_t cluster_tile_rows(const TensorCoreTile& tile) {
+  return tile.floats ? tile.rows : tile.rows * tile.cluster_rows;
+}
+std::int64_t cluster_tile_cols(const TensorCoreTile& tile) {
+  return tile.floats ? tile.cols * tile.cluster_rows : tile.cols;
+}
+
 std::int64_t clusters_of(const Problem& problem, const TensorCoreTile& tile) {
-  return problem.batch * divide_up(problem.m, tile.rows * tile.cluster_rows) *
-         divide_up(problem.n, result_cols(problem, tile.cols));
+  return problem.batch * divide_up(problem.m, cluster_tile_rows(tile)) *
+         divide_up(problem.n, result_cols(problem, cluster_tile_cols(tile)));
+}
+
+// Whether floats are multiplied by turned_kernel, which needs no copy of b.
+bool turns_floats(const Problem& problem) {
+  return problem.dtype == DType::kFloat32 && stored_a(problem).deep && !stored_b(problem).deep &&
+         fits_tensor_copies(problem.n * bytes_of(problem.dtype));
 }
 
 // Estimates: the time of a multiprocessor for a step of 64 x 128 sums, 128 bytes deep, at the speed
@@ -102,6 +116,17 @@ double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows, 
   return depth * (once / rate + std::max(all - once, 0.0) / kRereadRate);
 }
 
+// The time in which the factors that tensor copies cannot read are copied, from memory to memory.
+double copies_time(const Problem& problem, bool copies_b) {
+  double bytes = 0;
+  const auto add = [&](const StoredFactor& factor) {
+    if (needs_copy(factor)) bytes += 2 * static_cast<double>(copy_bytes(factor));
+  };
+  add(stored_a(problem));
+  if (copies_b) add(stored_b(problem));
+  return bytes > 0 ? kLaunchTime + bytes / kMemoryRate : 0;
+}
+
 // The time of `steps` consecutive copies, if it is only latency, with `stages` of them in flight.
 double latency_of(std::int64_t steps, int stages) {
   return static_cast<double>(steps) * kCopyLatency / stages;
@@ -173,6 +198,8 @@ void each_tile(const Problem& problem, Visit&& visit) {
   };
   if (is_8_bit(problem.dtype)) {
     visit_those(kTensorCoreByteTiles);
+  } else if (turns_floats(problem)) {
+    visit_those(kTurnedFloatTiles);
   } else {
     visit_those(kTensorCoreTiles);
   }
@@ -214,7 +241,7 @@ double tiles_time(const Problem& problem, const TensorCoreTile& tile, std::int64
   const double products = time_of(turns, steps, tile.rows, tile.cols,
                                   speed_of(problem, tile, busy, device), busy, device);
   const auto lines =
-      static_cast<double>(tiles * steps * (tile.rows * tile.cluster_rows + tile.cols));
+      static_cast<double>(tiles * steps * (cluster_tile_rows(tile) + cluster_tile_cols(tile)));
   const double copies = turns > 1 ? lines * kTensorLineBytes / kCacheRate : 0;
   const double latency = latency_of(turns * steps, tile.stages - tile.pending);
   return std::max({products, copies, latency}) + static_cast<double>(turns - 1) * kTurnTime;
@@ -299,14 +326,6 @@ void configure_copies(const Problem& problem, Config& config) {
   config.copies_a = needs_copy(stored_a(problem));
   config.copies_b = needs_copy(stored_b(problem));
   config.workspace_bytes = copies_bytes(problem);
-}
-
-// Whether floats are multiplied by turned_kernel, which needs no copy of b. It has a single tile,
-// as large as the largest.
-bool is_turned(const Problem& problem, const TensorCoreTile& tile) {
-  return problem.dtype == DType::kFloat32 && stored_a(problem).deep && !stored_b(problem).deep &&
-         fits_tensor_copies(problem.n * bytes_of(problem.dtype)) &&
-         tile.rows * tile.cols == kTurnedRows * kTurnedCols;
 }
 
 struct SplitKChoice {
@@ -417,12 +436,16 @@ ParallelSplitKChoice best_parallel_split_k(const Problem& problem, const Device&
 // Why tensor_core does not add the problem's c; empty if it does, or there is none.
 std::string refusal_of_c(const Problem& problem) {
   if (!problem.has_c) return "";
-  if (!is_16_bit_float(problem.dtype) || problem.result_dtype != problem.dtype) {
-    return "supports c only for float16 and bfloat16, with a result of the same dtype";
+  if (is_8_bit(problem.dtype) || problem.dtype == DType::kFloat64 ||
+      problem.result_dtype != problem.dtype) {
+    return "supports c only for float16, bfloat16 and float32, with a result of the same dtype";
   }
   if (problem.gated) return "does not support c in a gated product";
   if (problem.transpose_a || problem.transpose_b) {
     return "supports c only for factors that are not transposed";
+  }
+  if (problem.dtype == DType::kFloat32 && !turns_floats(problem)) {
+    return "supports c of float32 only if the rows of b are a multiple of 16 bytes";
   }
   return problem.k == 0 ? "supports c only for a depth k of at least 1" : "";
 }
@@ -491,7 +514,7 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
 }
 
 double tensor_core_time(const Problem& problem, const Device& device) {
-  return best_tile(problem, device).time;
+  return copies_time(problem, !turns_floats(problem)) + best_tile(problem, device).time;
 }
 
 Config configure_tensor_core(const Problem& problem, const Device& device) {
@@ -513,10 +536,7 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
   const auto result = static_cast<double>(problem.batch * problem.m * problem.n);
   config.streams_result = result * bytes_of(problem.result_dtype) > kCacheBytes;
   configure_copies(problem, config);
-  if (is_turned(problem, tile)) {
-    config.turned = true;
-    config.tile_rows = kTurnedRows;
-    config.tile_cols = kTurnedCols;
+  if (tile.floats) {
     config.copies_b = false;
     config.workspace_bytes -= copy_bytes(stored_b(problem));
   }
@@ -551,7 +571,7 @@ std::string refusal_of_split_k(const Problem& problem, const Device& device) {
 }
 
 double split_k_time(const Problem& problem, const Device& device) {
-  return best_split_k(problem, device).time;
+  return copies_time(problem, true) + best_split_k(problem, device).time;
 }
 
 Config configure_split_k(const Problem& problem, const Device& device) {
@@ -607,7 +627,8 @@ bool prefers_parallel_split_k(const Problem& problem, const Device& device) {
     return false;
   }
   const double others = std::min(tensor_core_time(problem, device), split_k_time(problem, device));
-  return best_parallel_split_k(problem, device).time < others * (1 - kLeastParallelSplitGain);
+  const double time = copies_time(problem, true) + best_parallel_split_k(problem, device).time;
+  return time < others * (1 - kLeastParallelSplitGain);
 }
 
 Config configure_parallel_split_k(const Problem& problem, const Device& device) {

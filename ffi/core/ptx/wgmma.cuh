@@ -272,28 +272,48 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] ProductSum<T> (&su
 // 8 gives, with k = t % 4,
 //     left[0]: (row, k)   left[1]: (row + 8, k)   left[2]: (row, k + 4)   left[3]: (row + 8, k + 4)
 // and must not change them until the group is done.
-__device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[128],
+template <int kSums>
+__device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[kSums],
                                              [[maybe_unused]] const std::uint32_t (&left)[4],
                                              [[maybe_unused]] std::uint64_t right,
                                              [[maybe_unused]] bool add,
                                              [[maybe_unused]] Site site = Site::here()) {
+  constexpr int kCols = 2 * kSums;
+  static_assert(kCols == 64 || kCols == 128 || kCols == 256);
 #ifdef JAX_GPUOPS_INTERPRET
   simt::multiply_add("multiply_add", site, sums,
-                     {256, simt::FactorType::kTf32, true, true, add, 0, right, left});
+                     {kCols, simt::FactorType::kTf32, true, true, add, 0, right, left});
 #elif JAX_GPUOPS_HAS_WGMMA
-  asm volatile(
-      "{\n"
-      "  .reg .pred accumulate;\n"
-      "  setp.ne.b32 accumulate, %133, 0;\n"
-      "  wgmma.mma_async.sync.aligned.m64n256" JAX_GPUOPS_TF32
-      " {" JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA
-          JAX_GPUOPS_NAMES_2 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_3
-      "}, {%128, %129, %130, %131}, %132, accumulate, 1, 1;\n"
-      "}"
-      : JAX_GPUOPS_SUMS_32("+f", sums, 0), JAX_GPUOPS_SUMS_32("+f", sums, 32),
-        JAX_GPUOPS_SUMS_32("+f", sums, 64), JAX_GPUOPS_SUMS_32("+f", sums, 96)
-      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),
-        "r"(static_cast<int>(add)));
+#define JAX_GPUOPS_WGMMA_OF_REGISTERS(cols, names, words, right_operand, accumulate, ...)      \
+  asm volatile(                                                                                \
+      "{\n"                                                                                    \
+      "  .reg .pred accumulate;\n"                                                             \
+      "  setp.ne.b32 accumulate, %" #accumulate                                                \
+      ", 0;\n"                                                                                 \
+      "  wgmma.mma_async.sync.aligned.m64n" #cols JAX_GPUOPS_TF32 " {" names "}, {" words      \
+      "}, %" #right_operand                                                                    \
+      ", accumulate, 1, 1;\n"                                                                  \
+      "}"                                                                                      \
+      : __VA_ARGS__                                                                            \
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),                    \
+        "r"(static_cast<int>(add)))
+  if constexpr (kCols == 64) {
+    JAX_GPUOPS_WGMMA_OF_REGISTERS(64, JAX_GPUOPS_NAMES_0, "%32, %33, %34, %35", 36, 37,
+                                  JAX_GPUOPS_SUMS_32("+f", sums, 0));
+  } else if constexpr (kCols == 128) {
+    JAX_GPUOPS_WGMMA_OF_REGISTERS(128, JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1,
+                                  "%64, %65, %66, %67", 68, 69, JAX_GPUOPS_SUMS_32("+f", sums, 0),
+                                  JAX_GPUOPS_SUMS_32("+f", sums, 32));
+  } else {
+    JAX_GPUOPS_WGMMA_OF_REGISTERS(
+        256,
+        JAX_GPUOPS_NAMES_0 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_1 JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_2
+            JAX_GPUOPS_COMMA JAX_GPUOPS_NAMES_3,
+        "%128, %129, %130, %131", 132, 133, JAX_GPUOPS_SUMS_32("+f", sums, 0),
+        JAX_GPUOPS_SUMS_32("+f", sums, 32), JAX_GPUOPS_SUMS_32("+f", sums, 64),
+        JAX_GPUOPS_SUMS_32("+f", sums, 96));
+  }
+#undef JAX_GPUOPS_WGMMA_OF_REGISTERS
 #endif
 }
 

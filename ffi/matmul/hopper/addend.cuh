@@ -1,6 +1,6 @@
 // How tensor_core adds c: result = activation(sum + bias) + beta c.
 //
-// c has the layout of the result. Each thread loads the elements for its own sums, in pairs of 16
+// c has the layout of the result. In persistent_kernel each thread loads the elements for its own sums, in pairs of 16
 // bits, panel by panel while the tile is multiplied. Their registers are those in which results
 // wait to be written, and are free once the previous tile's results have been written.
 #pragma once
@@ -18,10 +18,15 @@ namespace matmul {
 
 // The epilogue of a launch with c.
 struct FinishAndAdd : Finish {
-  const void* c;
-  int rows;  // of a matrix of the batch
+  const void* c;  // may be null in turned_kernel
+  int rows;       // of a matrix of the batch
   float beta;
 };
+
+inline FinishAndAdd finish_and_add_of(const Problem& problem, const Buffers& buffers) {
+  return {finish_of(problem, buffers), buffers.c, static_cast<int>(problem.m),
+          static_cast<float>(buffers.beta)};
+}
 
 // Loads c for panel `panel` of a tile, a constant once the caller's loop is unrolled: word i is for
 // sums 2 i and 2 i + 1. Elements beyond the last row and column are 0.

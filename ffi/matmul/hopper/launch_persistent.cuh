@@ -60,25 +60,19 @@ void launch_persistent(const Queue& queue, const Config& config, std::int64_t fi
     }
   }
   typename Kernel::Epilogue epilogue{};
-  if constexpr (Kernel::kScaling == Scaling::kNone) {
-    static_cast<Finish&>(epilogue) = finish_of(problem, buffers);
-  } else {
+  if constexpr (Kernel::kScaling != Scaling::kNone) {
     epilogue = scales_of(problem, buffers);
-  }
-  if constexpr (Kernel::kAdds) {
-    epilogue.c = buffers.c;
-    epilogue.rows = static_cast<int>(problem.m);
-    epilogue.beta = static_cast<float>(buffers.beta);
+  } else if constexpr (Kernel::kAdds) {
+    epilogue = finish_and_add_of(problem, buffers);
+  } else {
+    epilogue = finish_of(problem, buffers);
   }
   launch_kernel<persistent_kernel<Kernel>>(queue, shape, a, b, result, array, order, epilogue, up);
 }
 
-template <bool kFinishes>
-void launch_turned(const Queue& queue, const Config& config, const Problem& problem,
-                   const Buffers& buffers) {
-  using Kernel = Turned<kFinishes>;
-  static_assert(Kernel::kRows == kTurnedRows && Kernel::kCols == kTurnedCols);
-  static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTensorCoreTiles[4].shared_bytes());
+template <class Kernel>
+void launch_turned_floats(const Queue& queue, const Config& config, const Problem& problem,
+                          const Buffers& buffers) {
   const LaunchShape shape = shape_behind_copies(config, Kernel::kBlocks);
   const ReadFactors factors = read_factors<float>(queue, config, problem, buffers);
   FactorMaps a{};
@@ -92,7 +86,20 @@ void launch_turned(const Queue& queue, const Config& config, const Problem& prob
     order = order_of_tiles<Kernel>(problem, config, Kernel::kDepth);
   }
   launch_kernel<turned_kernel<Kernel>>(queue, shape, a, b, result, order,
-                                       finish_of(problem, buffers));
+                                       finish_and_add_of(problem, buffers));
+}
+
+template <bool kFinishes>
+void launch_turned_float_tile(const Queue& queue, const Config& config, const Problem& problem,
+                              const Buffers& buffers) {
+  const auto matches = [&](const TensorCoreTile& tile) { return tile.rows == config.tile_rows; };
+  dispatch_instance<kTurnedFloatTiles>(matches, [&](auto index) {
+    constexpr const TensorCoreTile& kTile = kTurnedFloatTiles[decltype(index)::value];
+    using Kernel = Turned<kTile.rows, kTile.stages, kTile.cluster_rows, kFinishes>;
+    static_assert(Kernel::kCols == kTile.cols && Kernel::kThreads == kTile.threads());
+    static_assert(kSharedBytes<PersistentStorage<Kernel>> == kTile.shared_bytes());
+    launch_turned_floats<Kernel>(queue, config, problem, buffers);
+  });
 }
 
 // Launches the kernel that computes the transposed product of a deep a, for factors of 16 bits.

@@ -213,6 +213,18 @@ __device__ __forceinline__ void finish(SplitKStorage& storage, const SplitKResul
   for (int i = static_cast<int>(threadIdx.x) / kWarpSize; i < pieces;
        i += Config::kConsumerThreads / kWarpSize) {
     const int group = i / high;
+    const int col = (first_group + group) * 8 + lane % 4 / 2 * 4;
+    // Loads of the bias go on while the sums are added.
+    float bias[4] = {};
+    if (result.finishes) {
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const std::int64_t at_col = std::int64_t{at.col} + col + j;
+        bias[j] = result.is_float
+                      ? bias_of<float>(result.finish, at.matrix, at_col)
+                      : bias_of<typename Config::Factor>(result.finish, at.matrix, at_col);
+      }
+    }
     float4 sum{};
     for (int block = 0; block < order.splits; ++block) {
       const float4 part =
@@ -227,22 +239,15 @@ __device__ __forceinline__ void finish(SplitKStorage& storage, const SplitKResul
                                    __shfl_xor_sync(0xffffffff, given.y, 1));
     sum = lower ? make_float4(got.x, got.y, sum.z, sum.w) : make_float4(sum.x, sum.y, got.x, got.y);
     const int row = (i - group * high) * Config::kPieceRows + lane / 4 + (lower ? 8 : 0);
-    const int col = (first_group + group) * 8 + lane % 4 / 2 * 4;
     const int left = result.cols - at.col - col;
     if (row >= rows || left <= 0) continue;
     if (result.finishes) {
-      const auto finish = [&](float& x, int i) {
-        const std::int64_t at_col = std::int64_t{at.col} + col + i;
-        x += result.is_float ? bias_of<float>(result.finish, at.matrix, at_col)
-                             : bias_of<typename Config::Factor>(result.finish, at.matrix, at_col);
-        dispatch_activation(result.finish.op, [&](auto op) {
-          x = activated<decltype(op)::value, /*kFast=*/false>(x);
-        });
-      };
-      finish(sum.x, 0);
-      finish(sum.y, 1);
-      finish(sum.z, 2);
-      finish(sum.w, 3);
+      sum = make_float4(sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]);
+      dispatch_activation(result.finish.op, [&](auto op) {
+        constexpr EpilogueOp kOp = decltype(op)::value;
+        sum = make_float4(activated<kOp, false>(sum.x), activated<kOp, false>(sum.y),
+                          activated<kOp, false>(sum.z), activated<kOp, false>(sum.w));
+      });
     }
     const std::int64_t to =
         (std::int64_t{at.matrix} * result.rows + at.row + row) * result.cols + at.col + col;

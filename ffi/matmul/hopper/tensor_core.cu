@@ -72,8 +72,10 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
   }
   if constexpr (std::is_same_v<T, float>) {
     if (config.turned) {
-      return has_epilogue(problem) ? launch_turned<true>(queue, config, problem, buffers)
-                                   : launch_turned<false>(queue, config, problem, buffers);
+      return dispatch_value<false, true>(
+          has_epilogue(problem) || problem.has_c, [&](auto finishes) {
+            launch_turned_float_tile<decltype(finishes)::value>(queue, config, problem, buffers);
+          });
     }
   }
   if constexpr (sizeof(T) > 1) {

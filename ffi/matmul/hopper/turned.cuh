@@ -12,7 +12,12 @@
 //                  ...    left[0], left[1]             n 1     x    x
 //
 // The rest is as in persistent.cuh, except that the tile of a block is tall rather than wide, and
-// the other block of the cluster has the tile to the right, which needs the same slices of a.
+// the other block of the cluster, if there is one, has the tile to the right, which needs the same
+// slices of a.
+//
+// Tiles of fewer rows are for few rows, or few tiles. While one consumer reads its slice of b, the
+// tensor cores multiply that of the other, which takes long enough with 128 rows; with 64 rows they
+// wait, but then the time is that of reading b from memory.
 #pragma once
 
 #include <cstdint>
@@ -27,6 +32,7 @@
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
 #include "matmul/epilogue.cuh"
+#include "matmul/hopper/addend.cuh"
 #include "matmul/hopper/persistent.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/hopper/tile_order.cuh"
@@ -34,18 +40,18 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 
-template <bool kFinishes_>
+template <int kRows_, int kStages_, int kBlocks_, bool kFinishes_>
 struct Turned {
   using Factor = float;
-  // Whether sums get a bias or an activation.
+  // Whether sums get a bias, an activation or beta c.
   static constexpr bool kFinishes = kFinishes_;
   // The tile of a block. Each consumer has all rows of one half of the columns.
-  static constexpr int kRows = 256;
+  static constexpr int kRows = kRows_;
   static constexpr int kCols = 128;
   static constexpr int kConsumers = 2;
-  static constexpr int kStages = 4;
+  static constexpr int kStages = kStages_;
   // The tiles of a cluster's blocks lie side by side; TileOrder sees them as one tile.
-  static constexpr int kBlocks = 2;
+  static constexpr int kBlocks = kBlocks_;
   static constexpr int kClusterRows = 1;
   static constexpr int kResultCols = kBlocks * kCols;
 
@@ -174,10 +180,33 @@ __device__ __forceinline__ void write_turned(unsigned char* buffers, const Tenso
   }
 }
 
+// Adds beta c to a thread's sums of two columns, `col` and the next, of the tile that begins in row
+// `row`. The number of columns is even.
+template <class Config>
+__device__ __forceinline__ void add_rows_of_c(float (&sums)[Config::kSums],
+                                              const FinishAndAdd& finish, int matrix, int row,
+                                              int col) {
+  row += static_cast<int>(threadIdx.x) % 4 * 2;
+  const float* const from = static_cast<const float*>(finish.c) +
+                            (std::int64_t{matrix} * finish.rows + row) * finish.cols + col;
+#pragma unroll
+  for (int i = 0; i < Config::kSums / 4; ++i) {
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const int line = 8 * i + j;
+      if (row + line >= finish.rows) continue;
+      const float2 c = *reinterpret_cast<const float2*>(from + line * finish.cols);
+      sums[4 * i + j] = fmaf(finish.beta, c.x, sums[4 * i + j]);
+      sums[4 * i + 2 + j] = fmaf(finish.beta, c.y, sums[4 * i + 2 + j]);
+    }
+  }
+}
+
 template <class Config>
 __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storage,
-                                               const TensorMap& result, const Finish& finish,
-                                               const TileOrder& order, int rank, int consumer) {
+                                               const TensorMap& result,
+                                               const FinishAndAdd& finish, const TileOrder& order,
+                                               int rank, int consumer) {
   constexpr int kOwnCols = Config::kCols / Config::kConsumers;
   float sums[Config::kSums];
   RingPlace<Config> ring;
@@ -193,7 +222,15 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
   const unsigned char* const lower = lines + 4 * kLineBytes + (own.piece ^ (k + 4)) * 16;
 
   const bool tells = lane < Config::kBlocks;
-  const unsigned empty = shared_address_in_block(storage.empty, tells ? lane : rank);
+  const unsigned empty =
+      Config::kBlocks > 1 ? shared_address_in_block(storage.empty, tells ? lane : rank) : 0;
+  const auto release = [&](int stage) {
+    if constexpr (Config::kBlocks > 1) {
+      if (tells) arrive_at(empty + stage * static_cast<int>(sizeof(Mbarrier)));
+    } else {
+      if (tells) arrive(&storage.empty[stage]);
+    }
+  };
 
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
@@ -225,7 +262,7 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
       wait_for_products<0>();
 #pragma unroll
       for (int i = 0; i < Config::kDepthSteps; ++i) hold(left[i]);
-      if (tells) arrive_at(empty + ring.stage * static_cast<int>(sizeof(Mbarrier)));
+      release(ring.stage);
       ring.advance();
     }
     hold(sums);
@@ -243,6 +280,9 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
 #pragma unroll
         for (float& sum : sums) sum = activated<decltype(op)::value, /*kFast=*/false>(sum);
       });
+      if (finish.c != nullptr && own_col < finish.cols) {
+        add_rows_of_c<Config>(sums, finish, at.matrix, at.row, own_col);
+      }
     }
     write_turned<Config>(storage.panels[consumer][0], result, sums, own, at.row, col, at.matrix,
                          1 + consumer);
@@ -256,14 +296,14 @@ template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     turned_kernel(const __grid_constant__ FactorMaps a, const __grid_constant__ TensorMap b,
                   const __grid_constant__ TensorMap result, const TileOrder order,
-                  const __grid_constant__ Finish finish) {
+                  const __grid_constant__ FinishAndAdd finish) {
 #if JAX_GPUOPS_HAS_WGMMA
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
       *reinterpret_cast<PersistentStorage<Config>*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
   const int warpgroup = __shfl_sync(0xffffffff, threadIdx.x / kWarpgroupThreads, 0);
-  const int rank = cluster_rank();
+  const int rank = Config::kBlocks > 1 ? cluster_rank() : 0;
 
   // -- Set up --
   if (threadIdx.x == 0) {
@@ -276,8 +316,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
   }
   __syncthreads();
-  cluster_arrive();
-  cluster_wait();
+  if constexpr (Config::kBlocks > 1) {
+    cluster_arrive();
+    cluster_wait();
+  }
 
   // -- Roles: one thread of warpgroup 0 is the producer; the other warpgroups are consumers --
   if (warpgroup == 0) {
