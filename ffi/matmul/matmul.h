@@ -321,6 +321,7 @@ struct Config {
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage separately: see Persistent
   bool turned = false;    // computes the transposed product: see Persistent and Turned
+  bool ping_pong = false;  // each consumer has tiles of its own: see Persistent
   // A factor may be copied first (see needs_copy); a result whose rows are not multiples of 16
   // bytes, or partial sums of `turned` tiles, are written by the threads.
   bool copies_a = false;
@@ -351,6 +352,7 @@ struct Config {
     visit("shared_bytes", self.shared_bytes);
     visit("promotes", self.promotes);
     visit("turned", self.turned);
+    visit("ping_pong", self.ping_pong);
     visit("copies_a", self.copies_a);
     visit("copies_b", self.copies_b);
     visit("writes_elements", self.writes_elements);
@@ -528,12 +530,15 @@ struct TensorCoreTile {
   bool turned = false;  // computes the transposed product: see Persistent
   // Whether it does so for floats, see Turned: the blocks of a cluster are then neighbours along n.
   bool floats = false;
+  // Whether each consumer has tiles of its own, see Persistent: only for an a that is K-major, and
+  // without a gate.
+  bool ping_pong = false;
 
   constexpr int threads() const { return 128 * (1 + consumers); }
 
   // Whether half of its columns is a whole number of panels: in a gated problem, one half holds
   // columns of b and the other columns of up.
-  constexpr bool gates() const { return cols % 128 == 0; }
+  constexpr bool gates() const { return cols % 128 == 0 && !ping_pong; }
 
   // The ring of stages, two panels of results for each consumer unless they are written from
   // registers, and the mbarriers. They begin at a multiple of 1024 bytes, but the shared memory of
@@ -555,6 +560,7 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
     {2, 128, 192,     2, 4, 2,                    0,       true,  false,    98, 80},
     {2, 128, 128,     2, 6, 1,                    1,       true,  false,    96, 57},
+    {2, 128, 128,     2, 6, 2,                    1,       false, false,    96, 80, false, false, true},
     {2, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
     {4, 64, 128,      1, 8, 1,                    1,       false, false,    90, 40},

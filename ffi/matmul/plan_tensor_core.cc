@@ -155,7 +155,7 @@ Grid grid_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t gr
 // Whether a cluster tile divides into whole cluster tiles of `tail`, which can then be the tile of
 // a second launch.
 bool is_made_of(const TensorCoreTile& tile, const TensorCoreTile& tail) {
-  return tail.rows * tail.cols < tile.rows * tile.cols &&
+  return !tail.ping_pong && tail.rows * tail.cols < tile.rows * tile.cols &&
          tile.rows * tile.cluster_rows % (tail.rows * tail.cluster_rows) == 0 &&
          tile.cols % tail.cols == 0;
 }
@@ -191,7 +191,8 @@ void each_tile(const Problem& problem, Visit&& visit) {
   const auto visit_those = [&](const auto& tiles) {
     for (const TensorCoreTile& tile : tiles) {
       if (tile.result_bytes == static_cast<int>(info(problem.result_dtype).bytes) &&
-          tile.promotes == promotes_sums(problem) && (tile.gates() || !problem.gated)) {
+          tile.promotes == promotes_sums(problem) && (tile.gates() || !problem.gated) &&
+          (stored_a(problem).deep || !tile.ping_pong)) {
         visit(tile);
       }
     }
@@ -319,6 +320,7 @@ void configure_tile(const TensorCoreTile& tile, Config& config) {
   config.shared_bytes = tile.shared_bytes();
   config.promotes = tile.promotes;
   config.turned = tile.turned;
+  config.ping_pong = tile.ping_pong;
 }
 
 // Sets which factors are copied first, because tensor copies cannot read them.
@@ -547,8 +549,13 @@ Tail tail_of(const Problem& problem, const Config& config) {
   const TensorCoreTile* tile = nullptr;
   const TensorCoreTile* tail = nullptr;
   each_tile(problem, [&](const TensorCoreTile& each) {
-    if (each.rows == config.tile_rows && each.cols == config.tile_cols) tile = &each;
-    if (each.rows == config.tail_rows && each.cols == config.tail_cols) tail = &each;
+    if (each.rows == config.tile_rows && each.cols == config.tile_cols &&
+        each.ping_pong == config.ping_pong) {
+      tile = &each;
+    }
+    if (each.rows == config.tail_rows && each.cols == config.tail_cols && !each.ping_pong) {
+      tail = &each;
+    }
   });
   const Cut cut = cut_at(problem, *tile, *tail, config.tiles);
   Config launch = config;

@@ -132,19 +132,21 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
   const auto launch_tiles = [&](const Config& part, std::int64_t first) {
     const auto matches = [&](const TensorCoreTile& tile) {
       return tile.result_bytes == static_cast<int>(sizeof(Result)) && tile.rows == part.tile_rows &&
-             tile.cols == part.tile_cols && tile.promotes == part.promotes;
+             tile.cols == part.tile_cols && tile.promotes == part.promotes &&
+             tile.ping_pong == part.ping_pong;
     };
     dispatch_instance<kTiles>(matches, [&](auto index) {
       constexpr const TensorCoreTile& kTile = kTiles[decltype(index)::value];
       constexpr bool kExists = kTile.result_bytes == static_cast<int>(sizeof(Result)) &&
                                !(kTile.promotes && std::is_integral_v<T>) &&
-                               !(kGated && !kTile.gates()) &&
+                               !(kGated && !kTile.gates()) && !(kTile.ping_pong && !kDeepA) &&
                                !(kScaling == Scaling::kBlocks && !kTile.promotes);
       if constexpr (kExists) {
         using Kernel =
             Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
                        kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
-                       kTile.promotes, kFinishes, kGated, kScaling, kAdds>;
+                       kTile.promotes, kFinishes, kGated, kScaling, kAdds, /*kTurned=*/false,
+                       kTile.ping_pong>;
         static_assert(Kernel::kThreads == kTile.threads());
         static_assert(kSharedBytes<StorageOf<Kernel>> == kTile.shared_bytes());
         launch_persistent<Kernel>(queue, part, first, factors, problem, buffers);

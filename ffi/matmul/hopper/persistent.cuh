@@ -20,6 +20,14 @@
 // and rows and columns are those of the transposed result; the columns of a wave of products are
 // rows of a panel, which is filled by transposing stores.
 //
+// If kPingPong, each consumer has tiles of its own, every other one of the block: while one finishes
+// and writes its tile, the other has the tensor cores to itself. The stages follow each other in the
+// order of the tiles, so that the consumers take turns without further barriers:
+//
+//     stages        tile 0 | tile 1 | tile 2 | tile 3
+//     consumer 0    multiply | finish, write | multiply | finish, write
+//     consumer 1             | multiply      | finish, write | multiply
+//
 // If the depth is split, a tile's sums are those of a part of the depth, and the result is an array
 // of them that another kernel adds: see split_k_reduce.cuh.
 //
@@ -56,7 +64,8 @@ namespace matmul {
 template <class Factor_, class Result_, bool kDeepA_, bool kDeepB_, int kRows_, int kCols_,
           int kConsumers_, int kStages_, int kClusterRows_, int kPending_, bool kLateStores_,
           bool kPromotes_ = false, bool kFinishes_ = false, bool kGated_ = false,
-          Scaling kScaling_ = Scaling::kNone, bool kAdds_ = false, bool kTurned_ = false>
+          Scaling kScaling_ = Scaling::kNone, bool kAdds_ = false, bool kTurned_ = false,
+          bool kPingPong_ = false>
 struct Persistent {
   using Factor = Factor_;
   using Result = Result_;
@@ -88,9 +97,13 @@ struct Persistent {
   static constexpr int kResultCols = kGated ? kCols / 2 : kCols;
   // Whether the result is stored transposed: see above.
   static constexpr bool kTurned = kTurned_;
+  // Whether each consumer has tiles of its own.
+  static constexpr bool kPingPong = kPingPong_;
+  // How many consumers share a tile, and take a stage.
+  static constexpr int kSharers = kPingPong ? 1 : kConsumers;
   // Whether the depth may be split.
   static constexpr bool kSplits =
-      sizeof(Factor) == 2 && std::is_same_v<Result, float> && !kFinishes;
+      sizeof(Factor) == 2 && std::is_same_v<Result, float> && !kFinishes && !kPingPong;
   // Whether results are written from registers: see SumWriter.
   static constexpr bool kWritesSums = kTurned && sizeof(Result) == 4;
   // Which sums are multiplied by scales of the factors.
@@ -99,7 +112,7 @@ struct Persistent {
   using Epilogue = std::conditional_t<kScaling != Scaling::kNone, Scales,
                                       std::conditional_t<kAdds, FinishAndAdd, Finish>>;
 
-  static constexpr int kWaves = kRows / kConsumers / kProductRows;
+  static constexpr int kWaves = kRows / kSharers / kProductRows;
   static constexpr int kSums = kCols / 2;
   static constexpr int kResultSums = kResultCols / 2;
   // Pairs of results that wait to be written, or of elements of c that wait to be added.
@@ -121,9 +134,9 @@ struct Persistent {
   static constexpr int kPanels = kWaves * kWavePanels;
   static constexpr int kPanelBuffers = 2;
 
-  // Each consumer warp of a cluster arrives at the mbarriers of all its blocks, whose producers
-  // fill a stage together.
-  static constexpr int kEmptyArrivals = kConsumers * 4 * kClusterRows;
+  // Each consumer warp of a cluster that takes a stage arrives at the mbarriers of all its blocks,
+  // whose producers fill a stage together.
+  static constexpr int kEmptyArrivals = kSharers * 4 * kClusterRows;
 
   // The launch gives each thread 65536 / 384 registers, rounded down to a multiple of eight: 168,
   // which the warpgroups redistribute: 40 + 2 x 232 = 3 x 168.
@@ -133,7 +146,9 @@ struct Persistent {
   static_assert(sizeof(Factor) == 2 || (kDeepA && kDeepB),
                 "wgmma takes rows of k only for 16 bits");
   static_assert(kConsumers == 1 || kConsumers == 2);
-  static_assert(kRows % (kConsumers * kProductRows) == 0, "a consumer has whole wgmmas");
+  static_assert(kRows % (kSharers * kProductRows) == 0, "a consumer has whole wgmmas");
+  static_assert(!kPingPong || (kConsumers == 2 && !kLateStores && !kPromotes && !kTurned &&
+                               kScaling == Scaling::kNone));
   static_assert(kCols % 64 == 0 || (kTurned && kDeepB && kClusterRows == 1),
                 "blocks copy whole panels for each other");
   static_assert(kClusterRows <= 2);
@@ -241,6 +256,12 @@ __device__ __forceinline__ void produce(RingStorage<Config>& storage, const Fact
 
 // ---- Results ----
 
+// Which of the parts of a tile's rows, one for each consumer that shares it, a consumer has.
+template <class Config>
+__device__ __forceinline__ int place_in_tile(int consumer) {
+  return Config::kPingPong ? 0 : consumer;
+}
+
 // The rows of a panel that belong to a warp, and how many of them it writes at a time, 16 bytes per
 // lane, if tensor copies cannot.
 inline constexpr int kWarpRows = kProductRows / 4;
@@ -340,7 +361,7 @@ class ResultWriter {
       : map_(map),
         array_(array),
         buffers_(storage.panels[consumer][0]),
-        first_row_(consumer * Config::kWaves * kProductRows),
+        first_row_(place_in_tile<Config>(consumer) * Config::kWaves * kProductRows),
         barrier_(1 + consumer),
         thread_(threadIdx.x % kWarpgroupThreads) {}
 
@@ -639,9 +660,10 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
   typename Config::Sum sums[Config::kWaves][Config::kSums];
   RingPlace<Config> ring;
   WriterOf<Config> writer(storage, result, array, consumer);
+  const int place = place_in_tile<Config>(consumer);
   // 64 rows of a are 8192 bytes in both orders: 64 lines of 128 bytes if deep, else a panel.
   const std::uint64_t a_first =
-      matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * Config::kWaves * kPanelBytes);
+      matrix_descriptor<Config::kDeepA>(storage.a[0] + place * Config::kWaves * kPanelBytes);
   const std::uint64_t b_first = matrix_descriptor<Config::kDeepB>(storage.b[0]);
 
   // Lane i arrives at the mbarriers of block i.
@@ -660,7 +682,7 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
   [[maybe_unused]] TilePosition here{};
   const auto multiply = [&](int step) {
     [[maybe_unused]] BlockScales<Config> scales;
-    if constexpr (Config::kScaling == Scaling::kBlocks) scales.load(epilogue, here, consumer, step);
+    if constexpr (Config::kScaling == Scaling::kBlocks) scales.load(epilogue, here, place, step);
     wait(&storage.full[ring.stage], ring.phase);
     const std::uint64_t a = a_first + ring.stage * (Config::kABytes / 16);
     const std::uint64_t b = b_first + ring.stage * (Config::kBBytes / 16);
@@ -690,8 +712,13 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
   TilePosition before{};
   bool waiting = false;
 
-  for (unsigned tile = order.first + blockIdx.x / Config::kBlocks; tile < order.tiles;
-       tile += gridDim.x / Config::kBlocks) {
+  unsigned tile = order.first + blockIdx.x / Config::kBlocks;
+  const unsigned clusters = gridDim.x / Config::kBlocks;
+  if (Config::kPingPong && consumer == 1) {
+    tile += clusters;
+    ring.skip(order.steps);
+  }
+  for (; tile < order.tiles; tile += (Config::kPingPong ? 2 : 1) * clusters) {
     // -- Multiply, and meanwhile write the results of the previous tile --
     [[maybe_unused]] TileBias<Config> bias;
     if constexpr (Config::kFinishes) {
@@ -701,7 +728,7 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
     }
     [[maybe_unused]] OuterScales<Config> scales;
     if constexpr (Config::kScaling == Scaling::kOuter) {
-      scales.load(epilogue, locate<Config>(order, tile, rank), consumer);
+      scales.load(epilogue, locate<Config>(order, tile, rank), place);
     }
     if constexpr (Config::kScaling == Scaling::kBlocks || Config::kAdds) {
       here = locate<Config>(order, tile, rank);
@@ -733,7 +760,7 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
           ++step;
           multiply(step);  // if a panel takes several steps, there are enough
         }
-        if constexpr (Config::kAdds) load_addend<Config>(epilogue, here, consumer, panel, words);
+        if constexpr (Config::kAdds) load_addend<Config>(epilogue, here, place, panel, words);
         if (step < steps) {
           retire(step);
           ++step;
@@ -747,6 +774,7 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
     }
     wait_for_products<0>();
     if (Config::kPending > 0) release(ring.previous());
+    if constexpr (Config::kPingPong) ring.skip(order.steps);  // those of the other's next tile
     if constexpr (!Config::kPromotes) {
 #pragma unroll
       for (int wave = 0; wave < Config::kWaves; ++wave) hold(sums[wave]);

@@ -64,6 +64,11 @@ struct RingPlace {
       phase ^= 1;
     }
   }
+  __device__ __forceinline__ void skip(int stages) {
+    const unsigned next = static_cast<unsigned>(stage + stages);
+    phase ^= next / Config::kStages & 1;
+    stage = static_cast<int>(next % Config::kStages);
+  }
   __device__ __forceinline__ int previous() const {
     return stage == 0 ? Config::kStages - 1 : stage - 1;
   }
