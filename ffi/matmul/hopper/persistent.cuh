@@ -22,11 +22,14 @@
 //
 // If kPingPong, each consumer has tiles of its own, every other one of the block: while one finishes
 // and writes its tile, the other has the tensor cores to itself. The stages follow each other in the
-// order of the tiles, so that the consumers take turns without further barriers:
+// order of the tiles:
 //
-//     stages        tile 0 | tile 1 | tile 2 | tile 3
-//     consumer 0    multiply | finish, write | multiply | finish, write
+//     stages        tile 0   | tile 1        | tile 2        | tile 3
+//     consumer 0    multiply | finish, write | multiply      | finish, write
 //     consumer 1             | multiply      | finish, write | multiply
+//
+// A consumer waits until the other has seen all stages of its tile: a wait for a stage tells its
+// phases apart only by their parity, so none may be further ahead than the next one.
 //
 // If the depth is split, a tile's sums are those of a part of the depth, and the result is an array
 // of them that another kernel adds: see split_k_reduce.cuh.
@@ -622,6 +625,9 @@ using WriterOf = std::conditional_t<Config::kWritesSums, SumWriter<Config>, Resu
 
 // ---- A consumer ----
 
+// The barrier at which consumer 0 waits for its turn, and after it that of consumer 1.
+inline constexpr int kTurnBarrier = 3;
+
 // Multiplies a stage, kStageCols columns at a time, into sums that start from zero, and adds these
 // to the tile's. While one consumer adds, the tensor cores are free for the other. add(sum, part,
 // wave, block, i) adds sum i of block `block` of kStageCols columns.
@@ -719,6 +725,9 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
     ring.skip(order.steps);
   }
   for (; tile < order.tiles; tile += (Config::kPingPong ? 2 : 1) * clusters) {
+    if (Config::kPingPong && tile >= order.first + clusters) {
+      meet(kTurnBarrier + consumer, 2 * kWarpgroupThreads);
+    }
     // -- Multiply, and meanwhile write the results of the previous tile --
     [[maybe_unused]] TileBias<Config> bias;
     if constexpr (Config::kFinishes) {
@@ -771,6 +780,9 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
     for (; step < steps; ++step) {
       multiply(step);
       retire(step);
+    }
+    if (Config::kPingPong && tile + clusters < order.tiles) {
+      pass(kTurnBarrier + 1 - consumer, 2 * kWarpgroupThreads);
     }
     wait_for_products<0>();
     if (Config::kPending > 0) release(ring.previous());
