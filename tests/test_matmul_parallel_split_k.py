@@ -44,6 +44,44 @@ def test_every_kernel(tile, transpose_b, dtype, split):
     assert (config["tile_rows"], config["tile_cols"], config["turned"]) == (rows, cols, turned)
 
 
+# For each tile's rows, m, n and k of float32 that the plan gives it to.
+TILES_OF_FLOATS = {
+    64: {"interpret": (60, 136, 520), "cuda": (60, 1024, 4096)},
+    128: {"interpret": (120, 264, 328), "cuda": (128, 2048, 4096)},
+    256: {"interpret": (250, 264, 328), "cuda": (256, 4096, 4096)},
+}
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("rows", TILES_OF_FLOATS)
+def test_every_kernel_of_float32(rows, split):
+    m, n, k = TILES_OF_FLOATS[rows][split["implementation"]]
+    a, b = helpers.factor((m, k), "float32"), helpers.factor((k, n), "float32", seed=1)
+    y, config = helpers.recorded_dot(a, b, False, False, "float32", **split)
+    helpers.assert_matmul(y, a, b)
+    assert config["splits"] >= 2
+    assert not config["copies_b"]
+    assert (config["tile_rows"], config["tile_cols"], config["turned"]) == (rows, 128, True)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    "sizes", [(3, 1, 4, 33), (2, 65, 132, 259), (1, 130, 4, 77), (5, 70, 268, 131)], ids=str
+)
+def test_edges_of_float32(sizes, split):
+    """Rows of partial sums are a multiple of 32 bytes, those of the result of 16."""
+    batch, m, n, k = sizes
+    a, b = helpers.factor((batch, m, k), "float32"), helpers.factor((batch, k, n), "float32", seed=1)
+
+    @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
+    def product(poison, a, b):
+        del poison
+        return jax_gpuops.matmul(a, b, **split)
+
+    y = product(jnp.full((batch, m, n), np.nan, "float32"), a, b)
+    helpers.assert_matmul(y, a, b)
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", FLOATS_OF_16_BITS)
 @pytest.mark.parametrize(("transpose_a", "transpose_b"), LAYOUTS)
@@ -160,7 +198,7 @@ def test_the_plan_chooses_it(split):
     ("shapes", "dtype", "reason"),
     [
         ([(8, 64), (64, 8)], "bfloat16", "requires a depth k of more than 64"),
-        ([(8, 136), (136, 8)], "float32", "supports float16 and bfloat16, not float32"),
+        ([(8, 136), (136, 6)], "float32", "supports float32 only if a is K-major and b is not"),
         ([(4096, 136), (136, 4096)], "float16", "supports results of at most 8388608 elements"),
     ],
 )

@@ -82,7 +82,7 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
     return;
   }
   if (plan.algorithm == Algorithm::kParallelSplitK) {
-    dispatch<__half, __nv_bfloat16>(problem.dtype, [&](auto type) {
+    dispatch<__half, __nv_bfloat16, float>(problem.dtype, [&](auto type) {
       launch_parallel_split_k<typename decltype(type)::type>(queue, plan.config, problem, buffers);
     });
     return;

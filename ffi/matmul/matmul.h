@@ -232,9 +232,11 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "Tensor cores for few tiles of a large depth k: blocks of tensor_core multiply parts of the "
      "depth, and a second kernel adds their partial sums.",
      "jax_gpuops, after NVIDIA CUTLASS's parallel split-K",
-     "float16 and bfloat16; else those of tensor_core, no bias or activation, no c, a depth k of "
-     "more than 64, and results of at most 2^23 elements, with n rounded up to a multiple of 8",
-     "align_rows_kernel persistent_kernel split_k_reduce_kernel"},
+     "float16 and bfloat16, and float32 in TF32 with an a that is K-major, a b that is not, and rows "
+     "of b that are a multiple of 16 bytes; else those of tensor_core, no bias or activation, no c, "
+     "a depth k of more than 128 bytes, and results of at most 2^23 elements, with n rounded up to "
+     "a multiple of 8",
+     "align_rows_kernel persistent_kernel turned_kernel split_k_reduce_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor is read once, and each warp of a "
      "block multiplies a part of the depth k.",

@@ -52,8 +52,8 @@ constexpr double kBusyStepTime = 166;
 constexpr double kTurnTime = 300;
 // The latency of the exchange of a cluster's sums, and the bytes of sums that a block sends per
 // nanosecond.
-constexpr double kExchangeTime = 1500;
-constexpr double kExchangeRate = 25;
+constexpr double kExchangeTime = 3000;
+constexpr double kExchangeRate = 10;
 // Bytes of factors read per nanosecond: from memory by all multiprocessors together, and by one
 // alone, which also writes results at this rate; from the L2 cache, of data that another tile has
 // read; in total from the L2 cache by tiles that do not begin together, and by the blocks of
@@ -78,8 +78,10 @@ constexpr std::int64_t kLeastSplitSteps = 4;
 constexpr std::int64_t kMostParallelSplits = 16;
 constexpr std::int64_t kMostSplitTiles = 264;
 constexpr std::int64_t kMostPartialBytes = std::int64_t{64} << 20;
-// The least products that the plan gives to it: few rows are split_k's and skinny's.
+// The least products that the plan gives to it: few rows are split_k's and skinny's. Of float32,
+// split_k needs a transposed copy of b.
 constexpr std::int64_t kLeastParallelSplitRows = 65;
+constexpr std::int64_t kLeastParallelSplitRowsOfFloats = 17;
 constexpr std::int64_t kLeastParallelSplitSteps = 16;
 // The fraction of the time that it must save: the error of the estimates.
 constexpr double kLeastParallelSplitGain = 0.05;
@@ -330,6 +332,12 @@ void configure_copies(const Problem& problem, Config& config) {
   config.workspace_bytes = copies_bytes(problem);
 }
 
+// The same for turned_kernel, which reads b as it is stored.
+void leave_b(const Problem& problem, Config& config) {
+  config.copies_b = false;
+  config.workspace_bytes -= copy_bytes(stored_b(problem));
+}
+
 struct SplitKChoice {
   const SplitKTile* tile;
   int splits;
@@ -424,6 +432,10 @@ ParallelSplitKChoice best_parallel_split_k(const Problem& problem, const Device&
       if (best.tile == nullptr || time < best.time) best = {&tile, splits, time};
     }
   };
+  if (problem.dtype == DType::kFloat32) {
+    for (const TensorCoreTile& tile : kTurnedFloatTiles) consider(tile);
+    return best;
+  }
   for (const TensorCoreTile& tile : kTensorCoreTiles) {
     if (tile.result_bytes == 4) consider(tile);
   }
@@ -538,10 +550,7 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
   const auto result = static_cast<double>(problem.batch * problem.m * problem.n);
   config.streams_result = result * bytes_of(problem.result_dtype) > kCacheBytes;
   configure_copies(problem, config);
-  if (tile.floats) {
-    config.copies_b = false;
-    config.workspace_bytes -= copy_bytes(stored_b(problem));
-  }
+  if (tile.floats) leave_b(problem, config);
   return config;
 }
 
@@ -596,17 +605,22 @@ Config configure_split_k(const Problem& problem, const Device& device) {
 }
 
 std::int64_t parallel_split_k_workspace(const Problem& problem) {
+  // That of the copy of a float32 b is reserved for split_k, in case the plan prefers it.
   return copies_bytes(problem) + most_parallel_splits(problem) * partial_bytes(problem);
 }
 
 // Why parallel_split_k does not take the problem; empty if it does.
 std::string refusal_of_parallel_split_k(const Problem& problem, const Device& device) {
-  if (!is_16_bit_float(problem.dtype)) {
-    return "supports float16 and bfloat16, not " + text(info(problem.dtype).name);
+  if (!is_16_bit_float(problem.dtype) && problem.dtype != DType::kFloat32) {
+    return "supports float16, bfloat16 and float32, not " + text(info(problem.dtype).name);
   }
   if (has_epilogue(problem)) return "does not support a bias or an activation";
   const std::string why = refusal_of_split_k(problem, device);
   if (!why.empty()) return why;
+  if (problem.dtype == DType::kFloat32 && !turns_floats(problem)) {
+    return "supports float32 only if a is K-major and b is not, with rows of b that are a multiple "
+           "of 16 bytes";
+  }
   const std::int64_t most = kMostPartialBytes / 2 / 4;
   const double rows = static_cast<double>(problem.batch) * static_cast<double>(problem.m);
   const double elements = rows * static_cast<double>(partial_pitch(problem));
@@ -623,8 +637,11 @@ std::string refusal_of_parallel_split_k(const Problem& problem, const Device& de
 }
 
 bool suits_parallel_split_k(const Problem& problem) {
-  return is_16_bit_float(problem.dtype) && !has_epilogue(problem) && !problem.has_c &&
-         !problem.scaled && !suits_skinny(problem) && problem.m >= kLeastParallelSplitRows &&
+  const bool is_float32 = turns_floats(problem) && may_use_tf32(problem);
+  const std::int64_t least_rows =
+      is_float32 ? kLeastParallelSplitRowsOfFloats : kLeastParallelSplitRows;
+  return (is_16_bit_float(problem.dtype) || is_float32) && !has_epilogue(problem) &&
+         !problem.has_c && !problem.scaled && !suits_skinny(problem) && problem.m >= least_rows &&
          depth_steps(problem) >= kLeastParallelSplitSteps && split_tiles(problem) >= 1 &&
          split_tiles(problem) <= kMostSplitTiles / 2;
 }
@@ -634,7 +651,8 @@ bool prefers_parallel_split_k(const Problem& problem, const Device& device) {
     return false;
   }
   const double others = std::min(tensor_core_time(problem, device), split_k_time(problem, device));
-  const double time = copies_time(problem, true) + best_parallel_split_k(problem, device).time;
+  const double time = copies_time(problem, !turns_floats(problem)) +
+                      best_parallel_split_k(problem, device).time;
   return time < others * (1 - kLeastParallelSplitGain);
 }
 
@@ -646,8 +664,9 @@ Config configure_parallel_split_k(const Problem& problem, const Device& device) 
   config.blocks = blocks_of(clusters_of(problem, tile) * choice.splits, tile.cluster_rows, device);
   config.group = kTensorCoreGroup;
   config.splits = static_cast<int>(choice.splits);
-  config.writes_elements = tile.turned;
+  config.writes_elements = tile.turned && !tile.floats;
   configure_copies(problem, config);
+  if (tile.floats) leave_b(problem, config);
   config.workspace_bytes += choice.splits * partial_bytes(problem);
   return config;
 }

@@ -81,8 +81,9 @@ void launch_turned_floats(const Queue& queue, const Config& config, const Proble
   if (!queue.preparing) {
     a = maps_of_factor<float, /*kDeep=*/true>(factors.a, Kernel::kRows / Kernel::kBlocks);
     b = maps_of_factor<float, /*kDeep=*/false>(factors.b, Kernel::kPanelCols).within;
-    result = map_of<float>(kResultType<float>, buffers.result, problem.batch, problem.m, problem.n,
-                           problem.n, Kernel::kWrittenRows);
+    const std::int64_t cols = config.splits > 1 ? partial_pitch(problem) : problem.n;
+    result = map_of<float>(kResultType<float>, buffers.result, problem.batch * config.splits,
+                           problem.m, cols, cols, Kernel::kWrittenRows);
     order = order_of_tiles<Kernel>(problem, config, Kernel::kDepth);
   }
   launch_kernel<turned_kernel<Kernel>>(queue, shape, a, b, result, order,

@@ -1,4 +1,6 @@
-// Compiled for each of: __half+__nv_bfloat16
+// Compiled for each of: __half+__nv_bfloat16+float
+#include <type_traits>
+
 #include "core/dispatch.h"
 #include "matmul/hopper/split_k_reduce.cuh"
 #include "matmul/matmul.h"
@@ -18,10 +20,15 @@ void launch_parallel_split_k(const Queue& queue, const Config& config, const Pro
   Buffers to_partials = buffers;
   to_partials.result = partials;
   launch_tensor_core<T>(queue, config, split, to_partials);
-  dispatch<T, float>(problem.result_dtype, [&](auto type) {
+  const auto reduce = [&](auto type) {
     launch_split_k_reduce<typename decltype(type)::type>(queue, config.splits, problem, partials,
                                                          buffers.result);
-  });
+  };
+  if constexpr (std::is_same_v<T, float>) {
+    dispatch<float>(problem.result_dtype, reduce);
+  } else {
+    dispatch<T, float>(problem.result_dtype, reduce);
+  }
 }
 
 #define JAX_GPUOPS_INSTANTIATE(T)                                                       \

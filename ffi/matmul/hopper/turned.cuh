@@ -55,6 +55,9 @@ struct Turned {
   static constexpr int kClusterRows = 1;
   static constexpr int kResultCols = kBlocks * kCols;
 
+  // Whether the depth may be split: then the results are partial sums, as of persistent.cuh.
+  static constexpr bool kSplits = !kFinishes;
+
   static constexpr int kSums = kRows / 2;
   static constexpr int kThreads = (1 + kConsumers) * kWarpgroupThreads;
   static constexpr int kABytes = kRows * kLineBytes;
@@ -98,18 +101,21 @@ __device__ __forceinline__ void produce_turned(PersistentStorage<Config>& storag
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     const TilePosition at = locate_turned<Config>(order, tile, rank);
+    const DepthPart depth = depth_of<Config>(order, at);
     const int bytes = slice_bytes</*kDeep=*/true, Config::kRows>(a, at.row) + Config::kBBytes;
-    for (int step = 0; step < order.steps; ++step) {
+    for (int step = 0; step < depth.steps; ++step) {
       wait(&storage.empty[ring.stage], ring.phase ^ 1);
       Mbarrier* const full = &storage.full[ring.stage];
       announce(full, bytes);
-      const int k = step * Config::kDepth;
-      copy_slice</*kDeep=*/true, Config::kRows, Config::kBlocks>(
-          storage.a[ring.stage], a, at.row, k, at.matrix * order.a_batch_stride, full, rank, kAll);
+      const int k = (depth.first + step) * Config::kDepth;
+      copy_slice</*kDeep=*/true, Config::kRows, Config::kBlocks>(storage.a[ring.stage], a, at.row,
+                                                                 k, depth.matrix * order.a_batch_stride,
+                                                                 full, rank, kAll);
 #pragma unroll
       for (int panel = 0; panel < Config::kCols / Config::kPanelCols; ++panel) {
         copy_tensor(storage.b[ring.stage] + panel * Config::kBPanelBytes, b,
-                    at.col + panel * Config::kPanelCols, k, at.matrix * order.b_batch_stride, full);
+                    at.col + panel * Config::kPanelCols, k, depth.matrix * order.b_batch_stride,
+                    full);
       }
       ring.advance();
     }
@@ -235,8 +241,10 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
     // -- Multiply --
+    const TilePosition at = locate_turned<Config>(order, tile, rank);
+    const int steps = depth_of<Config>(order, at).steps;
 #pragma unroll 1
-    for (int step = 0; step < order.steps; ++step) {
+    for (int step = 0; step < steps; ++step) {
       wait(&storage.full[ring.stage], ring.phase);
       std::uint32_t left[Config::kDepthSteps][4];
       const int stage = ring.stage * Config::kBBytes;
@@ -268,7 +276,6 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
     hold(sums);
 
     // -- Write --
-    const TilePosition at = locate_turned<Config>(order, tile, rank);
     const int col = at.col + consumer * kOwnCols;
     if constexpr (Config::kFinishes) {
       const int own_col = col + own.first();
