@@ -24,7 +24,7 @@ LADDER = [
     if a.name
     not in (
         *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"),
-        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "cublas"),
+        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "fma_skinny", "cublas"),
     )
 ]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
@@ -1096,7 +1096,7 @@ def test_the_plan_prefers_skinny_for_few_rows_or_columns(skinny):
         # One block of skinny, but eight of a GPU's for split_k: the host's simulates too few.
         (8, 16, 1 << 20, "bfloat16", ["split_k" if on_gpu else "skinny"]),
         (1, 64, 256, "bfloat16", ["coalesced"]),
-        (1, 2048, 2048, "float32", ["tensor_core", "split_k"]),
+        (1, 2048, 2048, "float32", ["fma_skinny"]),
     ):
         plan = jax_gpuops.plan(
             "matmul", [(m, k), (k, n)], dtype, implementation=skinny["implementation"]
