@@ -293,8 +293,8 @@ def named_algorithm(algorithm: str | None, precision: Any, *factors: jax.Array) 
     BATCH_INVARIANT becomes the algorithm whose rows have the same bits in every batch. The tensor
     core algorithms accumulate over k in order, in steps of one size whatever the tile, and
     `double_buffered` in single terms. Other algorithms divide k depending on the problem sizes
-    (`split_k`, `parallel_split_k`, `skinny`, `fma_sliced`) or depend on the values of all rows
-    (`bf16_x6`, `fp16_x3`).
+    (`split_k`, `parallel_split_k`, `skinny`, `fma_sliced`, `fma_skinny`) or depend on the values of
+    all rows (`bf16_x6`, `fp16_x3`).
 
     Args:
       algorithm: as `resolve_invariant` returned it.

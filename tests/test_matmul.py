@@ -24,7 +24,7 @@ LADDER = [
     if a.name
     not in (
         *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"),
-        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "cublas"),
+        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "fma_skinny", "cublas"),
     )
 ]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]
@@ -566,7 +566,8 @@ def test_the_plan_prefers_tensor_cores(on_tensor_cores):
         (64, 64, 64, "bfloat16", ["tensor_core"]),
         (32, 32, 32, "bfloat16", ["coalesced"]),
         (512, 512, 512, "float32", ["tensor_core"]),
-        (8, 128, 4096, "float32", ["split_k"]),
+        (40, 128, 4096, "float32", ["split_k"]),
+        (8, 128, 4096, "float32", ["fma_skinny"]),
         (2000, 2001, 513, "float16", ["tensor_core"]),
         (40, 128, 4096, "bfloat16", ["split_k"]),
         (8, 128, 4096, "bfloat16", ["skinny"]),
@@ -1096,7 +1097,7 @@ def test_the_plan_prefers_skinny_for_few_rows_or_columns(skinny):
         # One block of skinny, but eight of a GPU's for split_k: the host's simulates too few.
         (8, 16, 1 << 20, "bfloat16", ["split_k" if on_gpu else "skinny"]),
         (1, 64, 256, "bfloat16", ["coalesced"]),
-        (1, 2048, 2048, "float32", ["tensor_core", "split_k"]),
+        (1, 2048, 2048, "float32", ["fma_skinny"]),
     ):
         plan = jax_gpuops.plan(
             "matmul", [(m, k), (k, n)], dtype, implementation=skinny["implementation"]

@@ -351,7 +351,7 @@ def test_the_plan_takes_slices_for_few_tiles(fma_sliced):
     if fma_sliced["implementation"] == "interpret":
         pytest.skip("the host simulates too few multiprocessors")
     how = {"implementation": "cuda", "precision": "highest"}
-    for m, n, k in [(256, 256, 256), (512, 512, 512), (16, 4096, 4096), (128, 128, 8192)]:
+    for m, n, k in [(256, 256, 256), (512, 512, 512), (24, 4096, 4096), (128, 128, 8192)]:
         plan = jax_gpuops.plan("matmul", [(m, k), (k, n)], "float32", **how)
         assert plan.algorithm == "fma_sliced", (m, n, k)
 
@@ -367,5 +367,5 @@ def test_the_plan_takes_slices_for_small_products(fma_sliced):
 
 def test_the_plan_says_how_many_blocks_share_a_tile(fma_sliced):
     how = {"implementation": fma_sliced["implementation"], "precision": "highest"}
-    plan = jax_gpuops.plan("matmul", [(12, 4096), (4096, 12)], "float32", **how)
+    plan = jax_gpuops.plan("matmul", [(20, 4096), (4096, 20)], "float32", **how)
     assert re.search(r"the warps of \d blocks share the depth", plan.reason)

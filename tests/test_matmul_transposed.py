@@ -141,7 +141,8 @@ def test_every_algorithm(algorithm, implementation):
     dtype = "float64" if algorithm == "mma_pipelined" else "float32"
     precision = "default" if algorithm in ("tensor_core", "split_k") else "highest"
     how = {"implementation": implementation, "algorithm": algorithm, "precision": precision}
-    m, n, k = (8, 512, 1024) if algorithm in ("skinny", "split_k", "fma_sliced") else (M, N, K)
+    of_few_rows = algorithm in ("skinny", "split_k", "fma_sliced", "fma_skinny")
+    m, n, k = (8, 512, 1024) if of_few_rows else (M, N, K)
     with helpers.x64(dtype):
         x, y = helpers.normal((m, k), dtype), helpers.normal((n, k), dtype, seed=1)
         dot = functools.partial(jax_gpuops.dot_general, dimension_numbers=NT, **how)

@@ -151,7 +151,7 @@ def call_matmul(algorithm, dtype, implementation):
     )
     is_copied = on_tensor_cores or algorithm == "fma_pipelined"
     shapes = ((131, 72), (72, 136)) if is_copied else ((5, 131), (131, 67))
-    if algorithm == "fma_sliced":  # of which call_linear has no cluster
+    if algorithm in ("fma_sliced", "fma_skinny"):  # of which call_linear has no cluster
         shapes = ((5, 1100), (1100, 12))
     a, b = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
     if why := helpers.refusal("matmul", algorithm, shapes, dtype):

@@ -178,6 +178,7 @@ enum class Algorithm {
   kFP16X3,
   kFmaPipelined,
   kFmaSliced,
+  kFmaSkinny,
   kMmaPipelined,
   kMmaBatched,
   kCublas,
@@ -271,6 +272,13 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "multiprocessors, the blocks of a cluster share the depth too.",
      "jax_gpuops, after NVIDIA CUTLASS's sliced-K kernels",
      "float32; compute capability 8.0 or later, 9.0 for clusters", "fma_sliced_kernel"},
+    {"fma_skinny",
+     "float32 by FMAs for few rows or columns: the other factor is read once, and each warp of a "
+     "block multiplies a part of the depth k; if there are few tiles, the blocks of a cluster "
+     "share the depth too.",
+     "jax_gpuops",
+     "float32; at most 16 rows or columns; compute capability 8.0 or later, 9.0 for clusters",
+     "fma_skinny_kernel"},
     {"mma_pipelined",
      "Tensor cores of any GPU: slices of the factors are copied asynchronously into a ring of "
      "stages, and warps multiply them by mma.sync.",
@@ -422,6 +430,10 @@ void launch_fma_pipelined(const Queue& queue, const Config& config, const Proble
 
 // The launcher of fma_sliced, which is compiled for all GPUs.
 void launch_fma_sliced(const Queue& queue, const Config& config, const Problem& problem,
+                       const Buffers& buffers);
+
+// The same for fma_skinny.
+void launch_fma_skinny(const Queue& queue, const Config& config, const Problem& problem,
                        const Buffers& buffers);
 
 // The launcher of mma_pipelined, for __half, __nv_bfloat16, float or double; it is compiled for all
@@ -675,7 +687,7 @@ inline constexpr int kSkinnyExtent = 16;        // rows or columns of a block
 inline constexpr int kMostSkinnyExtent = 1024;  // of the problem; each block reads the large factor
 inline constexpr int kSkinnyThreads = 256;
 
-// A factor as skinny sees it: `extent` rows of a or columns of b, each of k elements.
+// A factor as skinny and fma_skinny see it: `extent` rows of a or columns of b, each of k elements.
 struct SkinnyFactor {
   std::int64_t extent;
   bool deep;  // the depth is contiguous
@@ -821,6 +833,37 @@ inline constexpr SlicedTile kSlicedTiles[] = {
     {16, 64, 4,         2,     3,      1,        false,    5.6},
 };
 // clang-format on
+
+// fma_skinny
+
+inline constexpr int kFmaSkinnyThreads = 256;
+inline constexpr int kMostFmaSkinnyCols = 16;  // of the skinny factor
+
+// A block has 32 or 64 rows of the large factor, and sums for 4, 8 or 16 columns. A large factor
+// that is not read in packs has blocks of 32 rows.
+constexpr int fma_skinny_most_rows(bool packed) { return packed ? 64 : 32; }
+
+// The depth of a step, which has 16 elements of the large factor for each lane.
+constexpr int fma_skinny_step_depth(int rows) { return 16 * 32 / rows; }
+
+// The stages of a warp's ring: up to 96 KiB per block, which every GPU from compute capability 8.0
+// on has, so that two blocks fit on a multiprocessor of an H100.
+constexpr int fma_skinny_stage_bytes(int rows, int cols) {
+  return (rows + cols) * fma_skinny_step_depth(rows) * 4;
+}
+constexpr int fma_skinny_stages(int rows, int cols) {
+  return 12 * 1024 / fma_skinny_stage_bytes(rows, cols);
+}
+
+// The rings of the warps, in whose place their sums lie later; and the sums received from the
+// cluster, with an mbarrier.
+constexpr int fma_skinny_shared_bytes(int rows, int cols) {
+  const int warps = kFmaSkinnyThreads / 32;
+  const int ring = warps * fma_skinny_stages(rows, cols) * fma_skinny_stage_bytes(rows, cols);
+  const int parts = warps * fma_skinny_step_depth(rows) / kPack;
+  const int sums = parts * cols * (rows + kPack) * 4;
+  return (ring > sums ? ring : sums) + (rows * cols + kMostSlicedSplits) * 4 + 16;
+}
 
 // mma_pipelined
 

@@ -113,6 +113,11 @@ bool chooses_mma_batched(const Problem& problem) {
   return wants_tensor_cores(problem) && suits_mma_batched(problem);
 }
 
+// Whether the plan may choose fma_skinny, on some device.
+bool may_choose_fma_skinny(const Problem& problem) {
+  return work_of(problem) >= kLeastTensorCoreWork && suits_fma_skinny(problem);
+}
+
 Config configure(const Problem& problem, Algorithm algorithm, const Device& device) {
   Config config;
   const auto tile = [&](int threads, int rows, int cols) {
@@ -153,6 +158,8 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
     case Algorithm::kFmaSliced:
       config = configure_fma_sliced(problem, device);
       break;
+    case Algorithm::kFmaSkinny:
+      return configure_fma_skinny(problem, device);
     case Algorithm::kMmaPipelined:
       config = configure_mma_pipelined(problem, device);
       break;
@@ -196,6 +203,9 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
       break;
     case Algorithm::kFmaSliced:
       why = refusal_of_fma_sliced(problem, device);
+      break;
+    case Algorithm::kFmaSkinny:
+      why = refusal_of_fma_skinny(problem, device);
       break;
     case Algorithm::kMmaPipelined:
       return refusal_of_mma_pipelined(problem, device);
@@ -253,6 +263,10 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   if (chooses_mma_batched(problem) && refusal_of_mma_batched(problem, device).empty()) {
     return {Algorithm::kMmaBatched,
             "a batch of products that are small, or have rows that begin at any address"};
+  }
+  if (may_choose_fma_skinny(problem) && prefers_fma_skinny(problem, device)) {
+    return {Algorithm::kFmaSkinny,
+            "so few rows or columns that reading the other factor takes most of the time"};
   }
   if (wants_tensor_cores(problem) && refusal_of_tensor_core(problem, device).empty()) {
     if (prefers_parallel_split_k(problem, device)) {
@@ -332,7 +346,8 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
     return parts_workspace(problem).bytes;
   }
   if (algorithm.empty() && chooses_mma_batched(problem)) return 0;
-  const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem) && !suits_skinny(problem)
+  const bool may_copy = algorithm.empty() ? wants_tensor_cores(problem) && !suits_skinny(problem) &&
+                                                !may_choose_fma_skinny(problem)
                                           : algorithm == name_of(Algorithm::kTensorCore) ||
                                                 algorithm == name_of(Algorithm::kSplitK);
   const bool takes =

@@ -115,6 +115,8 @@ Config configure_tensor_core(const Problem& problem, const Device& device);
 
 std::string refusal_of_split_k(const Problem& problem, const Device& device);
 double split_k_time(const Problem& problem, const Device& device);
+// The time of tensor_core, or of split_k if it takes the problem and is faster.
+double tensor_core_or_split_k_time(const Problem& problem, const Device& device);
 Config configure_split_k(const Problem& problem, const Device& device);
 
 std::string refusal_of_parallel_split_k(const Problem& problem, const Device& device);
@@ -169,6 +171,13 @@ bool prefers_fma_sliced(const Problem& problem, const Device& device);
 // Whether to take fma_sliced rather than coalesced.
 bool prefers_fma_sliced_to_coalesced(const Problem& problem, const Device& device);
 Config configure_fma_sliced(const Problem& problem, const Device& device);
+
+std::string refusal_of_fma_skinny(const Problem& problem, const Device& device);
+// Whether the plan may choose fma_skinny, on some device.
+bool suits_fma_skinny(const Problem& problem);
+// Whether to take fma_skinny rather than the other kernels for float32.
+bool prefers_fma_skinny(const Problem& problem, const Device& device);
+Config configure_fma_skinny(const Problem& problem, const Device& device);
 
 }  // namespace matmul
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -87,13 +87,6 @@ double estimate_small(const Problem& problem, const Device& device) {
                                      static_cast<double>(blocks) * of_block * kCacheReadTime);
 }
 
-// The time of the other kernels on tensor cores.
-double other_time(const Problem& problem, const Device& device) {
-  const double time = tensor_core_time(problem, device);
-  return refusal_of_split_k(problem, device).empty() ? std::min(time, split_k_time(problem, device))
-                                                     : time;
-}
-
 }  // namespace
 
 // Why skinny does not take the problem; empty if it does.
@@ -182,11 +175,11 @@ bool prefers_skinny(const Problem& problem, const Device& device) {
   if (!others_take_it) return suits;
   if (suits) {
     const SkinnyEstimate skinny = estimate_skinny(problem, device);
-    return skinny.time <= std::max(other_time(problem, device), skinny.least);
+    return skinny.time <= std::max(tensor_core_or_split_k_time(problem, device), skinny.least);
   }
   return std::min(problem.m, problem.n) > kSkinnyExtent && problem.k >= kLeastSmallDepth &&
          problem.k <= kMostSmallDepth &&
-         estimate_small(problem, device) < other_time(problem, device);
+         estimate_small(problem, device) < tensor_core_or_split_k_time(problem, device);
 }
 
 }  // namespace matmul

@@ -590,6 +590,12 @@ double split_k_time(const Problem& problem, const Device& device) {
   return copies_time(problem, true) + best_split_k(problem, device).time;
 }
 
+double tensor_core_or_split_k_time(const Problem& problem, const Device& device) {
+  const double time = tensor_core_time(problem, device);
+  return refusal_of_split_k(problem, device).empty() ? std::min(time, split_k_time(problem, device))
+                                                     : time;
+}
+
 Config configure_split_k(const Problem& problem, const Device& device) {
   const SplitKChoice choice = best_split_k(problem, device);
   Config config;
