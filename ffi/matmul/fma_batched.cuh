@@ -67,8 +67,7 @@ __device__ __forceinline__ void write_tile(const Gemm<float>& gemm, const Tile& 
   if (cols_left <= 0) return;
   const std::int64_t rows_left = gemm.a.extent - tile.row;
   const int rows = rows_left < Config::kRows ? static_cast<int>(rows_left) : Config::kRows;
-  std::int64_t offset =
-      (tile.batch * gemm.a.extent + tile.row + first_row) * gemm.b.extent + col;
+  std::int64_t offset = (tile.batch * gemm.a.extent + tile.row + first_row) * gemm.b.extent + col;
 #pragma unroll 4
   for (int row = first_row; row < rows; row += kRowsAtATime) {
     float values[kSize];

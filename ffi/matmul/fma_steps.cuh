@@ -77,8 +77,8 @@ __device__ __forceinline__ constexpr int place_in_stage(int row, int k) {
 
 // ---- Copies ----
 
-// Copies the steps of a tile's factor, one after the other, by kCopiers threads. Elements beyond the
-// factor's edges are 0.
+// Copies the steps of a tile's factor, one after the other, by kCopiers threads. Elements beyond
+// the factor's edges are 0.
 template <class Config, bool kDeep, int kExtent>
 class StepCopier {
  public:
@@ -155,14 +155,19 @@ __device__ __forceinline__ constexpr int row_of_lane(int lane_row, int i) {
 template <bool kDeep, int kExtent, int kLanes, int kCount>
 __device__ __forceinline__ void load_rows(const float* stage, int lane_row, int k,
                                           float (&x)[kCount][kPack]) {
-  const auto pack_at = [&](int row, int depth) {
-    return *reinterpret_cast<const Pack<float, kPack>*>(stage +
-                                                        place_in_stage<kDeep, kExtent>(row, depth));
-  };
+  using Floats = Pack<float, kPack>;
   if constexpr (kDeep) {
+    // Rows that lie 8 apart are swizzled alike: their addresses differ by a constant.
+    constexpr int kUnlike = kLanes < 8 ? 8 / kLanes : 1;
+    const float* first[kUnlike];
+#pragma unroll
+    for (int i = 0; i < kUnlike; ++i) {
+      first[i] = stage + place_in_stage<true, kExtent>(row_of_lane<true, kLanes>(lane_row, i), k);
+    }
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      const auto pack = pack_at(row_of_lane<true, kLanes>(lane_row, i), k);
+      const int further = i / kUnlike * kUnlike * kLanes * kFmaStepDepth;
+      const auto pack = *reinterpret_cast<const Floats*>(first[i % kUnlike] + further);
 #pragma unroll
       for (int e = 0; e < kPack; ++e) x[i][e] = pack.element[e];
     }
@@ -171,7 +176,9 @@ __device__ __forceinline__ void load_rows(const float* stage, int lane_row, int 
     for (int e = 0; e < kPack; ++e) {
 #pragma unroll
       for (int i = 0; i < kCount; i += kPack) {
-        const auto pack = pack_at(row_of_lane<false, kLanes>(lane_row, i), k + e);
+        const int row = row_of_lane<false, kLanes>(lane_row, i);
+        const auto pack =
+            *reinterpret_cast<const Floats*>(stage + place_in_stage<false, kExtent>(row, k + e));
 #pragma unroll
         for (int j = 0; j < kPack; ++j) x[i + j][e] = pack.element[j];
       }

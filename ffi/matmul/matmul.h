@@ -852,7 +852,7 @@ struct FmaBatchedTile {
 inline constexpr FmaBatchedTile kFmaBatchedTiles[] = {
     // tile  warps  lanes_down, packs, stages, resident  time of a tile, of k, of k alone
     {64, 64, 1, 2,  8,          1,     3,      6,        800,            26,   45},
-    {32, 32, 1, 1,  8,          2,     3,      16,       200,            7,    24},
+    {32, 32, 1, 1,  8,          4,     3,      16,       200,            7,    24},
 };
 // clang-format on
 
