@@ -132,10 +132,10 @@ LADDERS: dict[str, Ladder] = {
             )
         },
         small_shape=(64, 64, 64),
-        # For 16-bit floats or TF32.
+        # For 16-bit floats or TF32, or for batches.
         aside=(
             *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined"),
-            "mma_batched",
+            *("mma_batched", "fma_batched"),
         ),
     ),
 }

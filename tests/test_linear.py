@@ -23,7 +23,8 @@ LADDER = [
     if a.name
     not in (
         *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"),
-        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "fma_skinny", "cublas"),
+        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "fma_batched", "fma_skinny"),
+        "cublas",
     )
 ]
 SMALLEST = {"float16": 2.0**-14, "bfloat16": 2.0**-126, "float32": 2.0**-126, "float64": 2.0**-1022}

@@ -24,7 +24,8 @@ LADDER = [
     if a.name
     not in (
         *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"),
-        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "fma_skinny", "cublas"),
+        *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "fma_batched", "fma_skinny"),
+        "cublas",
     )
 ]
 TILED = ["block_tiled", "bank_conflict_free", "double_buffered"]

@@ -1,6 +1,5 @@
 // Compiled for each architecture, of which some have clusters. Launches fma_sliced.
 #include "core/dispatch.h"
-#include "core/integer.h"
 #include "core/launch.h"
 #include "matmul/fma_sliced.cuh"
 #include "matmul/matmul.h"
@@ -10,10 +9,8 @@ namespace matmul {
 
 void launch_fma_sliced(const Queue& queue, const Config& config, const Problem& problem,
                        const Buffers& buffers) {
-  const std::int64_t row_tiles = divide_up(problem.m, config.tile_rows);
   const SlicedProduct product{make_gemm<float>(config, problem, buffers), Divisor(config.splits),
-                              Divisor(row_tiles * divide_up(problem.n, config.tile_cols)),
-                              Divisor(row_tiles)};
+                              number_tiles(config, problem)};
   const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
                           static_cast<unsigned>(config.threads),
                           static_cast<std::size_t>(config.shared_bytes), config.splits};

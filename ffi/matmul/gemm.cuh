@@ -90,15 +90,34 @@ __device__ inline Tile locate_tile(const Gemm<T>& gemm) {
   return {batch, row * kTileRows, col * kTileCols};
 }
 
-// Writes kSize neighbours of one row, as far as they lie in the matrix.
+// For fewer than 2^31 tiles in all, which go down a column of tiles, then to the next: blocks that
+// run at the same time share columns of b.
+struct NumberedTiles {
+  Divisor of_matrix;
+  Divisor of_column;
+
+  template <int kTileRows, int kTileCols>
+  __device__ __forceinline__ Tile find(unsigned index) const {
+    const Division in_batch = of_matrix.divide(index);
+    const Division in_matrix = of_column.divide(in_batch.remainder);
+    return {in_batch.quotient, std::int64_t{in_matrix.remainder} * kTileRows,
+            std::int64_t{in_matrix.quotient} * kTileCols};
+  }
+};
+
+inline NumberedTiles number_tiles(const Config& config, const Problem& problem) {
+  const std::int64_t of_column = divide_up(problem.m, config.tile_rows);
+  return {Divisor(of_column * divide_up(problem.n, config.tile_cols)), Divisor(of_column)};
+}
+
+// Writes kSize neighbours of one row, of which `left` lie in the matrix: `offset` is where in the
+// result they begin, `col` their first column.
 template <class T, int kSize>
-__device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, std::int64_t row,
-                                     std::int64_t col, const Accumulator<T> (&sum)[kSize]) {
+__device__ inline void store_results_at(const Gemm<T>& gemm, std::int64_t batch,
+                                        std::int64_t offset, std::int64_t col, std::int64_t left,
+                                        const Accumulator<T> (&sum)[kSize]) {
   using A = Accumulator<T>;
   const Epilogue<T>& epilogue = gemm.epilogue;
-  if (row >= gemm.a.extent || col >= gemm.b.extent) return;
-  const std::int64_t offset = (batch * gemm.a.extent + row) * gemm.b.extent + col;
-  const std::int64_t left = gemm.b.extent - col;
 
   A finished[kSize];
 #pragma unroll
@@ -141,6 +160,15 @@ __device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, st
     }
   }
   store_to(static_cast<T*>(epilogue.result), static_cast<const T*>(epilogue.c));
+}
+
+// Writes kSize neighbours of one row, as far as they lie in the matrix.
+template <class T, int kSize>
+__device__ inline void store_results(const Gemm<T>& gemm, std::int64_t batch, std::int64_t row,
+                                     std::int64_t col, const Accumulator<T> (&sum)[kSize]) {
+  if (row >= gemm.a.extent || col >= gemm.b.extent) return;
+  const std::int64_t offset = (batch * gemm.a.extent + row) * gemm.b.extent + col;
+  store_results_at(gemm, batch, offset, col, gemm.b.extent - col, sum);
 }
 
 // `rows_first`: a step along the rows is a step of one element in memory.

@@ -39,6 +39,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kFP16X3:
     case Algorithm::kFmaPipelined:
     case Algorithm::kFmaSliced:
+    case Algorithm::kFmaBatched:
     case Algorithm::kFmaSkinny:
     case Algorithm::kMmaPipelined:
     case Algorithm::kMmaBatched:
@@ -111,6 +112,9 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
   }
   if (plan.algorithm == Algorithm::kFmaSliced) {
     return launch_fma_sliced(queue, plan.config, problem, buffers);
+  }
+  if (plan.algorithm == Algorithm::kFmaBatched) {
+    return launch_fma_batched(queue, plan.config, problem, buffers);
   }
   if (plan.algorithm == Algorithm::kFmaSkinny) {
     return launch_fma_skinny(queue, plan.config, problem, buffers);

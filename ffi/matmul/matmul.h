@@ -178,6 +178,7 @@ enum class Algorithm {
   kFP16X3,
   kFmaPipelined,
   kFmaSliced,
+  kFmaBatched,
   kFmaSkinny,
   kMmaPipelined,
   kMmaBatched,
@@ -272,6 +273,10 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "multiprocessors, the blocks of a cluster share the depth too.",
      "jax_gpuops, after NVIDIA CUTLASS's sliced-K kernels",
      "float32; compute capability 8.0 or later, 9.0 for clusters", "fma_sliced_kernel"},
+    {"fma_batched",
+     "float32 by FMAs for batches of small products: several blocks per multiprocessor, with a "
+     "small tile each, so that one is copied by cp.async while others are multiplied.",
+     "jax_gpuops", "float32; compute capability 8.0 or later", "fma_batched_kernel"},
     {"fma_skinny",
      "float32 by FMAs for few rows or columns: the other factor is read once, and each warp of a "
      "block multiplies a part of the depth k; if there are few tiles, the blocks of a cluster "
@@ -327,7 +332,7 @@ struct Config {
   std::int64_t tail_blocks = 0;
   int splits = 1;        // parts of the depth (the extent of k), for a block of a cluster each or,
                          // in parallel_split_k, for tiles of their own
-  int vector_bytes = 0;  // per copy to shared memory of mma_pipelined or fma_sliced
+  int vector_bytes = 0;  // per copy to shared memory, of kernels with several
   std::int64_t shared_bytes = 0;
   bool promotes = false;  // adds the products of each stage separately: see Persistent
   bool turned = false;    // computes the transposed product: see Persistent and Turned
@@ -432,6 +437,9 @@ void launch_fma_pipelined(const Queue& queue, const Config& config, const Proble
 void launch_fma_sliced(const Queue& queue, const Config& config, const Problem& problem,
                        const Buffers& buffers);
 
+// The same for fma_batched.
+void launch_fma_batched(const Queue& queue, const Config& config, const Problem& problem,
+                        const Buffers& buffers);
 // The same for fma_skinny.
 void launch_fma_skinny(const Queue& queue, const Config& config, const Problem& problem,
                        const Buffers& buffers);
@@ -797,10 +805,13 @@ struct FmaTile {
 
 inline constexpr FmaTile kFmaTiles[] = {{256, 4, 190}, {128, 6, 93}};
 
+// fma_sliced and fma_batched
+
+inline constexpr int kFmaStepDepth = 16;  // elements of k
+
 // fma_sliced
 
 inline constexpr int kSlicedThreads = 256;
-inline constexpr int kSlicedDepth = 16;  // of a step
 // Blocks of a cluster, which divide the depth: the portable maximum.
 inline constexpr int kMostSlicedSplits = 8;
 
@@ -816,10 +827,13 @@ struct SlicedTile {
   // Predicted time of a multiprocessor per element of k, in nanoseconds.
   double time;
 
+  constexpr int warp_rows() const { return rows; }  // each warp computes the whole tile
+  constexpr int warp_cols() const { return cols; }
+  constexpr int copiers() const { return 32; }  // threads that copy a step
   // The rings of the warps, in whose place their sums lie later; and the sums received from the
   // cluster, with an mbarrier.
   constexpr int shared_bytes() const {
-    return kSlicedThreads / 32 * stages * (rows + cols) * kSlicedDepth * 4 +
+    return kSlicedThreads / 32 * stages * (rows + cols) * kFmaStepDepth * 4 +
            (rows * cols / kPack + kMostSlicedSplits) * 16;
   }
 };
@@ -831,6 +845,41 @@ inline constexpr SlicedTile kSlicedTiles[] = {
     {32, 16, 8,         4,     4,      2,        true,     3},
     // For few rows, which would leave half of a tile of 32 rows empty.
     {16, 64, 4,         2,     3,      1,        false,    5.6},
+};
+// clang-format on
+
+// fma_batched
+
+// The tiles that it has kernels for.
+struct FmaBatchedTile {
+  int rows;
+  int cols;
+  int warps_down;  // that divide the rows, and the columns, of a tile
+  int warps_across;
+  int lanes_down;  // rows of the grid in which a warp's 32 lanes are arranged
+  int packs;       // along k of a step: how far its loop is unrolled
+  int stages;
+  int resident;  // blocks per multiprocessor, at least: limits the registers
+  // Predicted times in nanoseconds. Of a multiprocessor that has all the blocks it has room for: of
+  // a tile before and after its products, and per element of k. And of one block alone, per element
+  // of k.
+  double tile_time;
+  double time;
+  double lone_time;
+
+  constexpr int warp_rows() const { return rows / warps_down; }
+  constexpr int warp_cols() const { return cols / warps_across; }
+  constexpr int threads() const { return warps_down * warps_across * 32; }
+  constexpr int copiers() const { return threads(); }
+  // The ring, in whose place the sums lie later.
+  constexpr int shared_bytes() const { return stages * (rows + cols) * kFmaStepDepth * 4; }
+};
+
+// clang-format off
+inline constexpr FmaBatchedTile kFmaBatchedTiles[] = {
+    // tile  warps  lanes_down, packs, stages, resident  time of a tile, of k, of k alone
+    {64, 64, 1, 2,  8,          1,     3,      6,        800,            26,   45},
+    {32, 32, 1, 1,  8,          4,     3,      16,       200,            7,    24},
 };
 // clang-format on
 

@@ -438,8 +438,7 @@ __device__ __forceinline__ void finish(const Gemm<typename Kernel::T>& gemm, con
 template <class T>
 struct BatchedProduct {
   Gemm<T> gemm;
-  Divisor tiles;      // of a matrix of the batch
-  Divisor row_tiles;  // neighbouring blocks share columns of b
+  NumberedTiles tiles;
   int stages;
 };
 
@@ -452,10 +451,7 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTable.resident)
   constexpr int kStageBytes = LinesA::kBytes + LinesB::kBytes;
   unsigned char* const memory = shared_array<unsigned char>();
   const Gemm<T>& gemm = product.gemm;
-  const Division in_batch = product.tiles.divide(blockIdx.x);
-  const Division in_matrix = product.row_tiles.divide(in_batch.remainder);
-  const Tile tile{in_batch.quotient, std::int64_t{in_matrix.remainder} * Kernel::kRows,
-                  std::int64_t{in_matrix.quotient} * Kernel::kCols};
+  const Tile tile = product.tiles.template find<Kernel::kRows, Kernel::kCols>(blockIdx.x);
   // The shuffle tells the compiler that the value is the same for all threads of a warp.
   const int warp = __shfl_sync(0xffffffff, static_cast<int>(threadIdx.x) / kWarpSize, 0);
   const int warp_row = warp % Kernel::kWarpsDown * Kernel::kWarpRows;
@@ -538,10 +534,8 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTable.resident)
 template <class T>
 void launch_mma_batched(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers) {
-  const std::int64_t row_tiles = divide_up(problem.m, config.tile_rows);
   const BatchedProduct<T> product{make_gemm<T>(config, problem, buffers),
-                                  Divisor(row_tiles * divide_up(problem.n, config.tile_cols)),
-                                  Divisor(row_tiles), config.stages};
+                                  number_tiles(config, problem), config.stages};
   const LaunchShape shape{grid_extent(config.blocks), static_cast<unsigned>(config.threads),
                           static_cast<std::size_t>(config.shared_bytes)};
   const auto matches = [&](const MmaBatchedTile& tile) {

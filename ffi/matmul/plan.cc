@@ -158,6 +158,9 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
     case Algorithm::kFmaSliced:
       config = configure_fma_sliced(problem, device);
       break;
+    case Algorithm::kFmaBatched:
+      config = configure_fma_batched(problem, device);
+      break;
     case Algorithm::kFmaSkinny:
       return configure_fma_skinny(problem, device);
     case Algorithm::kMmaPipelined:
@@ -203,6 +206,9 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
       break;
     case Algorithm::kFmaSliced:
       why = refusal_of_fma_sliced(problem, device);
+      break;
+    case Algorithm::kFmaBatched:
+      why = refusal_of_fma_batched(problem, device);
       break;
     case Algorithm::kFmaSkinny:
       why = refusal_of_fma_skinny(problem, device);
@@ -300,6 +306,10 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
             "six products of bfloat16 parts on tensor cores are faster than one of float32"};
   }
   const bool is_small = work_of(problem) < kLeastSharedWork;
+  if (is_small ? prefers_fma_batched_to_coalesced(problem, device)
+               : prefers_fma_batched(problem, device)) {
+    return {Algorithm::kFmaBatched, "a batch of products that fit small tiles best"};
+  }
   if (is_small ? prefers_fma_sliced_to_coalesced(problem, device)
                : prefers_fma_sliced(problem, device)) {
     const int splits = configure_fma_sliced(problem, device).splits;

@@ -172,6 +172,12 @@ bool prefers_fma_sliced(const Problem& problem, const Device& device);
 bool prefers_fma_sliced_to_coalesced(const Problem& problem, const Device& device);
 Config configure_fma_sliced(const Problem& problem, const Device& device);
 
+std::string refusal_of_fma_batched(const Problem& problem, const Device& device);
+// Whether to take fma_batched rather than the other kernels of FMAs, except coalesced.
+bool prefers_fma_batched(const Problem& problem, const Device& device);
+// Whether to take it rather than any of them.
+bool prefers_fma_batched_to_coalesced(const Problem& problem, const Device& device);
+Config configure_fma_batched(const Problem& problem, const Device& device);
 std::string refusal_of_fma_skinny(const Problem& problem, const Device& device);
 // Whether the plan may choose fma_skinny, on some device.
 bool suits_fma_skinny(const Problem& problem);

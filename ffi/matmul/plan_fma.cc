@@ -80,16 +80,16 @@ constexpr double kSlicedReadTime = 4.0 / 6000;
 // better.
 constexpr std::int64_t kMostSlicedTurns = 2;
 // The least depth of a block: with less, some warps have no step to multiply.
-constexpr std::int64_t kLeastSlicedDepth = kSlicedThreads / 32 * kSlicedDepth;
+constexpr std::int64_t kLeastSlicedDepth = kSlicedThreads / 32 * kFmaStepDepth;
 // Steps are counted by ints.
-constexpr std::int64_t kMostSlicedDepth = std::int64_t{1} << 30;
+constexpr std::int64_t kMostFmaDepth = std::int64_t{1} << 30;
 
 std::int64_t tiles_of(const Problem& problem, const SlicedTile& tile) {
   return problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
 }
 
 // Bytes per copy: 16 if the rows of both factors, as stored, are aligned multiples of 16 bytes.
-int sliced_vector_bytes(const Problem& problem) {
+int fma_vector_bytes(const Problem& problem) {
   const auto fits = [&](const StoredFactor& factor) { return factor.length % kPack == 0; };
   return problem.alignment >= 16 && fits(stored_a(problem)) && fits(stored_b(problem)) ? 16 : 4;
 }
@@ -115,7 +115,7 @@ struct SlicedChoice {
 // of the reads from the L2 cache, whichever is longer. Copies of single floats are four times as
 // many, and take as long as the FMAs.
 SlicedChoice best_sliced_tile(const Problem& problem, const Device& device) {
-  const bool by_element = sliced_vector_bytes(problem) == 4;
+  const bool by_element = fma_vector_bytes(problem) == 4;
   SlicedChoice best{};
   for (const SlicedTile& tile : kSlicedTiles) {
     if (by_element && !tile.takes_elements) continue;
@@ -135,6 +135,49 @@ SlicedChoice best_sliced_tile(const Problem& problem, const Device& device) {
     }
   }
   return best;
+}
+
+// Predictions for fma_batched: how much longer products take if single floats are copied, which
+// are four times as many copies.
+constexpr double kBatchedElementFactor = 1.4;
+
+std::int64_t tiles_of(const Problem& problem, const FmaBatchedTile& tile) {
+  return problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
+}
+
+struct FmaBatchedChoice {
+  const FmaBatchedTile* tile;
+  double time;
+};
+
+// The tile with the shortest estimated time: that of the products of all blocks of a
+// multiprocessor, of one block alone, or of the reads from the L2 cache, whichever is longest. The
+// launch and the reads take as long as those of fma_sliced.
+FmaBatchedChoice best_fma_batched_tile(const Problem& problem, const Device& device) {
+  const double factor = fma_vector_bytes(problem) == 4 ? kBatchedElementFactor : 1;
+  const auto depth = static_cast<double>(divide_up(problem.k, kFmaStepDepth) * kFmaStepDepth);
+  FmaBatchedChoice best{};
+  for (const FmaBatchedTile& tile : kFmaBatchedTiles) {
+    const std::int64_t tiles = tiles_of(problem, tile);
+    const auto turns = static_cast<double>(divide_up(tiles, device.multiprocessors));
+    const double multiplying = turns * (tile.tile_time + factor * tile.time * depth);
+    const double alone = tile.tile_time + factor * tile.lone_time * depth;
+    const double reading = static_cast<double>(tiles * (tile.rows + tile.cols)) * kSlicedReadTime *
+                           static_cast<double>(problem.k);
+    const double time = kSlicedLaunchTime + std::max({multiplying, alone, reading});
+    if (best.tile == nullptr || time < best.time) best = {&tile, time};
+  }
+  return best;
+}
+
+// Whether the plan may choose fma_batched. Single products are left to the other kernels.
+bool suits_fma_batched(const Problem& problem, const Device& device) {
+  return problem.batch > 1 && refusal_of_fma_batched(problem, device).empty();
+}
+
+// The estimated time of coalesced.
+double coalesced_time(const Problem& problem) {
+  return kCoalescedLaunchTime + kCoalescedTime * static_cast<double>(problem.k);
 }
 
 // Whether fma_sliced takes the problem, and the problem has few enough tiles, or too few rows or
@@ -178,11 +221,26 @@ std::string refusal_of_fma_sliced(const Problem& problem, const Device& device) 
     return "supports only float32, not " + text(info(problem.dtype).name);
   }
   if (device.compute_capability < 80) return "requires a GPU of compute capability 8.0 or later";
-  if (problem.k > kMostSlicedDepth) return "supports a depth k of at most 2^30";
+  if (problem.k > kMostFmaDepth) return "supports a depth k of at most 2^30";
   const double tiles = static_cast<double>(problem.batch) *
                        static_cast<double>(divide_up(problem.m, kSlicedTiles[1].rows)) *
                        static_cast<double>(divide_up(problem.n, kSlicedTiles[1].cols));
   return tiles > static_cast<double>(kMostTensorExtent) ? "supports at most 2^30 tiles" : "";
+}
+
+// Why fma_batched does not take the problem; empty if it does.
+std::string refusal_of_fma_batched(const Problem& problem, const Device& device) {
+  if (problem.dtype != DType::kFloat32) {
+    return "supports only float32, not " + text(info(problem.dtype).name);
+  }
+  if (device.compute_capability < 80) return "requires a GPU of compute capability 8.0 or later";
+  if (problem.k > kMostFmaDepth) return "supports a depth k of at most 2^30";
+  const double smallest = static_cast<double>(problem.batch) *
+                          static_cast<double>(divide_up(problem.m, 32)) *
+                          static_cast<double>(divide_up(problem.n, 32));
+  return smallest > static_cast<double>(kMostTensorExtent)
+             ? "supports at most 2^30 tiles of 32 x 32"
+             : "";
 }
 
 double fma_time(const Problem& problem, const Device& device) {
@@ -192,6 +250,9 @@ double fma_time(const Problem& problem, const Device& device) {
   }
   if (suits_fma_sliced(problem, device)) {
     time = std::min(time, best_sliced_tile(problem, device).time);
+  }
+  if (suits_fma_batched(problem, device)) {
+    time = std::min(time, best_fma_batched_tile(problem, device).time);
   }
   return time;
 }
@@ -203,8 +264,7 @@ bool prefers_fma_sliced(const Problem& problem, const Device& device) {
 
 bool prefers_fma_sliced_to_coalesced(const Problem& problem, const Device& device) {
   return suits_fma_sliced(problem, device) &&
-         best_sliced_tile(problem, device).time <
-             kCoalescedLaunchTime + kCoalescedTime * static_cast<double>(problem.k);
+         best_sliced_tile(problem, device).time < coalesced_time(problem);
 }
 
 Config configure_fma_sliced(const Problem& problem, const Device& device) {
@@ -217,7 +277,30 @@ Config configure_fma_sliced(const Problem& problem, const Device& device) {
   config.blocks = choice.splits * tiles_of(problem, tile);
   config.splits = choice.splits;
   config.stages = tile.stages;
-  config.vector_bytes = sliced_vector_bytes(problem);
+  config.vector_bytes = fma_vector_bytes(problem);
+  config.shared_bytes = tile.shared_bytes();
+  return config;
+}
+
+bool prefers_fma_batched(const Problem& problem, const Device& device) {
+  return suits_fma_batched(problem, device) &&
+         best_fma_batched_tile(problem, device).time <= fma_time(problem, device);
+}
+
+bool prefers_fma_batched_to_coalesced(const Problem& problem, const Device& device) {
+  return prefers_fma_batched(problem, device) &&
+         best_fma_batched_tile(problem, device).time < coalesced_time(problem);
+}
+
+Config configure_fma_batched(const Problem& problem, const Device& device) {
+  const FmaBatchedTile& tile = *best_fma_batched_tile(problem, device).tile;
+  Config config;
+  config.threads = tile.threads();
+  config.tile_rows = tile.rows;
+  config.tile_cols = tile.cols;
+  config.blocks = tiles_of(problem, tile);
+  config.stages = tile.stages;
+  config.vector_bytes = fma_vector_bytes(problem);
   config.shared_bytes = tile.shared_bytes();
   return config;
 }
