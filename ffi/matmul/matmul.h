@@ -234,8 +234,10 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "Tensor cores for few tiles of a large depth k: blocks of tensor_core multiply parts of the "
      "depth, and a second kernel adds their partial sums.",
      "jax_gpuops, after NVIDIA CUTLASS's parallel split-K",
-     "float16 and bfloat16, and float32 in TF32 with an a that is K-major, a b that is not, and rows "
-     "of b that are a multiple of 16 bytes; else those of tensor_core, no bias or activation, no c, "
+     "float16 and bfloat16, and float32 in TF32 with an a that is K-major, a b that is not, and "
+     "rows "
+     "of b that are a multiple of 16 bytes; else those of tensor_core, no bias or activation, no "
+     "c, "
      "a depth k of more than 128 bytes, and results of at most 2^23 elements, with n rounded up to "
      "a multiple of 8",
      "align_rows_kernel persistent_kernel turned_kernel split_k_reduce_kernel"},
@@ -334,8 +336,8 @@ struct Config {
                          // in parallel_split_k, for tiles of their own
   int vector_bytes = 0;  // per copy to shared memory, of kernels with several
   std::int64_t shared_bytes = 0;
-  bool promotes = false;  // adds the products of each stage separately: see Persistent
-  bool turned = false;    // computes the transposed product: see Persistent and Turned
+  bool promotes = false;   // adds the products of each stage separately: see Persistent
+  bool turned = false;     // computes the transposed product: see Persistent and Turned
   bool ping_pong = false;  // each consumer has tiles of its own: see Persistent
   // A factor may be copied first (see needs_copy); a result whose rows are not multiples of 16
   // bytes, or partial sums of `turned` tiles, are written by the threads.
@@ -566,10 +568,7 @@ struct TensorCoreTile {
   // registers, and the mbarriers. They begin at a multiple of 1024 bytes, but the shared memory of
   // a launch only at a multiple of 128.
   constexpr int shared_bytes() const {
-    const int panel_rows = !turned || floats  ? 64
-                           : result_bytes > 2 ? 0
-                           : rows % 32 == 0   ? 32
-                                              : 16;
+    const int panel_rows = !turned || floats ? 64 : result_bytes > 2 ? 0 : rows % 32 == 0 ? 32 : 16;
     const int panels = consumers * 2 * panel_rows * kTensorLineBytes;
     const int bytes = stages * (rows + cols) * kTensorLineBytes + panels + 2 * stages * 8;
     return (bytes + 1023) / 1024 * 1024 + 1024 - 128;
@@ -582,7 +581,7 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
     {2, 128, 192,     2, 4, 2,                    0,       true,  false,    98, 80},
     {2, 128, 128,     2, 6, 1,                    1,       true,  false,    96, 57},
-    {2, 128, 128,     2, 6, 2,                    1,       false, false,    96, 80, false, false, true},
+    {2, 128, 128,     2, 6, 2,                    1,       false, false,    96, 80,     false, false, true},
     {2, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
     {4, 64, 128,      1, 8, 1,                    1,       false, false,    90, 40},

@@ -1,8 +1,9 @@
 // How tensor_core adds c: result = activation(sum + bias) + beta c.
 //
-// c has the layout of the result. In persistent_kernel each thread loads the elements for its own sums, in pairs of 16
-// bits, panel by panel while the tile is multiplied. Their registers are those in which results
-// wait to be written, and are free once the previous tile's results have been written.
+// c has the layout of the result. In persistent_kernel each thread loads the elements for its own
+// sums, in pairs of 16 bits, panel by panel while the tile is multiplied. Their registers are those
+// in which results wait to be written, and are free once the previous tile's results have been
+// written.
 #pragma once
 
 #include <cstdint>

@@ -143,11 +143,10 @@ void launch_tile(const Queue& queue, const Config& config, const Problem& proble
                                !(kGated && !kTile.gates()) && !(kTile.ping_pong && !kDeepA) &&
                                !(kScaling == Scaling::kBlocks && !kTile.promotes);
       if constexpr (kExists) {
-        using Kernel =
-            Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols, kTile.consumers,
-                       kTile.stages, kTile.cluster_rows, kTile.pending, kTile.late_stores,
-                       kTile.promotes, kFinishes, kGated, kScaling, kAdds, /*kTurned=*/false,
-                       kTile.ping_pong>;
+        using Kernel = Persistent<T, Result, kDeepA, kDeepB, kTile.rows, kTile.cols,
+                                  kTile.consumers, kTile.stages, kTile.cluster_rows, kTile.pending,
+                                  kTile.late_stores, kTile.promotes, kFinishes, kGated, kScaling,
+                                  kAdds, /*kTurned=*/false, kTile.ping_pong>;
         static_assert(Kernel::kThreads == kTile.threads());
         static_assert(kSharedBytes<StorageOf<Kernel>> == kTile.shared_bytes());
         launch_persistent<Kernel>(queue, part, first, factors, problem, buffers);

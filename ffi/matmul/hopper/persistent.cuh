@@ -20,9 +20,9 @@
 // and rows and columns are those of the transposed result; the columns of a wave of products are
 // rows of a panel, which is filled by transposing stores.
 //
-// If kPingPong, each consumer has tiles of its own, every other one of the block: while one finishes
-// and writes its tile, the other has the tensor cores to itself. The stages follow each other in the
-// order of the tiles:
+// If kPingPong, each consumer has tiles of its own, every other one of the block: while one
+// finishes and writes its tile, the other has the tensor cores to itself. The stages follow each
+// other in the order of the tiles:
 //
 //     stages        tile 0   | tile 1        | tile 2        | tile 3
 //     consumer 0    multiply | finish, write | multiply      | finish, write

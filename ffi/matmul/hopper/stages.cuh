@@ -90,9 +90,10 @@ __device__ __forceinline__ void drain(Storage& storage, RingPlace<Config> ring) 
 // the matrix take many times as long as those within (docs/tuning.md). So of a deep factor tiles
 // copy only the rows that exist: by `within`, whose boxes have the `part` rows that a block copies
 // at a time, or at the end by `at_edge`, whose boxes have the rows that are left over. The rest of
-// the stage holds stale data: it is multiplied, but the results are not stored. Boxes that extend
-// beyond the end of a line cost nothing more, and are needed at the end of k, where they fill the
-// stage with zeros.
+// the stage holds stale data: it is multiplied, but the results are not stored. So it is with the
+// panels of a factor that is not deep, of 64 rows of a or columns of b, that lie beyond the end.
+// Boxes that extend beyond the end of a line cost nothing more, and are needed at the end of k,
+// where they fill the stage with zeros.
 struct FactorMaps {
   TensorMap within;
   TensorMap at_edge;
@@ -103,8 +104,10 @@ struct FactorMaps {
 // The transaction bytes of copy_slice(), all parts together.
 template <bool kDeep, int kExtent>
 __device__ __forceinline__ int slice_bytes(const FactorMaps& maps, int row) {
-  if (!kDeep || maps.extent - row >= kExtent) return kExtent * kLineBytes;
-  return maps.extent > row ? (maps.extent - row) * kLineBytes : 0;
+  const int left = maps.extent - row;
+  if (left >= kExtent) return kExtent * kLineBytes;
+  if (left <= 0) return 0;
+  return (kDeep ? left : (left + 63) / 64 * 64) * kLineBytes;
 }
 
 // Copies this block's share, part `part` of `kParts`, of a factor's slice: `kExtent` rows from row
@@ -126,15 +129,14 @@ __device__ __forceinline__ void copy_slice(unsigned char* to, const FactorMaps& 
   if constexpr (kDeep) {
     const int left = maps.extent - row - first;
     if (left > 0) copy(left < maps.part ? maps.at_edge : maps.within, k, row + first, first);
-  } else if constexpr (kPart % 64 == 0) {
+  } else {
+    // Of an odd number of panels each block has the larger share of every other stage.
+    constexpr bool kWhole = kPart % 64 == 0;
 #pragma unroll
-    for (int panel = 0; panel < kPart; panel += 64) {
-      copy(maps.within, row + first + panel, k, first + panel);
-    }
-  } else {  // an odd number of panels: each block has the larger share of every other stage
-#pragma unroll
-    for (int panel = 0; panel < kExtent; panel += 64) {
-      if ((k + panel) / 64 % kParts == part) copy(maps.within, row + panel, k, panel);
+    for (int panel = 0; panel < (kWhole ? kPart : kExtent); panel += 64) {
+      const int line = kWhole ? first + panel : panel;
+      if (!kWhole && (k + panel) / 64 % kParts != part) continue;
+      if (row + line < maps.extent) copy(maps.within, row + line, k, line);
     }
   }
 }

@@ -108,9 +108,9 @@ __device__ __forceinline__ void produce_turned(PersistentStorage<Config>& storag
       Mbarrier* const full = &storage.full[ring.stage];
       announce(full, bytes);
       const int k = (depth.first + step) * Config::kDepth;
-      copy_slice</*kDeep=*/true, Config::kRows, Config::kBlocks>(storage.a[ring.stage], a, at.row,
-                                                                 k, depth.matrix * order.a_batch_stride,
-                                                                 full, rank, kAll);
+      copy_slice</*kDeep=*/true, Config::kRows, Config::kBlocks>(
+          storage.a[ring.stage], a, at.row, k, depth.matrix * order.a_batch_stride, full, rank,
+          kAll);
 #pragma unroll
       for (int panel = 0; panel < Config::kCols / Config::kPanelCols; ++panel) {
         copy_tensor(storage.b[ring.stage] + panel * Config::kBPanelBytes, b,
@@ -210,9 +210,8 @@ __device__ __forceinline__ void add_rows_of_c(float (&sums)[Config::kSums],
 
 template <class Config>
 __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storage,
-                                               const TensorMap& result,
-                                               const FinishAndAdd& finish, const TileOrder& order,
-                                               int rank, int consumer) {
+                                               const TensorMap& result, const FinishAndAdd& finish,
+                                               const TileOrder& order, int rank, int consumer) {
   constexpr int kOwnCols = Config::kCols / Config::kConsumers;
   float sums[Config::kSums];
   RingPlace<Config> ring;
