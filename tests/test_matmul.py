@@ -567,7 +567,7 @@ def test_the_plan_prefers_tensor_cores(on_tensor_cores):
         (64, 64, 64, "bfloat16", ["tensor_core"]),
         (32, 32, 32, "bfloat16", ["coalesced"]),
         (512, 512, 512, "float32", ["tensor_core"]),
-        (40, 128, 4096, "float32", ["split_k"]),
+        (40, 128, 4096, "float32", ["parallel_split_k"]),
         (8, 128, 4096, "float32", ["fma_skinny"]),
         (2000, 2001, 513, "float16", ["tensor_core"]),
         (40, 128, 4096, "bfloat16", ["split_k"]),

@@ -51,8 +51,8 @@ constexpr double kBusyStepTime = 166;
 // How long the tensor cores wait between two tiles, unless the consumers take turns; how much
 // longer with a bias or an activation; and, for 64 x 128 sums, with one of gelu and silu.
 constexpr double kTurnTime = 300;
-constexpr double kFinishTime = 800;
-constexpr double kSmoothTime = 550;
+constexpr double kEpilogueTime = 800;
+constexpr double kSmoothActivationTime = 550;
 // Bytes of results that a multiprocessor writes per nanosecond while all of them do.
 constexpr double kWriteRate = 17;
 // The latency of the exchange of a cluster's sums, and the bytes of sums that a block sends per
@@ -245,9 +245,9 @@ int speed_of(const Problem& problem, const TensorCoreTile& tile, std::int64_t bu
 double turn_time(const Problem& problem, const TensorCoreTile& tile) {
   if (tile.ping_pong) return 0;
   double time = kTurnTime;
-  if (has_epilogue(problem)) time += kFinishTime;
+  if (has_epilogue(problem)) time += kEpilogueTime;
   if (problem.epilogue != EpilogueOp::kNone && problem.epilogue != EpilogueOp::kRelu) {
-    time += kSmoothTime * tile.rows * tile.cols / (64 * 128);
+    time += kSmoothActivationTime * tile.rows * tile.cols / (64 * 128);
   }
   return time;
 }
