@@ -887,9 +887,10 @@ inline constexpr FmaBatchedTile kFmaBatchedTiles[] = {
 inline constexpr int kFmaSkinnyThreads = 256;
 inline constexpr int kMostFmaSkinnyCols = 16;  // of the skinny factor
 
-// A block has 32 or 64 rows of the large factor, and sums for 4, 8 or 16 columns. A large factor
-// that is not read in packs has blocks of 32 rows.
-constexpr int fma_skinny_most_rows(bool packed) { return packed ? 64 : 32; }
+// A block has 32 or 64 rows of the large factor, and sums for 4, 8 or 16 columns. If the large
+// factor is deep, a step of more rows would have fewer bytes of each; if it is not read in packs, a
+// copy has one element. Then blocks have 32 rows.
+constexpr int fma_skinny_most_rows(bool deep, bool packed) { return packed && !deep ? 64 : 32; }
 
 // The depth of a step, which has 16 elements of the large factor for each lane.
 constexpr int fma_skinny_step_depth(int rows) { return 16 * 32 / rows; }

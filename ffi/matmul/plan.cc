@@ -281,7 +281,9 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
                                               " blocks multiply parts of the depth of each, on "
                                               "tensor cores"};
     }
-    if (refusal_of_split_k(problem, device).empty()) {
+    // Where the plan may choose fma_skinny, no workspace is reserved for copies.
+    const bool may_copy = !may_choose_fma_skinny(problem) || copies_bytes(problem) == 0;
+    if (may_copy && refusal_of_split_k(problem, device).empty()) {
       if (split_k_time(problem, device) < tensor_core_time(problem, device)) {
         const int splits = configure_split_k(problem, device).splits;
         return {Algorithm::kSplitK, "so few tiles that " + std::to_string(splits) +
@@ -366,7 +368,9 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   const bool splits_k = algorithm.empty() ? suits_parallel_split_k(problem)
                                           : algorithm == name_of(Algorithm::kParallelSplitK);
   if (splits_k && takes) return parallel_split_k_workspace(problem);
-  return may_copy && takes ? copies_bytes(problem) : 0;
+  if (!may_copy || !takes) return 0;
+  return algorithm == name_of(Algorithm::kTensorCore) ? tensor_core_copies_bytes(problem)
+                                                      : copies_bytes(problem);
 }
 
 }  // namespace matmul

@@ -83,6 +83,9 @@ inline std::int64_t copies_bytes(const Problem& problem) {
   return bytes;
 }
 
+// The same for tensor_core, which need not copy a row-major b of floats (see turned_kernel).
+std::int64_t tensor_core_copies_bytes(const Problem& problem);
+
 // ---- Estimates ----
 //
 // Times are in nanoseconds, measured on an H200 (docs/tuning.md).

@@ -15,18 +15,23 @@ constexpr std::int64_t kLeastFmaSkinnyDepth = 128;
 // Blocks that a multiprocessor holds.
 constexpr std::int64_t kFmaSkinnyResident = 2;
 // Bytes per nanosecond that a multiprocessor reads: alone; with its share of the memory bandwidth
-// when all read; and from the L2 cache.
+// when all read; the same of a factor whose depth is contiguous, of which a step has only 64 bytes
+// of a row; and from the L2 cache.
 constexpr double kOwnReadRate = 60;
 constexpr double kMemoryReadRate = 34;
+constexpr double kDeepReadRate = 20;
 constexpr double kCacheReadRate = 49;
-// Predictions: the FMAs of a multiprocessor per nanosecond, if a column more stands for the other
-// instructions; the exchange of a cluster's sums; and, relative to the others' estimates and to the
-// time of reading the large factor, the time up to which the plan takes it.
-constexpr double kFmaRate = 190;
+// The time of a launch besides its blocks, a prediction. The FMAs of a multiprocessor per
+// nanosecond, if a column more stands for the other instructions. A prediction of the time of the
+// exchange of a cluster's sums. Relative to the others' estimates and to the time of reading the
+// large factor, the time up to which the plan takes it.
+constexpr double kFmaSkinnyLaunchTime = 1900;
+constexpr double kFmaRate = 120;
 constexpr double kFmaSkinnyExchangeTime = 1000;
 constexpr double kMostFmaSkinnyTime = 1.1;
 
 struct FmaSkinnyChoice {
+  bool deep;  // the large factor's depth is contiguous
   int rows;
   int cols;
   int splits;
@@ -67,15 +72,16 @@ double time_of(std::int64_t blocks, const FmaSkinnyChoice& choice, double depth,
   const auto each = static_cast<double>(divide_up(blocks, device.multiprocessors));
   const double all = static_cast<double>(blocks) / device.multiprocessors;
   const double fmas = choice.rows * depth * (choice.cols + 1) / kFmaRate;
-  return std::max({all * large * unique / kMemoryReadRate, all * block / kCacheReadRate,
-                   each * block / kOwnReadRate, each * fmas});
+  return std::max({all * large * unique / (choice.deep ? kDeepReadRate : kMemoryReadRate),
+                   all * block / kCacheReadRate, each * block / kOwnReadRate, each * fmas});
 }
 
 // The rows and the number of blocks per tile with the shortest estimated time.
 FmaSkinnyChoice best_fma_skinny(const Problem& problem, const Device& device) {
   const SkinnyFactors factors = skinny_factors(problem);
   const int cols = fma_skinny_cols(factors);
-  const int most_rows = fma_skinny_most_rows(fits_packs(problem, factors.large));
+  const int most_rows =
+      fma_skinny_most_rows(factors.large.deep, fits_packs(problem, factors.large));
   const double unique =
       factors.large.shared ? 1 / static_cast<double>(std::max<std::int64_t>(problem.batch, 1)) : 1;
   const std::int64_t resident = kFmaSkinnyResident * device.multiprocessors;
@@ -84,14 +90,14 @@ FmaSkinnyChoice best_fma_skinny(const Problem& problem, const Device& device) {
     const std::int64_t tiles = tiles_of(problem, factors, rows);
     for (int splits = 1; splits <= kMostSlicedSplits; ++splits) {
       if (!has_room_for_splits(problem, tiles, rows, splits, device)) continue;
-      FmaSkinnyChoice choice{rows, cols, splits, 0};
+      FmaSkinnyChoice choice{factors.large.deep, rows, cols, splits, 0};
       const double depth = static_cast<double>(problem.k) / splits;
       const auto columns = static_cast<double>(factors.skinny.extent);
       const auto time = [&](std::int64_t blocks) {
         return time_of(blocks, choice, depth, columns, unique, device);
       };
       const std::int64_t blocks = splits * tiles;
-      choice.time = kLaunchTime + (splits > 1 ? kFmaSkinnyExchangeTime : 0) +
+      choice.time = kFmaSkinnyLaunchTime + (splits > 1 ? kFmaSkinnyExchangeTime : 0) +
                     static_cast<double>(blocks / resident) * time(resident) +
                     time(blocks % resident);
       if (best.rows == 0 || choice.time < best.time) best = choice;
@@ -148,8 +154,11 @@ bool prefers_fma_skinny(const Problem& problem, const Device& device) {
   if (!suits_fma_skinny(problem) || !refusal_of_fma_skinny(problem, device).empty()) return false;
   double other = 0;
   if (may_use_tf32(problem)) {
-    if (copies_bytes(problem) > 0 || !refusal_of_tensor_core(problem, device).empty()) return true;
-    other = tensor_core_or_split_k_time(problem, device);
+    if (tensor_core_copies_bytes(problem) > 0 || !refusal_of_tensor_core(problem, device).empty()) {
+      return true;
+    }
+    other = copies_bytes(problem) > 0 ? tensor_core_time(problem, device)
+                                      : tensor_core_or_split_k_time(problem, device);
   } else {
     other = fma_time(problem, device);
   }

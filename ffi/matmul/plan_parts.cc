@@ -15,9 +15,9 @@ constexpr int kSliceDepth = kTensorLineBytes / 2;
 // How many rows of tiles share columns of b in the L2 cache.
 constexpr std::int64_t kPartsGroup = 8;
 
-// With less than one slice of depth most products are with zeros, and for sums of so few terms FMAs
-// have the smaller errors.
-constexpr std::int64_t kLeastBF16X6Depth = kSliceDepth;
+// With less than two slices of depth, splitting the factors and writing the results takes longer
+// than the products; and for sums of few terms FMAs have the smaller errors.
+constexpr std::int64_t kLeastBF16X6Depth = 2 * kSliceDepth;
 // With fewer terms its errors may be larger than those of FMAs; with this many, of normal or
 // uniform data, they are a third of those of FMAs.
 constexpr std::int64_t kLeastFP16X3Depth = 256;

@@ -359,6 +359,14 @@ void leave_b(const Problem& problem, Config& config) {
   config.workspace_bytes -= copy_bytes(stored_b(problem));
 }
 
+// Whether the workspace lacks `needed` bytes for copies; empty if it does not.
+std::string refusal_of_copies(const Problem& problem, std::int64_t needed) {
+  if (problem.workspace == kWorkspaceAsAsked || problem.workspace >= needed) return "";
+  return "requires " + std::to_string(needed) +
+         " bytes of workspace for copies of factors that tensor copies cannot read, and has " +
+         std::to_string(problem.workspace);
+}
+
 struct SplitKChoice {
   const SplitKTile* tile;
   int splits;
@@ -392,7 +400,8 @@ SplitKChoice best_split_k(const Problem& problem, const Device& device) {
                                    std::min<std::int64_t>(blocks, device.multiprocessors));
     const auto lines = static_cast<double>(blocks * steps * (tile.rows + tile.cols));
     const double copies = lines * kTensorLineBytes / kSplitKCacheRate;
-    const double time = kLaunchTime + kExchangeTime + sent / kExchangeRate +
+    const auto turns = static_cast<double>(divide_up(blocks, places * resident));
+    const double time = kLaunchTime + turns * (kExchangeTime + sent / kExchangeRate) +
                         std::max({products, copies, latency, reads});
     if (best.tile == nullptr || time < best.time) best = {&tile, splits, stages, blocks, time};
   };
@@ -468,6 +477,10 @@ ParallelSplitKChoice best_parallel_split_k(const Problem& problem, const Device&
 
 }  // namespace
 
+std::int64_t tensor_core_copies_bytes(const Problem& problem) {
+  return copies_bytes(problem) - (turns_floats(problem) ? copy_bytes(stored_b(problem)) : 0);
+}
+
 // Why tensor_core does not add the problem's c; empty if it does, or there is none.
 std::string refusal_of_c(const Problem& problem) {
   if (!problem.has_c) return "";
@@ -539,13 +552,7 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
                        static_cast<double>(divide_up(problem.m, 64) *
                                            divide_up(problem.n, result_cols(problem, 128)));
   if (tiles > static_cast<double>(most)) return "supports at most 2^30 tiles";
-  const std::int64_t needed = copies_bytes(problem);
-  if (problem.workspace != kWorkspaceAsAsked && problem.workspace < needed) {
-    return "requires " + std::to_string(needed) +
-           " bytes of workspace for copies of factors that tensor copies cannot read, and has " +
-           std::to_string(problem.workspace);
-  }
-  return "";
+  return refusal_of_copies(problem, tensor_core_copies_bytes(problem));
 }
 
 double tensor_core_time(const Problem& problem, const Device& device) {
@@ -602,7 +609,7 @@ std::string refusal_of_split_k(const Problem& problem, const Device& device) {
   if (!why.empty()) return why;
   if (is_8_bit(problem.dtype)) return "does not support " + text(info(problem.dtype).name);
   if (problem.has_c) return "does not support c";
-  if (depth_steps(problem) >= 2) return "";
+  if (depth_steps(problem) >= 2) return refusal_of_copies(problem, copies_bytes(problem));
   const auto bytes = bytes_of(problem.dtype);
   return "requires a depth k of more than " + std::to_string(kTensorLineBytes / bytes);
 }
