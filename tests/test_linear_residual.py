@@ -78,14 +78,21 @@ def test_tensor_core(tile, dtype, activation, on_tensor_cores):
 
 @pytest.mark.kernel
 @every_16_bits
-@pytest.mark.parametrize("k", [40, 136, 328])
-def test_tile_after_tile(k, dtype, on_tensor_cores):
-    """Registers hold what waits to be written of one tile, and what is added to the next.
+@pytest.mark.parametrize(
+    ("ping_pong", "sizes"),
+    [
+        (False, {"interpret": (250, 1020, 2752), "cuda": (4000, 4104, 8192)}),
+        *[(True, {"interpret": (500, 760, k), "cuda": (4000, 4104, k)}) for k in (40, 136, 328)],
+    ],
+)
+def test_tile_after_tile(ping_pong, sizes, dtype, on_tensor_cores):
+    """Consumers that share a tile write it during the next, and meanwhile load what they add to it.
 
-    A depth of less than four steps is over before the last of them is free.
+    Those that take turns have tiles of their own, also where a depth is over in fewer steps than a
+    tile has panels.
     """
     implementation = on_tensor_cores["implementation"]
-    m, n = {"interpret": (500, 760), "cuda": (4000, 4104)}[implementation]
+    m, n, k = sizes[implementation]
     x, w, b, residual = operands(m, n, k, dtype)
     with helpers.recorded(implementation) as executions:
         y = jax_gpuops.linear(x, w, b, residual=residual, **on_tensor_cores)
@@ -93,7 +100,7 @@ def test_tile_after_tile(k, dtype, on_tensor_cores):
     assert_linear(y, x, w, b, None, residual=residual)
     config = executions[-1]["config"]
     tiles = -(-m // config["tile_rows"]) * -(-n // config["tile_cols"])
-    assert config["tile_cols"] == 256
+    assert config["ping_pong"] == ping_pong
     assert config["blocks"] < tiles
 
 

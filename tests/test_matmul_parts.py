@@ -580,13 +580,13 @@ def test_the_plan_takes_float16_for_large_products_of_many_terms(parts):
     implementation = parts["implementation"]
     for sizes in ((4096, 4096, 1024), (4096, 4096, 256), (4097, 4095, 4099)):
         assert plan(implementation, sizes, "highest").algorithm == "fp16_x3"
-    for sizes in ((4096, 4096, 255), (4096, 4096, 64)):
+    for sizes in ((4096, 4096, 255), (4096, 4096, 128)):
         assert plan(implementation, sizes, "highest").algorithm == "bf16_x6"
 
 
 def test_the_plan_does_not_take_them_where_fmas_are_done_first_or_more_exact(parts):
     implementation = parts["implementation"]
-    for sizes in ((4096, 4096, 63), (64, 4096, 4096), (4096, 8, 4096), (128, 128, 128)):
+    for sizes in ((4096, 4096, 127), (64, 4096, 4096), (4096, 8, 4096), (128, 128, 127)):
         assert plan(implementation, sizes, "highest").algorithm not in FEW_TERMS
 
 

@@ -45,8 +45,8 @@ void launch_fma_skinny(const Queue& queue, const Config& config, const Problem& 
   dispatch_value<false, true>(factors.large.deep, [&](auto deep) {
     dispatch_power_of_two<4, kMostFmaSkinnyCols>(cols, [&](auto tile_cols) {
       dispatch_value<false, true>(packs_large, [&](auto packed) {
-        constexpr int kMostRows =
-            fma_skinny_most_rows(decltype(deep)::value, decltype(packed)::value);
+        constexpr int kMostRows = fma_skinny_most_rows(
+            decltype(deep)::value, decltype(packed)::value, decltype(tile_cols)::value);
         dispatch_power_of_two<32, kMostRows>(
             rows, [&](auto tile_rows) { run(deep, packed, tile_rows, tile_cols); });
       });

@@ -889,8 +889,11 @@ inline constexpr int kMostFmaSkinnyCols = 16;  // of the skinny factor
 
 // A block has 32 or 64 rows of the large factor, and sums for 4, 8 or 16 columns. If the large
 // factor is deep, a step of more rows would have fewer bytes of each; if it is not read in packs, a
-// copy has one element. Then blocks have 32 rows.
-constexpr int fma_skinny_most_rows(bool deep, bool packed) { return packed && !deep ? 64 : 32; }
+// copy has one element; and with 16 columns the FMAs take longer than the reads. Then blocks have
+// 32 rows.
+constexpr int fma_skinny_most_rows(bool deep, bool packed, int cols) {
+  return packed && !deep && cols <= 8 ? 64 : 32;
+}
 
 // The depth of a step, which has 16 elements of the large factor for each lane.
 constexpr int fma_skinny_step_depth(int rows) { return 16 * 32 / rows; }

@@ -81,7 +81,7 @@ FmaSkinnyChoice best_fma_skinny(const Problem& problem, const Device& device) {
   const SkinnyFactors factors = skinny_factors(problem);
   const int cols = fma_skinny_cols(factors);
   const int most_rows =
-      fma_skinny_most_rows(factors.large.deep, fits_packs(problem, factors.large));
+      fma_skinny_most_rows(factors.large.deep, fits_packs(problem, factors.large), cols);
   const double unique =
       factors.large.shared ? 1 / static_cast<double>(std::max<std::int64_t>(problem.batch, 1)) : 1;
   const std::int64_t resident = kFmaSkinnyResident * device.multiprocessors;
