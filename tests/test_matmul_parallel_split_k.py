@@ -71,7 +71,10 @@ def test_every_kernel_of_float32(rows, split):
 def test_edges_of_float32(sizes, split):
     """Rows of partial sums are a multiple of 32 bytes, those of the result of 16."""
     batch, m, n, k = sizes
-    a, b = helpers.factor((batch, m, k), "float32"), helpers.factor((batch, k, n), "float32", seed=1)
+    a, b = (
+        helpers.factor((batch, m, k), "float32"),
+        helpers.factor((batch, k, n), "float32", seed=1),
+    )
 
     @functools.partial(jax.jit, donate_argnums=0, keep_unused=True)
     def product(poison, a, b):

@@ -1,4 +1,4 @@
-"""tensor_core's tiles for float32 whose b is stored as k x n: turned_kernel, without a copy of b."""
+"""tensor_core for float32 whose b is stored as k x n: turned_kernel, without a copy of b."""
 
 import functools
 
