@@ -165,11 +165,16 @@ def call_matmul(algorithm, dtype, implementation):
 
 
 def call_turned_matmul(algorithm, dtype, implementation):
-    """By tiles of 160 rows, which the plan prefers for so few more than 256."""
+    """By tiles of 160 rows, which the plan prefers for so few more than 256.
+
+    Of float32 by clusters with tiles of 128 rows.
+    """
+    on_host = implementation == "interpret"  # with 4 multiprocessors; GPUs have many
     if dtype == "float32":
-        pytest.skip("tiles of 160 rows are for 16-bit floats")
-    n = 264 if implementation == "interpret" else 8168  # for 4 multiprocessors, or many
-    a, b = helpers.normal((308, 136), dtype), helpers.normal((136, n), dtype, seed=1)
+        m, n = (104, 424) if on_host else (1000, 2040)
+    else:
+        m, n = (308, 264) if on_host else (308, 8168)
+    a, b = helpers.factor((m, 136), dtype), helpers.factor((136, n), dtype, seed=1)
     if why := helpers.refusal("matmul", algorithm, (a.shape, b.shape), dtype):
         pytest.skip(why)
     y = ops.matmul(a, b, implementation=implementation, algorithm=algorithm)
@@ -200,14 +205,26 @@ def call_linear(algorithm, dtype, implementation):
     return y, np.maximum(x @ w + b, 0)
 
 
+def call_linear_of_many_tiles(algorithm, dtype, implementation):
+    """Of 16 bits by consumers that take turns."""
+    m, n = (500, 760) if implementation == "interpret" else (4000, 4104)
+    x, w = helpers.factor((m, 40), dtype), helpers.factor((40, n), dtype, seed=1)
+    b = helpers.normal((n,), dtype, seed=2)
+    if why := helpers.refusal("linear", algorithm, (x.shape, w.shape), dtype):
+        pytest.skip(why)
+    y = ops.linear(x, w, b, implementation=implementation, algorithm=algorithm)
+    x, w, b = (each.astype(np.float32) for each in (x, w, b))
+    return y, x @ w + b
+
+
 def call_linear_with_residual(algorithm, dtype, implementation):
-    shapes = ((131, 72), (72, 131))
+    shapes = ((131, 72), (72, 132))
     x, w = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
-    residual = helpers.normal((131, 131), dtype, seed=2)
+    residual = helpers.normal((131, 132), dtype, seed=2)
     struct = jax.ShapeDtypeStruct(residual.shape, dtype)
     if why := helpers.refusal("linear", algorithm, shapes, dtype, residual=struct):
         pytest.skip(why)
-    if algorithm == "mma_pipelined" and dtype == "float32":  # numbers that TF32 has
+    if algorithm != "double_buffered" and dtype == "float32":  # numbers that TF32 has
         x, w = (each.astype("bfloat16").astype("float32") for each in (x, w))
     how = {"implementation": implementation, "algorithm": algorithm}
     y = ops.linear(x, w, residual=residual, **how)
@@ -246,6 +263,7 @@ CALLS = [
     (call_turned_matmul, ["tensor_core"]),
     (call_untransposed_split, ["parallel_split_k"]),
     (call_linear, [name for name in names("matmul") if name != "cublas"]),
+    (call_linear_of_many_tiles, ["tensor_core"]),
     (call_linear_with_residual, ["tensor_core", "mma_pipelined", "double_buffered"]),
     (call_glu, ["tensor_core"]),
 ]
