@@ -1587,16 +1587,13 @@ def test_masked_rows_longer_than_32_bits_count(implementation):
     where = jnp.ones(BEYOND_INT, bool)
 
     def total(x):
-        return jnp.sum(jax_gpuops.logsumexp(x, where=where, implementation=implementation))
+        return jnp.sum(jax_gpuops.logsumexp(x, -1, where=where, implementation=implementation))
 
+    share = np.array(2.0**-31, jnp.bfloat16)
     two_pass = {"algorithm": "block_two_pass", "implementation": implementation}
     for result in (jax_gpuops.softmax(x, where=where, **two_pass), jax.grad(total)(x)):
-        for row in range(2):
-            for first in range(0, BEYOND_INT, 2**28):  # XLA's operations on fewer elements
-                end = min(first + 2**28, BEYOND_INT)
-                # Indices of x[row, first:end] would be dynamic, and have 32 bits.
-                part = jax.lax.slice(result, (row, first), (row + 1, end))
-                assert jnp.all(part == 2.0**-31), (row, first)
+        # On the host: indices of XLA's operations have 32 bits.
+        assert np.all(np.asarray(result).view(np.uint16) == share.view(np.uint16))
 
 
 @pytest.mark.large
