@@ -235,11 +235,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "depth, and a second kernel adds their partial sums.",
      "jax_gpuops, after NVIDIA CUTLASS's parallel split-K",
      "float16 and bfloat16, and float32 in TF32 with an a that is K-major, a b that is not, and "
-     "rows "
-     "of b that are a multiple of 16 bytes; else those of tensor_core, no bias or activation, no "
-     "c, "
-     "a depth k of more than 128 bytes, and results of at most 2^23 elements, with n rounded up to "
-     "a multiple of 8",
+     "rows of b that are a multiple of 16 bytes; else those of split_k, no bias or activation, and "
+     "results of at most 2^23 elements, with n rounded up to a multiple of 8",
      "align_rows_kernel persistent_kernel turned_kernel split_k_reduce_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor is read once, and each warp of a "
@@ -581,7 +578,8 @@ inline constexpr TensorCoreTile kTensorCoreTiles[] = {
     {2, 128, 256,     2, 4, 2,                    0,       true,  false,    100, 100},
     {2, 128, 192,     2, 4, 2,                    0,       true,  false,    98, 80},
     {2, 128, 128,     2, 6, 1,                    1,       true,  false,    96, 57},
-    {2, 128, 128,     2, 6, 2,                    1,       false, false,    96, 80,     false, false, true},
+    {2, 128, 128,     2, 6, 2,                    1,       false, false,    96, 80,
+                                                                            false, false, true},
     {2, 64, 128,      1, 8, 1,                    1,       false, false,    86, 38},
     {4, 128, 256,     2, 4, 2,                    0,       false, false,    100, 100},
     {4, 64, 128,      1, 8, 1,                    1,       false, false,    90, 40},
@@ -604,7 +602,8 @@ inline constexpr TensorCoreTile kSplitTurnedTiles[] = {
     {4, 208, 128,     2, 5, 1,                    0,       false, false,    98, 68,     true},
 };
 
-// For floats, if b is not K-major (see Turned). The speeds of the smaller tiles are predictions.
+// For floats, if b is not K-major (see Turned). The speeds for rows that do not begin at multiples
+// of 128 bytes are estimates.
 inline constexpr TensorCoreTile kTurnedFloatTiles[] = {
     {4, 256, 128,     2, 4, 2,                    0,       false, false,    100, 100,   true, true},
     {4, 128, 128,     2, 6, 2,                    0,       false, false,    90, 70,     true, true},

@@ -26,18 +26,21 @@ struct BlockKernel {
   double one_tile_time;
 };
 constexpr BlockKernel kBlockKernels[] = {{kTile, 211, 128}, {kSharedTile, 86, 53}};
+// Bytes of results that a multiprocessor writes per nanosecond while all of them do.
+constexpr double kBlockWriteRate = 34;
 
 double block_kernels_time(const Problem& problem, const Device& device) {
   double least = 0;
   for (const BlockKernel& kernel : kBlockKernels) {
     const std::int64_t tiles =
         problem.batch * divide_up(problem.m, kernel.tile) * divide_up(problem.n, kernel.tile);
-    const double of_depth =
-        tiles <= device.multiprocessors
-            ? kernel.one_tile_time
-            : static_cast<double>(divide_up(tiles, std::int64_t{2} * device.multiprocessors)) *
-                  kernel.two_tiles_time;
-    const double time = of_depth * static_cast<double>(problem.k);
+    const bool is_one = tiles <= device.multiprocessors;
+    const auto turns = static_cast<double>(
+        is_one ? 1 : divide_up(tiles, std::int64_t{2} * device.multiprocessors));
+    const double of_depth = is_one ? kernel.one_tile_time : kernel.two_tiles_time;
+    const auto result_bytes = static_cast<double>((is_one ? 1 : 2) * kernel.tile * kernel.tile * 4);
+    const double time =
+        turns * (of_depth * static_cast<double>(problem.k) + result_bytes / kBlockWriteRate);
     if (least == 0 || time < least) least = time;
   }
   return kLaunchTime + least;

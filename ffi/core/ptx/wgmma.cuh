@@ -284,18 +284,18 @@ __device__ __forceinline__ void multiply_add([[maybe_unused]] float (&sums)[kSum
   simt::multiply_add("multiply_add", site, sums,
                      {kCols, simt::FactorType::kTf32, true, true, add, 0, right, left});
 #elif JAX_GPUOPS_HAS_WGMMA
-#define JAX_GPUOPS_WGMMA_OF_REGISTERS(cols, names, words, right_operand, accumulate, ...)      \
-  asm volatile(                                                                                \
-      "{\n"                                                                                    \
-      "  .reg .pred accumulate;\n"                                                             \
-      "  setp.ne.b32 accumulate, %" #accumulate                                                \
-      ", 0;\n"                                                                                 \
-      "  wgmma.mma_async.sync.aligned.m64n" #cols JAX_GPUOPS_TF32 " {" names "}, {" words      \
-      "}, %" #right_operand                                                                    \
-      ", accumulate, 1, 1;\n"                                                                  \
-      "}"                                                                                      \
-      : __VA_ARGS__                                                                            \
-      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),                    \
+#define JAX_GPUOPS_WGMMA_OF_REGISTERS(cols, names, words, right_operand, accumulate, ...) \
+  asm volatile(                                                                           \
+      "{\n"                                                                               \
+      "  .reg .pred accumulate;\n"                                                        \
+      "  setp.ne.b32 accumulate, %" #accumulate                                           \
+      ", 0;\n"                                                                            \
+      "  wgmma.mma_async.sync.aligned.m64n" #cols JAX_GPUOPS_TF32 " {" names "}, {" words \
+      "}, %" #right_operand                                                               \
+      ", accumulate, 1, 1;\n"                                                             \
+      "}"                                                                                 \
+      : __VA_ARGS__                                                                       \
+      : "r"(left[0]), "r"(left[1]), "r"(left[2]), "r"(left[3]), "l"(right),               \
         "r"(static_cast<int>(add)))
   if constexpr (kCols == 64) {
     JAX_GPUOPS_WGMMA_OF_REGISTERS(64, JAX_GPUOPS_NAMES_0, "%32, %33, %34, %35", 36, 37,
