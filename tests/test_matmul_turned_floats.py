@@ -163,6 +163,18 @@ def test_residuals_of_a_batch(sizes, on_tensor_cores):
     helpers.assert_product(y, exact, magnitude, k)
 
 
+def test_no_memory_is_reserved_for_a_copy_of_b(on_tensor_cores):
+    """With a residual only turned_kernel takes the product; the name rules out split_k, too."""
+    implementation = on_tensor_cores["implementation"]
+    x, w, residual = floats((70, 72)), floats((72, 132), 1), floats((70, 132), 2)
+    for how in ({"implementation": implementation}, on_tensor_cores):
+        with helpers.recorded(implementation) as executions:
+            jax.block_until_ready(jax_gpuops.linear(x, w, residual=residual, **how))
+        (execution,) = executions
+        assert execution["algorithm"] == "tensor_core"
+        assert execution["problem"]["workspace"] == 0
+
+
 @pytest.mark.parametrize("n", [130, 133])
 def test_c_requires_rows_of_b_that_tensor_copies_take(n, on_tensor_cores):
     x, w, residual = np.ones((8, 8)), np.ones((8, n)), np.ones((8, n))

@@ -31,8 +31,8 @@
 // written to shared memory and added in this order. If there are few tiles, the blocks of a cluster
 // divide the depth first. Each of them finishes some elements of the tile: all blocks send their
 // sums of an element to the shared memory of this block, which adds them in the order of the
-// blocks. So results do not depend on which warp or block is done first, and no sum depends on
-// other rows or columns.
+// blocks. So results do not depend on which warp or block is done first. The order of the additions
+// depends on the sizes of the problem.
 #pragma once
 
 #include <cstdint>

@@ -331,7 +331,7 @@ struct Config {
   std::int64_t tail_blocks = 0;
   int splits = 1;        // parts of the depth (the extent of k), for a block of a cluster each or,
                          // in parallel_split_k, for tiles of their own
-  int vector_bytes = 0;  // per copy to shared memory, of kernels with several
+  int vector_bytes = 0;  // per copy to shared memory, if the kernel has copies of several sizes
   std::int64_t shared_bytes = 0;
   bool promotes = false;   // adds the products of each stage separately: see Persistent
   bool turned = false;     // computes the transposed product: see Persistent and Turned
@@ -410,7 +410,7 @@ template <class T>
 void launch_split_k(const Queue& queue, const Config& config, const Problem& problem,
                     const Buffers& buffers);
 
-// The launcher of parallel_split_k, for __half and __nv_bfloat16.
+// The launcher of parallel_split_k, for __half, __nv_bfloat16 or float.
 template <class T>
 void launch_parallel_split_k(const Queue& queue, const Config& config, const Problem& problem,
                              const Buffers& buffers);
@@ -602,8 +602,8 @@ inline constexpr TensorCoreTile kSplitTurnedTiles[] = {
     {4, 208, 128,     2, 5, 1,                    0,       false, false,    98, 68,     true},
 };
 
-// For floats, if b is not K-major (see Turned). The speeds for rows that do not begin at multiples
-// of 128 bytes are estimates.
+// For floats, if b is not K-major (see Turned). The second speeds are estimates, for rows of a that
+// do not begin at multiples of 128 bytes; rows of b count as if they did.
 inline constexpr TensorCoreTile kTurnedFloatTiles[] = {
     {4, 256, 128,     2, 4, 2,                    0,       false, false,    100, 100,   true, true},
     {4, 128, 128,     2, 6, 2,                    0,       false, false,    90, 70,     true, true},

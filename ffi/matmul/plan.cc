@@ -365,12 +365,18 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   const bool takes =
       (is_16_bit_float(problem.dtype) || is_8_bit(problem.dtype) || may_use_tf32(problem)) &&
       refusal_of_c(problem).empty() && !problem.scaled && problem.k > 0;
-  const bool splits_k = algorithm.empty() ? suits_parallel_split_k(problem)
+  const bool splits_k = algorithm.empty() ? suits_parallel_split_k(problem) &&
+                                                (!may_choose_fma_skinny(problem) ||
+                                                 tensor_core_copies_bytes(problem) == 0)
                                           : algorithm == name_of(Algorithm::kParallelSplitK);
-  if (splits_k && takes) return parallel_split_k_workspace(problem);
-  if (!may_copy || !takes) return 0;
-  return algorithm == name_of(Algorithm::kTensorCore) ? tensor_core_copies_bytes(problem)
-                                                      : copies_bytes(problem);
+  if (!takes) return 0;
+  std::int64_t bytes = splits_k ? parallel_split_k_workspace(problem) : 0;
+  if (may_copy) {
+    // Only split_k copies a row-major b of floats, and it adds no c.
+    const bool splits = algorithm != name_of(Algorithm::kTensorCore) && !problem.has_c;
+    bytes = std::max(bytes, splits ? copies_bytes(problem) : tensor_core_copies_bytes(problem));
+  }
+  return bytes;
 }
 
 }  // namespace matmul

@@ -359,7 +359,7 @@ void leave_b(const Problem& problem, Config& config) {
   config.workspace_bytes -= copy_bytes(stored_b(problem));
 }
 
-// Whether the workspace lacks `needed` bytes for copies; empty if it does not.
+// Why the workspace is too small for `needed` bytes of copies; empty if it is not.
 std::string refusal_of_copies(const Problem& problem, std::int64_t needed) {
   if (problem.workspace == kWorkspaceAsAsked || problem.workspace >= needed) return "";
   return "requires " + std::to_string(needed) +
@@ -603,15 +603,21 @@ Tail tail_of(const Problem& problem, const Config& config) {
   return {launch, cut.tail_first};
 }
 
-// Why split_k does not take the problem; empty if it does.
-std::string refusal_of_split_k(const Problem& problem, const Device& device) {
+// The same as refusal_of_split_k(), apart from the workspace.
+std::string refusal_of_splits(const Problem& problem, const Device& device) {
   const std::string why = refusal_of_tensor_core(problem, device);
   if (!why.empty()) return why;
   if (is_8_bit(problem.dtype)) return "does not support " + text(info(problem.dtype).name);
   if (problem.has_c) return "does not support c";
-  if (depth_steps(problem) >= 2) return refusal_of_copies(problem, copies_bytes(problem));
+  if (depth_steps(problem) >= 2) return "";
   const auto bytes = bytes_of(problem.dtype);
   return "requires a depth k of more than " + std::to_string(kTensorLineBytes / bytes);
+}
+
+// Why split_k does not take the problem; empty if it does.
+std::string refusal_of_split_k(const Problem& problem, const Device& device) {
+  const std::string why = refusal_of_splits(problem, device);
+  return why.empty() ? refusal_of_copies(problem, copies_bytes(problem)) : why;
 }
 
 double split_k_time(const Problem& problem, const Device& device) {
@@ -639,8 +645,7 @@ Config configure_split_k(const Problem& problem, const Device& device) {
 }
 
 std::int64_t parallel_split_k_workspace(const Problem& problem) {
-  // That of the copy of a float32 b is reserved for split_k, in case the plan prefers it.
-  return copies_bytes(problem) + most_parallel_splits(problem) * partial_bytes(problem);
+  return tensor_core_copies_bytes(problem) + most_parallel_splits(problem) * partial_bytes(problem);
 }
 
 // Why parallel_split_k does not take the problem; empty if it does.
@@ -649,7 +654,7 @@ std::string refusal_of_parallel_split_k(const Problem& problem, const Device& de
     return "supports float16, bfloat16 and float32, not " + text(info(problem.dtype).name);
   }
   if (has_epilogue(problem)) return "does not support a bias or an activation";
-  const std::string why = refusal_of_split_k(problem, device);
+  const std::string why = refusal_of_splits(problem, device);
   if (!why.empty()) return why;
   if (problem.dtype == DType::kFloat32 && !turns_floats(problem)) {
     return "supports float32 only if a is K-major and b is not, with rows of b that are a multiple "

@@ -28,8 +28,8 @@
 //     consumer 0    multiply | finish, write | multiply      | finish, write
 //     consumer 1             | multiply      | finish, write | multiply
 //
-// A consumer waits until the other has seen all stages of its tile: a wait for a stage tells its
-// phases apart only by their parity, so none may be further ahead than the next one.
+// A wait for a stage knows its phase only by parity: two phases ahead it would return at once. So a
+// consumer begins to wait only when the other has seen all stages of the tile before.
 //
 // If the depth is split, a tile's sums are those of a part of the depth, and the result is an array
 // of them that another kernel adds: see split_k_reduce.cuh.
@@ -151,7 +151,7 @@ struct Persistent {
   static_assert(kConsumers == 1 || kConsumers == 2);
   static_assert(kRows % (kSharers * kProductRows) == 0, "a consumer has whole wgmmas");
   static_assert(!kPingPong || (kConsumers == 2 && !kLateStores && !kPromotes && !kTurned &&
-                               kScaling == Scaling::kNone));
+                               !kGated && kScaling == Scaling::kNone));
   static_assert(kCols % 64 == 0 || (kTurned && kDeepB && kClusterRows == 1),
                 "blocks copy whole panels for each other");
   static_assert(kClusterRows <= 2);
@@ -625,7 +625,7 @@ using WriterOf = std::conditional_t<Config::kWritesSums, SumWriter<Config>, Resu
 
 // ---- A consumer ----
 
-// The barrier at which consumer 0 waits for its turn, and after it that of consumer 1.
+// Consumer i waits for its turn at named barrier kTurnBarrier + i.
 inline constexpr int kTurnBarrier = 3;
 
 // Multiplies a stage, kStageCols columns at a time, into sums that start from zero, and adds these

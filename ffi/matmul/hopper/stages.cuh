@@ -90,10 +90,10 @@ __device__ __forceinline__ void drain(Storage& storage, RingPlace<Config> ring) 
 // the matrix take many times as long as those within (docs/tuning.md). So of a deep factor tiles
 // copy only the rows that exist: by `within`, whose boxes have the `part` rows that a block copies
 // at a time, or at the end by `at_edge`, whose boxes have the rows that are left over. The rest of
-// the stage holds stale data: it is multiplied, but the results are not stored. So it is with the
-// panels of a factor that is not deep, of 64 rows of a or columns of b, that lie beyond the end.
-// Boxes that extend beyond the end of a line cost nothing more, and are needed at the end of k,
-// where they fill the stage with zeros.
+// the stage holds stale data: it is multiplied, but the results are not stored. A factor that is
+// not deep is copied in panels of 64 rows of a or columns of b, and those wholly beyond the end are
+// left out in the same way. Boxes that extend beyond the end of a line cost nothing more, and are
+// needed at the end of k, where they fill the stage with zeros.
 struct FactorMaps {
   TensorMap within;
   TensorMap at_edge;
@@ -130,7 +130,8 @@ __device__ __forceinline__ void copy_slice(unsigned char* to, const FactorMaps& 
     const int left = maps.extent - row - first;
     if (left > 0) copy(left < maps.part ? maps.at_edge : maps.within, k, row + first, first);
   } else {
-    // Of an odd number of panels each block has the larger share of every other stage.
+    // An odd number of panels: the blocks copy them in turn, and the block with the larger share
+    // changes with every stage.
     constexpr bool kWhole = kPart % 64 == 0;
 #pragma unroll
     for (int panel = 0; panel < (kWhole ? kPart : kExtent); panel += 64) {

@@ -249,9 +249,9 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
       const int stage = ring.stage * Config::kBBytes;
 #pragma unroll
       for (int i = 0; i < Config::kDepthSteps; ++i) {
-        const int at = stage + i * 8 * kLineBytes;
-        const uint2 first = *reinterpret_cast<const uint2*>(upper + at);
-        const uint2 second = *reinterpret_cast<const uint2*>(lower + at);
+        const int offset = stage + i * 8 * kLineBytes;
+        const uint2 first = *reinterpret_cast<const uint2*>(upper + offset);
+        const uint2 second = *reinterpret_cast<const uint2*>(lower + offset);
         left[i][0] = first.x;
         left[i][1] = first.y;
         left[i][2] = second.x;
