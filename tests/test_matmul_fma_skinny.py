@@ -74,7 +74,7 @@ def test_every_tile(tile, k, large_is_a, transpose_b, transpose_a, skinny):
     assert packs_large
     assert packs_skinny == (transpose_b if large_is_a else not transpose_a)
     if implementation == "interpret" and k > 4:  # GPUs have various numbers of multiprocessors
-        is_deep = large_is_a != transpose_a if large_is_a else transpose_b
+        is_deep = not transpose_a if large_is_a else transpose_b
         assert rows == (32 if is_deep else tile[0])
 
 
@@ -142,21 +142,28 @@ def test_batches(sizes, transpose_b, transpose_a, share, skinny):
 @pytest.mark.kernel
 @every_order
 @pytest.mark.parametrize(
-    ("sizes", "splits"),
-    [((3, 20, 1100), 3), ((12, 12, 1100), 4), ((13, 40, 1101), 2), ((40, 13, 1100), 2)],
+    ("sizes", "splits", "deep_splits"),  # the second if the large factor's depth is contiguous
+    [
+        ((3, 20, 1100), 3, 1),
+        ((12, 12, 1100), 4, 3),
+        ((13, 40, 1101), 2, 2),
+        ((40, 13, 1100), 2, 2),
+    ],
     ids=str,
 )
-def test_blocks_of_a_cluster_divide_the_depth(sizes, splits, transpose_b, transpose_a, skinny):
+def test_blocks_of_a_cluster_divide_the_depth(
+    sizes, splits, deep_splits, transpose_b, transpose_a, skinny
+):
     """Their number need not divide the elements of a tile, nor the depth's steps."""
     m, n, k = sizes
     a, b = factors(m, n, k)
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **skinny)
     assert_product(y, a, b)
     is_deep = not transpose_a if m > n else transpose_b
-    if not is_deep:
+    if skinny["implementation"] == "interpret":
+        assert config["splits"] == (deep_splits if is_deep else splits)
+    elif not is_deep:  # GPUs have various numbers of multiprocessors
         assert config["splits"] > 1
-        if skinny["implementation"] == "interpret":  # GPUs have various numbers of multiprocessors
-            assert config["splits"] == splits
 
 
 @pytest.mark.kernel

@@ -20,18 +20,15 @@ void launch_fma_skinny(const Queue& queue, const Config& config, const Problem& 
                        const Buffers& buffers) {
   const SkinnyFactors factors = skinny_factors(problem);
   const bool large_is_a = factors.large_is_a;
-  const int rows = large_is_a ? config.tile_rows : config.tile_cols;
-  const int cols = large_is_a ? config.tile_cols : config.tile_rows;
-  const bool packs_large = large_is_a ? config.pack_a : config.pack_b;
-  const bool packs_skinny = large_is_a ? config.pack_b : config.pack_a;
+  const SkinnyConfig own = skinny_config(config, factors);
   const void* const large = large_is_a ? buffers.a : buffers.b;
   const void* const skinny = large_is_a ? buffers.b : buffers.a;
   const FmaSkinnyProduct product{make_gemm<float>(config, problem, buffers),
-                                 factor_of(large, factors.large, problem.k, packs_large),
-                                 factor_of(skinny, factors.skinny, problem.k, packs_skinny),
+                                 factor_of(large, factors.large, problem.k, own.packs_large),
+                                 factor_of(skinny, factors.skinny, problem.k, own.packs_skinny),
                                  large_is_a,
                                  Divisor(config.splits),
-                                 Divisor(divide_up(factors.large.extent, rows))};
+                                 Divisor(divide_up(factors.large.extent, own.rows))};
   const LaunchShape shape{dim3(static_cast<unsigned>(config.blocks)),
                           static_cast<unsigned>(config.threads),
                           static_cast<std::size_t>(config.shared_bytes), config.splits};
@@ -43,12 +40,12 @@ void launch_fma_skinny(const Queue& queue, const Config& config, const Problem& 
     launch_kernel<fma_skinny_kernel<Kernel>>(queue, shape, product);
   };
   dispatch_value<false, true>(factors.large.deep, [&](auto deep) {
-    dispatch_power_of_two<4, kMostFmaSkinnyCols>(cols, [&](auto tile_cols) {
-      dispatch_value<false, true>(packs_large, [&](auto packed) {
+    dispatch_power_of_two<4, kMostFmaSkinnyCols>(own.cols, [&](auto tile_cols) {
+      dispatch_value<false, true>(own.packs_large, [&](auto packed) {
         constexpr int kMostRows = fma_skinny_most_rows(
             decltype(deep)::value, decltype(packed)::value, decltype(tile_cols)::value);
         dispatch_power_of_two<32, kMostRows>(
-            rows, [&](auto tile_rows) { run(deep, packed, tile_rows, tile_cols); });
+            own.rows, [&](auto tile_rows) { run(deep, packed, tile_rows, tile_cols); });
       });
     });
   });

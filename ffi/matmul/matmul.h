@@ -710,6 +710,21 @@ inline SkinnyFactors skinny_factors(const Problem& problem) {
   return problem.m > problem.n ? SkinnyFactors{true, a, b} : SkinnyFactors{false, b, a};
 }
 
+// What a config says of the two factors: the rows of a tile are those of the large factor, its
+// columns those of the skinny one.
+struct SkinnyConfig {
+  int rows;
+  int cols;
+  bool packs_large;
+  bool packs_skinny;
+};
+inline SkinnyConfig skinny_config(const Config& config, const SkinnyFactors& factors) {
+  if (factors.large_is_a) {
+    return {config.tile_rows, config.tile_cols, config.pack_a, config.pack_b};
+  }
+  return {config.tile_cols, config.tile_rows, config.pack_b, config.pack_a};
+}
+
 // The sums of a warp: `rows` of the large factor by `cols` of the skinny one.
 struct SkinnyTile {
   int rows;

@@ -131,6 +131,10 @@ Config configure_parallel_split_k(const Problem& problem, const Device& device);
 // Bytes of workspace for copies of factors and partial sums.
 std::int64_t parallel_split_k_workspace(const Problem& problem);
 
+// The sizes that skinny and fma_skinny refuse: a skinny factor of more than `most_extent` rows or
+// columns, and more tiles than grids have blocks if tiles have the fewest rows, `least_rows`.
+std::string refusal_of_skinny_sizes(const Problem& problem, std::int64_t most_extent,
+                                    std::int64_t least_rows);
 std::string refusal_of_skinny(const Problem& problem, const Device& device);
 // Whether the plan may choose skinny, on some device.
 bool suits_skinny(const Problem& problem);

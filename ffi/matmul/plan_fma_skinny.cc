@@ -119,17 +119,7 @@ std::string refusal_of_problem(const Problem& problem) {
   if (problem.dtype != DType::kFloat32) {
     return "supports only float32, not " + text(info(problem.dtype).name);
   }
-  if (std::min(problem.m, problem.n) > kMostFmaSkinnyCols) {
-    return "supports at most " + std::to_string(kMostFmaSkinnyCols) + " rows or columns";
-  }
-  const std::int64_t most = kMostTensorExtent;
-  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most) {
-    return "supports sizes of at most 2^30";
-  }
-  // The number of tiles if they are the smallest.
-  const auto tiles = static_cast<double>(problem.batch) *
-                     static_cast<double>(divide_up(std::max(problem.m, problem.n), 32));
-  return tiles > static_cast<double>(most) ? "supports at most 2^30 tiles of 32 rows" : "";
+  return refusal_of_skinny_sizes(problem, kMostFmaSkinnyCols, 32);
 }
 
 }  // namespace

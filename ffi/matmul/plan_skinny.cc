@@ -89,6 +89,21 @@ double estimate_small(const Problem& problem, const Device& device) {
 
 }  // namespace
 
+std::string refusal_of_skinny_sizes(const Problem& problem, std::int64_t most_extent,
+                                    std::int64_t least_rows) {
+  if (std::min(problem.m, problem.n) > most_extent) {
+    return "supports at most " + std::to_string(most_extent) + " rows or columns";
+  }
+  const std::int64_t most = kMostTensorExtent;
+  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most) {
+    return "supports sizes of at most 2^30";
+  }
+  const auto tiles = static_cast<double>(problem.batch) *
+                     static_cast<double>(divide_up(std::max(problem.m, problem.n), least_rows));
+  if (tiles <= static_cast<double>(most)) return "";
+  return "supports at most 2^30 tiles of " + std::to_string(least_rows) + " rows";
+}
+
 // Why skinny does not take the problem; empty if it does.
 std::string refusal_of_skinny(const Problem& problem, const Device& device) {
   if (!is_16_bit_float(problem.dtype)) {
@@ -97,17 +112,7 @@ std::string refusal_of_skinny(const Problem& problem, const Device& device) {
   if (device.compute_capability < 80) return "requires a GPU of compute capability 8.0 or later";
   if (problem.has_c) return "does not support c";
   if (problem.scaled) return "supports only alpha = 1";
-  if (std::min(problem.m, problem.n) > kMostSkinnyExtent) {
-    return "supports at most " + std::to_string(kMostSkinnyExtent) + " rows or columns";
-  }
-  const std::int64_t most = kMostTensorExtent;
-  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most) {
-    return "supports sizes of at most 2^30";
-  }
-  // The number of blocks along x of the grid if they are the smallest.
-  const auto blocks = static_cast<double>(problem.batch) *
-                      static_cast<double>(divide_up(std::max(problem.m, problem.n), 16));
-  return blocks > static_cast<double>(most) ? "supports at most 2^30 tiles of 16 rows" : "";
+  return refusal_of_skinny_sizes(problem, kMostSkinnyExtent, 16);
 }
 
 Config configure_skinny(const Problem& problem, const Device& device) {

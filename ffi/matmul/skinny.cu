@@ -49,11 +49,7 @@ template <class T>
 void launch_skinny(const Queue& queue, const Config& config, const Problem& problem,
                    const Buffers& buffers) {
   const SkinnyFactors factors = skinny_factors(problem);
-  const bool large_is_a = factors.large_is_a;
-  const int rows = large_is_a ? config.tile_rows : config.tile_cols;
-  const int cols = large_is_a ? config.tile_cols : config.tile_rows;
-  const bool packs_large = large_is_a ? config.pack_a : config.pack_b;
-  const bool packs_skinny = large_is_a ? config.pack_b : config.pack_a;
+  const SkinnyConfig own = skinny_config(config, factors);
   dispatch_value<false, true>(factors.large.deep, [&](auto is_deep) {
     constexpr bool kDeep = decltype(is_deep)::value;
     const auto run = [&](auto packed, auto reads, auto tile_rows, auto tile_cols) {
@@ -61,18 +57,18 @@ void launch_skinny(const Queue& queue, const Config& config, const Problem& prob
                          decltype(tile_rows)::value, decltype(tile_cols)::value>>(queue, config,
                                                                                   problem, buffers);
     };
-    if (!packs_large) {
+    if (!own.packs_large) {
       run(Constant<false>{}, Constant<SkinnyReads::kElements>{},
           Constant<kSkinnyUnpackedTile.rows>{}, Constant<kSkinnyUnpackedTile.cols>{});
       return;
     }
-    dispatch_power_of_two<16, 64>(rows, [&](auto tile_rows) {
+    dispatch_power_of_two<16, 64>(own.rows, [&](auto tile_rows) {
       const Constant<true> packed;
-      if (packs_skinny && factors.skinny.deep) {
-        dispatch_power_of_two<8, 16>(cols, [&](auto tile_cols) {
+      if (own.packs_skinny && factors.skinny.deep) {
+        dispatch_power_of_two<8, 16>(own.cols, [&](auto tile_cols) {
           run(packed, Constant<SkinnyReads::kDepths>{}, tile_rows, tile_cols);
         });
-      } else if (packs_skinny) {
+      } else if (own.packs_skinny) {
         run(packed, Constant<SkinnyReads::kColumns>{}, tile_rows, Constant<16>{});
       } else {
         run(packed, Constant<SkinnyReads::kElements>{}, tile_rows, Constant<16>{});
