@@ -53,8 +53,12 @@ constexpr double kBusyStepTime = 166;
 constexpr double kTurnTime = 300;
 constexpr double kEpilogueTime = 800;
 constexpr double kSmoothActivationTime = 550;
-// Bytes of results that a multiprocessor writes per nanosecond while all of them do.
-constexpr double kWriteRate = 17;
+// Bytes of results that are written per nanosecond while all multiprocessors write: of one by
+// tensor copies, and of a consumer by its threads if the rows of the result are not aligned.
+constexpr double kWriteRate = 22;
+constexpr double kThreadWriteRate = 6;
+// The part of the time of copies to shared memory that adds to that of writing results.
+constexpr double kCopyShare = 0.5;
 // The latency of the exchange of a cluster's sums, and the bytes of sums that a block sends per
 // nanosecond.
 constexpr double kExchangeTime = 3000;
@@ -252,6 +256,10 @@ double turn_time(const Problem& problem, const TensorCoreTile& tile) {
   return time;
 }
 
+bool writes_elements(const Problem& problem) {
+  return !fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
+}
+
 // The time of `tiles` cluster tiles of `steps` steps: of products, of copies to shared memory, and
 // of writing results while other tiles are multiplied.
 double tiles_time(const Problem& problem, const TensorCoreTile& tile, std::int64_t tiles,
@@ -264,10 +272,17 @@ double tiles_time(const Problem& problem, const TensorCoreTile& tile, std::int64
       static_cast<double>(tiles * steps * (cluster_tile_rows(tile) + cluster_tile_cols(tile)));
   const double copies = turns > 1 ? lines * kTensorLineBytes / kCacheRate : 0;
   const double latency = latency_of(turns * steps, tile.stages - tile.pending);
+  const double write_rate =
+      writes_elements(problem) ? kThreadWriteRate * tile.consumers : kWriteRate;
   const double writes =
-      static_cast<double>((turns - 1) * tile.rows * tile.cols) * tile.result_bytes / kWriteRate;
-  return std::max({products, copies, latency, writes}) +
-         static_cast<double>(turns - 1) * turn_time(problem, tile);
+      static_cast<double>((turns - 1) * tile.rows * tile.cols) * tile.result_bytes / write_rate;
+  const double between = static_cast<double>(turns - 1) * turn_time(problem, tile);
+  // Results and factors pass the L2 cache together. In a long run of tiles, late stores go on while
+  // the tensor cores wait.
+  const double computes = std::max({products, copies, latency}) + between;
+  const bool goes_on = tile.late_stores && turns > 2;
+  const double moves = writes + kCopyShare * copies + (goes_on ? 0 : between);
+  return std::max(computes, moves);
 }
 
 struct TensorCoreChoice {
@@ -572,7 +587,7 @@ Config configure_tensor_core(const Problem& problem, const Device& device) {
     config.tail_cols = best.tail->cols;
     config.tail_blocks = blocks_of(best.cut.tail_tiles, best.tail->cluster_rows, device);
   }
-  config.writes_elements = !fits_tensor_copies(problem.n * bytes_of(problem.result_dtype));
+  config.writes_elements = writes_elements(problem);
   // A result that the L2 cache cannot hold must not displace factors that other tiles read again. A
   // smaller one is left there for its reader.
   const auto result = static_cast<double>(problem.batch * problem.m * problem.n);

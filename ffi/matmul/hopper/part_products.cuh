@@ -263,18 +263,7 @@ __device__ __forceinline__ void consume_parts(RingStorage<Config>& storage,
       matrix_descriptor<Config::kDeepA>(storage.a[0] + consumer * kPanelBytes);
   const std::uint64_t b_first = matrix_descriptor<Config::kDeepB>(storage.b[0]);
 
-  // Lane i arrives at the mbarriers of block i: both producers fill the stages of each block.
-  const int lane = threadIdx.x % 32;
-  const bool tells = lane < Config::kBlocks;
-  const unsigned empty =
-      Config::kBlocks > 1 ? shared_address_in_block(storage.empty, tells ? lane : rank) : 0;
-  const auto release = [&](int stage) {
-    if constexpr (Config::kBlocks > 1) {
-      if (tells) arrive_at(empty + stage * static_cast<int>(sizeof(Mbarrier)));
-    } else {
-      if (tells) arrive(&storage.empty[stage]);
-    }
-  };
+  const auto release = stage_release<Config>(storage, rank);
   const auto parts_a = [&](int stage) { return a_first + stage * (Config::kABytes / 16); };
   const auto parts_b = [&](int stage) { return b_first + stage * (Config::kBBytes / 16); };
   const auto multiply = [&](int stage_a, int stage_b, bool add) {

@@ -43,6 +43,7 @@
 
 #include "core/collectives.h"
 #include "core/cuda.h"
+#include "core/dispatch.h"
 #include "core/ptx/bulk_copy.cuh"
 #include "core/ptx/cluster.cuh"
 #include "core/ptx/early_launch.cuh"
@@ -136,6 +137,10 @@ struct Persistent {
                                                  : kResultCols / kPanelCols;
   static constexpr int kPanels = kWaves * kWavePanels;
   static constexpr int kPanelBuffers = 2;
+  // How many rows of a panel each lane has in flight if the threads write the result: as many as
+  // the sums, and the results or elements of c that wait, leave registers for.
+  static constexpr int kHeldRegisters = kWaves * (kSums + kWords);
+  static constexpr int kRowBatch = kHeldRegisters > 160 ? 1 : kHeldRegisters > 100 ? 2 : 4;
 
   // Each consumer warp of a cluster that takes a stage arrives at the mbarriers of all its blocks,
   // whose producers fill a stage together.
@@ -521,9 +526,22 @@ class ResultWriter {
       return (number < 0 ? before : panel) + row * kLineBytes +
              ((number ^ row) & (kRowLanes - 1)) * kPackBytes;
     };
-    // The loads of a batch of rows are in flight together. Results or elements of c that wait in
-    // registers leave room for one row.
-    constexpr int kBatch = Config::kLateStores || Config::kAdds ? 1 : 2;
+    // Writes the elements from byte `from` to byte `until`, at most `most` bytes, of a row. A loop
+    // would take longer than these one or two turns of eight lanes.
+    const auto write_edge = [&](auto most, int this_row, unsigned char* row_to, int from,
+                                int until) {
+      constexpr int kTurnBytes = kRowLanes * kBytes;
+      constexpr int kTurns = (decltype(most)::value + kTurnBytes - 1) / kTurnBytes;
+#pragma unroll
+      for (int turn = 0; turn < kTurns; ++turn) {
+        const int at = from + turn * kTurnBytes + lane * kBytes;
+        if (at < until) {
+          *reinterpret_cast<Result*>(row_to + at) =
+              *reinterpret_cast<const Result*>(piece(this_row, at >> 4) + (at & (kPackBytes - 1)));
+        }
+      }
+    };
+    constexpr int kBatch = Config::kRowBatch;
 #pragma unroll 1
     for (; row < end; row += kBatch * kRowsAtOnce, to += kBatch * step) {
       uint4 low[kBatch];
@@ -555,17 +573,13 @@ class ResultWriter {
         if (this_row >= end) break;
         unsigned char* const row_to = to + i * step;
         const int skew = skew_of(row_to);
-        const auto write_elements_of = [&](int from, int until) {
-#pragma unroll 1
-          for (int at = from + lane * kBytes; at < until; at += kRowLanes * kBytes) {
-            *reinterpret_cast<Result*>(row_to + at) = *reinterpret_cast<const Result*>(
-                piece(this_row, at >> 4) + (at & (kPackBytes - 1)));
-          }
-        };
         const int head = begins ? min(bytes, -skew & (kPackBytes - 1)) : -kSectorBytes;
         const int tail = min((bytes + skew) / kPackBytes, kRowLanes) * kPackBytes - skew;
-        if (begins) write_elements_of(0, head);
-        if (ends) write_elements_of(tail > head ? tail : head, bytes);
+        if (begins) write_edge(Constant<kPackBytes - 1>{}, this_row, row_to, 0, head);
+        if (ends) {
+          write_edge(Constant<kSectorBytes - 1>{}, this_row, row_to, tail > head ? tail : head,
+                     bytes);
+        }
       }
     }
   }
@@ -672,18 +686,7 @@ __device__ __forceinline__ void consume(StorageOf<Config>& storage, const Tensor
       matrix_descriptor<Config::kDeepA>(storage.a[0] + place * Config::kWaves * kPanelBytes);
   const std::uint64_t b_first = matrix_descriptor<Config::kDeepB>(storage.b[0]);
 
-  // Lane i arrives at the mbarriers of block i.
-  const int lane = threadIdx.x % 32;
-  const bool tells = lane < Config::kBlocks;
-  const unsigned empty =
-      Config::kBlocks > 1 ? shared_address_in_block(storage.empty, tells ? lane : rank) : 0;
-  const auto release = [&](int stage) {
-    if constexpr (Config::kBlocks > 1) {
-      if (tells) arrive_at(empty + stage * static_cast<int>(sizeof(Mbarrier)));
-    } else {
-      if (tells) arrive(&storage.empty[stage]);
-    }
-  };
+  const auto release = stage_release<Config>(storage, rank);
 
   [[maybe_unused]] TilePosition here{};
   const auto multiply = [&](int step) {

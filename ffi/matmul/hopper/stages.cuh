@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/cuda.h"
+#include "core/ptx/cluster.cuh"
 #include "core/ptx/mbarrier.cuh"
 #include "core/ptx/tensor_copy.cuh"
 #include "core/ptx/warpgroup.cuh"
@@ -73,6 +74,23 @@ struct RingPlace {
     return stage == 0 ? Config::kStages - 1 : stage - 1;
   }
 };
+
+// Returns the function by which a consumer's warp releases a stage. The producers of a cluster fill
+// a stage together, so lane i arrives at the mbarriers of block i.
+template <class Config, class Storage>
+__device__ __forceinline__ auto stage_release(Storage& storage, int rank) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const bool tells = lane < Config::kBlocks;
+  const unsigned empty =
+      Config::kBlocks > 1 ? shared_address_in_block(storage.empty, tells ? lane : rank) : 0;
+  return [&storage, tells, empty](int stage) {
+    if constexpr (Config::kBlocks > 1) {
+      if (tells) arrive_at(empty + stage * static_cast<int>(sizeof(Mbarrier)));
+    } else {
+      if (tells) arrive(&storage.empty[stage]);
+    }
+  };
+}
 
 // The end of a producer: no block may exit while others of its cluster still arrive at its
 // mbarriers, or copy to it.

@@ -226,16 +226,7 @@ __device__ __forceinline__ void consume_turned(PersistentStorage<Config>& storag
   const unsigned char* const upper = lines + (own.piece ^ k) * 16;
   const unsigned char* const lower = lines + 4 * kLineBytes + (own.piece ^ (k + 4)) * 16;
 
-  const bool tells = lane < Config::kBlocks;
-  const unsigned empty =
-      Config::kBlocks > 1 ? shared_address_in_block(storage.empty, tells ? lane : rank) : 0;
-  const auto release = [&](int stage) {
-    if constexpr (Config::kBlocks > 1) {
-      if (tells) arrive_at(empty + stage * static_cast<int>(sizeof(Mbarrier)));
-    } else {
-      if (tells) arrive(&storage.empty[stage]);
-    }
-  };
+  const auto release = stage_release<Config>(storage, rank);
 
   for (unsigned tile = blockIdx.x / Config::kBlocks; tile < order.tiles;
        tile += gridDim.x / Config::kBlocks) {
