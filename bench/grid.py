@@ -539,32 +539,42 @@ def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
 
 
 def _matmul() -> Iterator[Grid]:
-    for activation in ("gelu", "gelu_exact"):
-        sizes = (2, 16, 128, 1024, 8192), (3072, 8192), (768, 2048)
+    rows = 2, 16, 128, 1024, 8192
+    for activation, counts in (("gelu", rows), ("gelu_exact", rows[2:])):
+        sizes = counts, (1024, 3072, 8192), (384, 768, 2048)
         yield _layers("linear", "bfloat16", *sizes, activation=activation)
-    for activation in ("gelu", "relu"):
-        sizes = (2048, 16384, 65536), (384, 4096), (193, 1025)
+    for activation, counts in (("gelu", (2048, 65536)), ("relu", (2048,))):
+        sizes = counts, (384, 4096), (193, 1025)
         yield _layers("linear", "bfloat16", *sizes, activation=activation)
-    rows, cols, depths = (1024, 8192), (1024, 8192, 65536), (1024, 8192)
-    for axes in _LAYOUTS.values():
-        yield _products("float32", axes, rows, (1024, 65536), (512, *depths), "highest")
-    for name in ("NN", "NT"):  # sizes for which k is divided among blocks
-        yield _products("bfloat16", _LAYOUTS[name], (128, 256, 1024), (512, 1024), (2048, 4096))
-    yield _products("float32", _LAYOUTS["NN"], (1025, 8193), (1025, 65537), (1024, 4096))
-    heads = {"batch": (16, 64)}
-    yield _products("float32", (2, 2), (512, 2048), (512, 2048), (64, 128), "highest", **heads)
-    yield _layers("glu", "bfloat16", (1024, 4096), (8192, 14336), (2048, 4096), activation="silu")
+    # In TF32, JAX's default, XLA copies a b that is stored row by row.
+    yield _products("float32", _LAYOUTS["NN"], (192, 1024), (256, 1024), (256, 1024, 4096))
     sizes = (4096, 8192, 32768), (4096, 16384), (1024, 4096)
     yield _layers("linear", "float32", *sizes, activation="gelu_exact")
-    for name in ("NN", "NT"):
-        yield _products("bfloat16", _LAYOUTS[name], (1025, 8193), (1025, 50257), (1025, 8193))
-    yield _products("bfloat16", _LAYOUTS["TN"], rows, cols[:2], depths)
-    bytes_of = (2048, 8192), (2048, 8192), (2048, 8192)
-    for name in ("NN", "NT"):
-        yield _products("int8", _LAYOUTS[name], *bytes_of, result="int32")
-        for precision in ("default", "highest"):
-            axes, how = _LAYOUTS[name], (precision, "bfloat16")
-            yield _products("float8_e4m3fn", axes, *bytes_of, *how)
+    for name, cols in (
+        ("NN", (1024, 3072, 65536)),
+        ("NT", (1024, 3072, 65536)),
+        ("TN", (1024, 65536)),
+    ):
+        sizes = (1024, 8192), cols, (512, 1024, 8192)
+        yield _products("float32", _LAYOUTS[name], *sizes, "highest")
+    for activation in ("", "gelu"):
+        sizes = (1024, 8192), (768, 6400), (768, 6400)
+        how = {"activation": activation, "precision": "highest"}
+        yield _layers("linear", "float32", *sizes, **how)
+    for name in ("NN", "NT"):  # sizes for which k is divided among blocks
+        yield _products("bfloat16", _LAYOUTS[name], (128, 256, 1024), (512, 1024), (2048, 4096))
+    # Vocabularies of odd sizes, and other odd sizes.
+    yield _products("bfloat16", _LAYOUTS["NN"], (1025, 8193), (1025, 50257), (305, 1025, 8193))
+    yield _products("float32", _LAYOUTS["NN"], (512, 4096), (8193, 50257), (312, 4096))
+    yield _products("bfloat16", _LAYOUTS["NT"], (1025,), (1025, 50257), (1025, 8193))
+    heads = {"batch": (16, 64)}
+    yield _products("float32", (2, 2), (512, 2048), (512, 2048), (128,), "highest", **heads)
+    yield _layers("glu", "bfloat16", (1024, 4096), (8192, 14336), (2048, 4096), activation="silu")
+    yield _layers("glu", "bfloat16", (1024, 8192), (5120, 16384), (2048, 4096), activation="gelu")
+    of_bytes = (2048, 8192), (2048, 8192), (2048, 8192)
+    yield _products("int8", _LAYOUTS["NN"], *of_bytes, result="int32")
+    for precision in ("default", "highest"):
+        yield _products("float8_e4m3fn", _LAYOUTS["NN"], *of_bytes, precision, "bfloat16")
 
 
 _LAYOUTS = {"NN": (1, 0), "NT": (1, 1), "TN": (0, 0)}
@@ -634,6 +644,7 @@ def _layers(
     depths: Sequence[int],
     *,
     activation: str = "",
+    precision: str = "default",
 ) -> Grid:
     """Dense layers with a bias, or with a gate.
 
@@ -646,9 +657,11 @@ def _layers(
       cols: the values of n.
       depths: the values of k.
       activation: as in `Point`.
+      precision: as in `Point`.
     """
-    how = {"result": dtype, "precision": "default", "activation": activation}
+    how = {"result": dtype, "precision": precision, "activation": activation}
     is_odd = depths[0] % 2 == 1
+    words = precision if precision != "default" else ""
     vertices = {
         (m, n, k): tuple(
             Point(kernel, (m, k + more, n), dtype, (1, 0), **how)
@@ -657,7 +670,7 @@ def _layers(
         for m, n, k in itertools.product(rows, cols, depths)
     }
     return Grid(
-        _name(vertices, activation, "odd sizes" if is_odd else ""),
+        _name(vertices, activation, words, "odd sizes" if is_odd else ""),
         _fixed(vertices),
         {"m": tuple(rows), "n": tuple(cols), "k": tuple(depths)},
         vertices,
