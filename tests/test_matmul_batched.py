@@ -145,3 +145,15 @@ def test_what_the_plan_gives_to_it(sizes, chosen, batched):
     shapes, how = [(batch, m, k), (batch, k, n)], {"implementation": batched["implementation"]}
     plan = ops.plan("matmul", shapes, "bfloat16", **how)
     assert (plan.algorithm == "mma_batched") == chosen
+
+
+@pytest.mark.parametrize("result", ["bfloat16", "float32"])
+def test_results_in_rows_that_begin_anywhere(result, batched):
+    """The factors' rows are aligned: only the width of the result makes a difference."""
+    how = {
+        "implementation": batched["implementation"],
+        "dimension_numbers": (((2,), (2,)), ((0,), (0,))),
+        "preferred_element_type": result,
+    }
+    plan = ops.plan("dot_general", [(96, 577, 64)] * 2, "bfloat16", **how)
+    assert (plan.algorithm == "mma_batched") == (result == "float32")

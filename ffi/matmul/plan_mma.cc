@@ -53,6 +53,9 @@ int mma_vector_bytes(const Problem& problem) {
 constexpr std::int64_t kMostBatchedExtent = 64;
 // Results with at most so many rows and columns, which leave most of a larger tile empty.
 constexpr std::int64_t kMostSmallExtent = 80;
+// Results of float32 with more rows and columns than this whose rows begin anywhere, of one slice
+// of depth: tensor_core has no tile of 128 x 128 for these.
+constexpr std::int64_t kLeastUnalignedExtent = 256;
 constexpr std::int64_t kLeastBatchedDepth = 32;
 constexpr std::int64_t kMostBatchedDepth = 512;
 constexpr std::int64_t kLeastBatchedTiles = 128;
@@ -129,7 +132,10 @@ bool suits_mma_batched(const Problem& problem) {
   const bool reads_anywhere = begins_anywhere(stored_a(problem).length, problem.dtype) ||
                               begins_anywhere(stored_b(problem).length, problem.dtype);
   return (reads_anywhere && std::min(least, problem.k) <= kMostBatchedExtent) ||
-         (most <= kMostSmallExtent && problem.k <= kMostBatchedDepth);
+         (most <= kMostSmallExtent && problem.k <= kMostBatchedDepth) ||
+         (begins_anywhere(problem.n, problem.result_dtype) && is_16_bit_float(problem.dtype) &&
+          problem.result_dtype == DType::kFloat32 && problem.k * 2 <= kMmaBatchedSliceBytes &&
+          least > kLeastUnalignedExtent);
 }
 
 Config configure_mma_batched(const Problem& problem) {
