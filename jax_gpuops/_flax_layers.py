@@ -1,4 +1,4 @@
-"""Dense layers of Flax that call `linear`. Unlike `jax_gpuops.flax`, this module needs Flax."""
+"""Layers of Flax that call `linear` and `glu`. Unlike `jax_gpuops.flax`, this module needs Flax."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ import jax
 import jax.numpy as jnp
 from flax import linen, nnx
 
+from jax_gpuops._glu import glu
 from jax_gpuops._linear import ACTIVATIONS, check_activation, linear
+
+_NO_DOT_GENERAL = "this layer does not support dot_general: its kernel computes the product"
 
 
 class Linear(nnx.Linear):
@@ -24,6 +27,7 @@ class Linear(nnx.Linear):
       in_features: as in Flax.
       out_features: as in Flax.
       activation: as for `jax_gpuops.linear`.
+      batch_invariant: as for `jax_gpuops.linear`.
       **kwargs: the other arguments of `flax.nnx.Linear`, except `dot_general`.
 
     Raises:
@@ -32,15 +36,20 @@ class Linear(nnx.Linear):
     """
 
     def __init__(
-        self, in_features: int, out_features: int, *, activation: str | None = None, **kwargs: Any
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        activation: str | None = None,
+        batch_invariant: bool = False,
+        **kwargs: Any,
     ):
         if "dot_general" in kwargs:
-            raise TypeError(
-                "this layer does not support dot_general: its kernel computes the product"
-            )
+            raise TypeError(_NO_DOT_GENERAL)
         check_activation(activation)
         super().__init__(in_features, out_features, **kwargs)
         self.activation = activation
+        self.batch_invariant = batch_invariant
 
     def __call__(
         self, inputs: jax.Array, out_sharding: Any = None, *, residual: jax.Array | None = None
@@ -61,6 +70,7 @@ class Linear(nnx.Linear):
             residual=residual,
             precision=self.precision,
             preferred_element_type=self.preferred_element_type,
+            batch_invariant=self.batch_invariant,
         )
 
 
@@ -72,19 +82,19 @@ class Dense(linen.Dense):
     Its parameters, and the name that it gets in a compact module, are those of `flax.linen.Dense`.
 
     Attributes:
-      activation: as for `jax_gpuops.linear`. The other attributes are those of `flax.linen.Dense`;
-        `dot_general` and `dot_general_cls` must be None, since the kernel computes the product.
+      activation, batch_invariant: as for `jax_gpuops.linear`. The other attributes are those of
+        `flax.linen.Dense`; `dot_general` and `dot_general_cls` must be None, since the kernel
+        computes the product.
     """
 
     activation: str | None = None
+    batch_invariant: bool = False
 
     @linen.compact
     def __call__(self, inputs: jax.Array, *, residual: jax.Array | None = None) -> jax.Array:
         """Applies the layer along the last dimension of the input, and adds the residual."""
         if self.dot_general is not None or self.dot_general_cls is not None:
-            raise TypeError(
-                "this layer does not support dot_general: its kernel computes the product"
-            )
+            raise TypeError(_NO_DOT_GENERAL)
         shape = (jnp.shape(inputs)[-1], self.features)
         kernel = self.param("kernel", self.kernel_init, shape, self.param_dtype)
         bias = None
@@ -92,5 +102,116 @@ class Dense(linen.Dense):
             bias = self.param("bias", self.bias_init, (self.features,), self.param_dtype)
         operands: Any = self.promote_dtype(inputs, kernel, bias, dtype=self.dtype)
         return linear(
-            *operands, activation=self.activation, residual=residual, precision=self.precision
+            *operands,
+            activation=self.activation,
+            residual=residual,
+            precision=self.precision,
+            batch_invariant=self.batch_invariant,
         )
+
+
+class GatedLinear(nnx.Module):
+    """A gated linear unit of `flax.nnx` by `jax_gpuops.glu`, as in feed-forward layers of Llama.
+
+    It computes `activation(x @ gate.kernel) * (x @ up.kernel)`.
+
+    >>> layer = jax_gpuops.flax.GatedLinear(512, 2048, rngs=nnx.Rngs(0))
+    >>> y = layer(x)
+
+    XLA computes calls with an `out_sharding`.
+
+    Attributes:
+      gate: a `flax.nnx.Linear` without a bias, which has the kernel of the activated product.
+      up: the same for the other product.
+
+    Args:
+      in_features: the number of features of the input.
+      out_features: the number of features of the output.
+      activation: as for `jax_gpuops.glu`.
+      batch_invariant: as for `jax_gpuops.glu`.
+      **kwargs: arguments of both `flax.nnx.Linear`, except `use_bias` and `dot_general`.
+
+    Raises:
+      TypeError: if `use_bias` or `dot_general` is given.
+      ValueError: if the activation is unknown.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        *,
+        activation: str | None = "silu",
+        batch_invariant: bool = False,
+        **kwargs: Any,
+    ):
+        if "dot_general" in kwargs:
+            raise TypeError(_NO_DOT_GENERAL)
+        check_activation(activation)
+        self.gate = nnx.Linear(in_features, out_features, use_bias=False, **kwargs)
+        self.up = nnx.Linear(in_features, out_features, use_bias=False, **kwargs)
+        self.activation = activation
+        self.batch_invariant = batch_invariant
+
+    def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
+        """Applies the layer along the last dimension of the input."""
+        if out_sharding is not None:
+            gate, up = (layer(inputs, out_sharding) for layer in (self.gate, self.up))
+            return (gate if self.activation is None else ACTIVATIONS[self.activation](gate)) * up
+        kernels = (jnp.asarray(layer.kernel) for layer in (self.gate, self.up))
+        operands: Any = (inputs, *kernels)
+        return glu(
+            *self.gate.promote_dtype(operands, dtype=self.gate.dtype),
+            activation=self.activation,
+            precision=self.gate.precision,
+            preferred_element_type=self.gate.preferred_element_type,
+            batch_invariant=self.batch_invariant,
+        )
+
+
+class GatedDense(linen.Module):
+    """A gated linear unit of `flax.linen` by `jax_gpuops.glu`, as in feed-forward layers of Llama.
+
+    It computes `activation(x @ gate.kernel) * (x @ up.kernel)`. Its parameters are those of two
+    `flax.linen.Dense` without a bias that are called "gate" and "up".
+
+    >>> layer = jax_gpuops.flax.GatedDense(2048)
+
+    Attributes:
+      features: the number of features of the output.
+      activation, batch_invariant: as for `jax_gpuops.glu`.
+      dtype, param_dtype, precision, kernel_init, promote_dtype: as for `flax.linen.Dense`.
+    """
+
+    features: int
+    activation: str | None = "silu"
+    batch_invariant: bool = False
+    dtype: Any = None
+    param_dtype: Any = jnp.float32
+    precision: Any = None
+    kernel_init: Any = linen.Dense.kernel_init
+    promote_dtype: Any = linen.Dense.promote_dtype
+
+    @linen.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Applies the layer along the last dimension of the input."""
+        how = self.kernel_init, (jnp.shape(inputs)[-1], self.features), self.param_dtype
+        gate, up = (_Kernel(*how, name=name)() for name in ("gate", "up"))
+        return glu(
+            *self.promote_dtype(inputs, gate, up, dtype=self.dtype),
+            activation=self.activation,
+            precision=self.precision,
+            batch_invariant=self.batch_invariant,
+        )
+
+
+class _Kernel(linen.Module):
+    """The parameter of a `flax.linen.Dense` without a bias."""
+
+    init_kernel: Any
+    shape: tuple[int, int]
+    dtype: Any
+
+    @linen.compact
+    def __call__(self) -> jax.Array:
+        return self.param("kernel", self.init_kernel, self.shape, self.dtype)

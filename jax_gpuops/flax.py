@@ -1,8 +1,9 @@
 """Flax layers on our operations. Flax is optional: this module can be imported without it.
 
-`Linear` and `Dense` are the layers of `flax.nnx` and `flax.linen` with an activation. Other linear
-layers accept `dot_general=jax_gpuops.dot_general`; attention layers accept `attention_fn` of this
-module. Flax does not pass `implementation=` on: set it with `jax_gpuops.use`.
+`Linear` and `Dense` are the layers of `flax.nnx` and `flax.linen` with an activation, `GatedLinear`
+and `GatedDense` the same with a gate. Other linear layers accept
+`dot_general=jax_gpuops.dot_general`; attention layers accept `attention_fn` of this module. Flax
+does not pass `implementation=` on: set it with `jax_gpuops.use`.
 """
 
 from __future__ import annotations
@@ -19,15 +20,17 @@ from jax_gpuops._softmax import softmax
 
 if TYPE_CHECKING:
     from jax_gpuops._flax_layers import Dense as Dense
+    from jax_gpuops._flax_layers import GatedDense as GatedDense
+    from jax_gpuops._flax_layers import GatedLinear as GatedLinear
     from jax_gpuops._flax_layers import Linear as Linear
 
 
-__all__ = ["Dense", "Linear", "attention_fn"]
+__all__ = ["Dense", "GatedDense", "GatedLinear", "Linear", "attention_fn"]
 
 
 def __getattr__(name: str) -> Any:
     """Imports the layers on first access, since they need Flax."""
-    if name not in ("Dense", "Linear"):
+    if name not in ("Dense", "GatedDense", "GatedLinear", "Linear"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from jax_gpuops import _flax_layers
 

@@ -178,6 +178,74 @@ def test_layers_add_a_residual_in_the_kernel(implementation):
         np.testing.assert_allclose(y.astype(jnp.float32), expected, rtol=2e-2, atol=2e-2)
 
 
+class StockGatedLinear(nnx.Module):
+    """The gated layer of `flax.nnx` as users write it."""
+
+    def __init__(self, activation, rngs, **how):
+        self.gate = nnx.Linear(16, 8, use_bias=False, rngs=rngs, **how)
+        self.up = nnx.Linear(16, 8, use_bias=False, rngs=rngs, **how)
+        self.activation = STOCK_ACTIVATIONS[activation]
+
+    def __call__(self, x):
+        return self.activation(self.gate(x)) * self.up(x)
+
+
+class StockGatedDense(linen.Module):
+    """The same of `flax.linen`."""
+
+    activation: str | None
+
+    @linen.compact
+    def __call__(self, x):
+        gate, up = (linen.Dense(8, use_bias=False, name=name)(x) for name in ("gate", "up"))
+        return STOCK_ACTIVATIONS[self.activation](gate) * up
+
+
+@pytest.mark.parametrize("activation", STOCK_ACTIVATIONS, ids=str)
+@pytest.mark.parametrize("dtype", [None, jnp.bfloat16])
+def test_nnx_layer_with_a_gate(dtype, activation, implementation):
+    """In the place of two stock layers: values and gradients have the same names."""
+    x = jnp.asarray(helpers.normal((4, 3, 16), "float32"))
+
+    def make(rngs):
+        how = {"activation": activation, "dtype": dtype}
+        return jax_gpuops.flax.GatedLinear(16, 8, rngs=rngs, **how)
+
+    with jax_gpuops.use(implementation):
+        ours = nnx_results(make, x)
+        calls = helpers.custom_calls(make(nnx.Rngs(0)), x)
+    assert any(call.startswith("jax_gpuops_") for call in calls)
+    stock = nnx_results(lambda rngs: StockGatedLinear(activation, rngs, dtype=dtype), x)
+    assert_same(ours, stock, 1e-4 if dtype is None else 5e-2)
+
+
+@pytest.mark.parametrize("activation", STOCK_ACTIVATIONS, ids=str)
+def test_linen_layer_with_a_gate(activation, implementation):
+    x = jnp.asarray(helpers.normal((4, 3, 16), "float32"))
+    with jax_gpuops.use(implementation):
+        ours = linen_results(jax_gpuops.flax.GatedDense(8, activation=activation), x)
+    assert_same(ours, linen_results(StockGatedDense(activation), x))
+
+
+def test_layers_have_the_same_bits_in_any_batch(implementation):
+    """`batch_invariant` reaches the kernel of every layer."""
+    how = {"dtype": jnp.bfloat16, "batch_invariant": True}
+    x = jnp.asarray(helpers.normal((40, 16), "bfloat16"))
+    dense, gated = jax_gpuops.flax.Dense(8, **how), jax_gpuops.flax.GatedDense(8, **how)
+    key = jax.random.key(0)
+    layers = [
+        jax_gpuops.flax.Linear(16, 8, rngs=nnx.Rngs(0), **how),
+        jax_gpuops.flax.GatedLinear(16, 8, rngs=nnx.Rngs(0), **how),
+        functools.partial(dense.apply, dense.init(key, x)),
+        functools.partial(gated.apply, gated.init(key, x)),
+    ]
+    for layer in layers:
+        with helpers.recorded(implementation) as executions:
+            y, first = layer(x), layer(x[:1])
+        assert {each["algorithm"] for each in executions} == {"tensor_core"}
+        helpers.assert_same_bits(first, y[:1])
+
+
 def test_layers_refuse_what_they_do_not_know():
     with pytest.raises(ValueError, match="activation must be None or one of"):
         jax_gpuops.flax.Linear(6, 5, activation="tanh", rngs=nnx.Rngs(0))
@@ -188,6 +256,14 @@ def test_layers_refuse_what_they_do_not_know():
         jax_gpuops.flax.Dense(5, activation="tanh").init(jax.random.key(0), x)
     with pytest.raises(TypeError, match="not support dot_general"):
         jax_gpuops.flax.Dense(5, dot_general=jax.lax.dot_general).init(jax.random.key(0), x)
+    with pytest.raises(ValueError, match="activation must be None or one of"):
+        jax_gpuops.flax.GatedLinear(6, 5, activation="tanh", rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="not support dot_general"):
+        jax_gpuops.flax.GatedLinear(6, 5, dot_general=jax.lax.dot_general, rngs=nnx.Rngs(0))
+    with pytest.raises(TypeError, match="use_bias"):
+        jax_gpuops.flax.GatedLinear(6, 5, use_bias=True, rngs=nnx.Rngs(0))
+    with pytest.raises(ValueError, match="activation must be None or one of"):
+        jax_gpuops.flax.GatedDense(5, activation="tanh").init(jax.random.key(0), x)
     with pytest.raises(AttributeError, match="has no attribute 'Conv'"):
         _ = jax_gpuops.flax.Conv
 
@@ -203,6 +279,10 @@ def test_a_layer_with_an_out_sharding_runs_in_xla():
         y = layer(x, out_sharding=jax.P(None, "d"))
         assert jax.typeof(y).sharding.spec[1] == "d"
         assert_same(y, nnx.silu(nnx.Linear(6, 4, rngs=nnx.Rngs(0))(x)))
+        layer = jax_gpuops.flax.GatedLinear(6, 4, rngs=nnx.Rngs(0))
+        y = layer(x, out_sharding=jax.P(None, "d"))
+        assert jax.typeof(y).sharding.spec[1] == "d"
+        assert_same(y, nnx.silu(layer.gate(x)) * layer.up(x))
 
 
 MASKS = {
@@ -339,7 +419,9 @@ def test_attention_without_a_depth():
 
 
 def test_the_layers_are_listed():
-    assert {"Dense", "Linear", "attention_fn"} <= set(jax_gpuops.flax.__all__)
+    for name in ("Dense", "GatedDense", "GatedLinear", "Linear", "attention_fn"):
+        assert name in jax_gpuops.flax.__all__
+        assert callable(getattr(jax_gpuops.flax, name))
 
 
 def test_flax_is_optional():
