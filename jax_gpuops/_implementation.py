@@ -191,6 +191,10 @@ def dispatch(
         return kernel()
     except NoKernelError as error:
         why = error
+    except ValueError as error:  # the plan's: it names an algorithm that the caller did not name
+        if algorithm != BATCH_INVARIANT:
+            raise
+        raise ValueError(f"{asked_for(algorithm)} cannot run this: {error}") from None
     if name is not None:
         raise why.error(f'{why}; implementation="{name}" cannot run this, "xla" can')
     if algorithm is not None:

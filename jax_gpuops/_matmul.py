@@ -21,7 +21,6 @@ from jax_gpuops._implementation import (
     BATCH_INVARIANT,
     NoKernelError,
     dispatch,
-    resolve,
     resolve_invariant,
 )
 from jax_gpuops._report import left_to_xla
@@ -161,6 +160,7 @@ def gemm(
     beta: float = 0.0,
     transpose_a: bool = False,
     transpose_b: bool = False,
+    batch_invariant: bool = False,
     implementation: str | None = None,
     algorithm: str | None = None,
 ) -> jax.Array:
@@ -179,6 +179,8 @@ def gemm(
       beta: the factor of `c`, a Python number.
       transpose_a: True to transpose the last two dims of a.
       transpose_b: True to transpose the last two dims of b.
+      batch_invariant: as for `matmul`; 16-bit arrays then need an `alpha` of 0 or 1 and, with a
+        `c` that is read, factors that are not transposed.
       implementation: as for `matmul`.
       algorithm: as for `matmul`.
 
@@ -218,13 +220,14 @@ def gemm(
     beta = _arguments.factor("beta", beta, "multiply the result")
     if c is None and beta != 0:
         raise ValueError(f"beta={beta} needs the argument c, which is None")
+    chosen, algorithm = resolve_invariant("matmul", batch_invariant, implementation, algorithm)
     return _jitted_gemm(
         *arrays.values(),
         alpha=alpha,
         beta=beta,
         transpose_a=transpose_a,
         transpose_b=transpose_b,
-        implementation=resolve("matmul", implementation, algorithm),
+        implementation=chosen,
         algorithm=algorithm,
     )
 
@@ -530,8 +533,9 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
                 f"dtype {dtype}, only {' or '.join(results)}",
                 TypeError,
             )
+        named = named_algorithm(algorithm, lax.Precision.HIGHEST, a, b)
         return bind_product(
-            gemm_p, a, b, *addends, implementation=implementation, algorithm=algorithm, **params
+            gemm_p, a, b, *addends, implementation=implementation, algorithm=named, **params
         )
 
     def without_product():

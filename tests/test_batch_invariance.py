@@ -124,6 +124,34 @@ def test_dense_layers_that_share_a_product(activation, mapped, dtype, implementa
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("dtype", "alpha", "beta", "transpose"),
+    [
+        ("bfloat16", 1.0, 0.5, False),
+        ("float16", 1.0, 0.0, True),
+        ("float32", 2.0, 0.5, False),
+        ("float32", 2.0, 0.5, True),
+        ("float64", 2.0, 0.5, True),
+    ],
+)
+def test_gemm(dtype, alpha, beta, transpose, implementation):
+    with jax.enable_x64(dtype == "float64"):
+        a, b = factors(dtype)
+        c = helpers.normal((M, N), dtype, seed=2)
+        b = np.ascontiguousarray(b.T) if transpose else b
+
+        def product(a, c):
+            how = {"alpha": alpha, "beta": beta, "transpose_b": transpose, "batch_invariant": True}
+            return ops.gemm(a, b, c, implementation=implementation, **how)
+
+        expected = product(a, c)
+        for count in (1, 16, 65, 200):
+            helpers.assert_same_bits(product(a[:count], c[:count]), expected[:count])
+        batch = jax.vmap(product)(a[:16].reshape(2, 8, K), c[:16].reshape(2, 8, N))
+        helpers.assert_same_bits(batch, expected[:16].reshape(2, 8, N))
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_gated_layers(dtype, implementation):
     x, gate = factors(dtype)
@@ -168,8 +196,10 @@ def test_it_is_a_kernel_or_an_error():
         ops.matmul(np.ones((8, 8), np.int32), a.astype(np.int32), batch_invariant=True)
     with pytest.raises(TypeError, match=refused):
         ops.linear(a, a, preferred_element_type="float16", batch_invariant=True)
-    with pytest.raises(ValueError, match="gated products only of float16 and bfloat16"):
+    with pytest.raises(ValueError, match=r"batch_invariant=True cannot.*gated products"):
         ops.glu(a, a, a, batch_invariant=True)
+    with pytest.raises(ValueError, match=r"batch_invariant=True cannot.*only alpha = 1"):
+        ops.gemm(a.astype(np.float16), a.astype(np.float16), alpha=2.0, batch_invariant=True)
     of_parts = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
-    with pytest.raises(ValueError, match="BF16_BF16_F32_X6"):
+    with pytest.raises(ValueError, match=r"batch_invariant=True cannot.*BF16_BF16_F32_X6"):
         ops.matmul(a, a, precision=of_parts, batch_invariant=True)
