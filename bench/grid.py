@@ -549,13 +549,9 @@ def _matmul() -> Iterator[Grid]:
     yield _products("float32", _LAYOUTS["NN"], (192, 1024), (256, 1024), (256, 1024, 4096))
     sizes = (4096, 8192, 32768), (4096, 16384), (1024, 4096)
     yield _layers("linear", "float32", *sizes, activation="gelu_exact")
-    for name, cols in (
-        ("NN", (1024, 3072, 65536)),
-        ("NT", (1024, 3072, 65536)),
-        ("TN", (1024, 65536)),
-    ):
-        sizes = (1024, 8192), cols, (512, 1024, 8192)
-        yield _products("float32", _LAYOUTS[name], *sizes, "highest")
+    for name, axes in _LAYOUTS.items():
+        cols = (1024, 65536) if name == "TN" else (1024, 3072, 65536)
+        yield _products("float32", axes, (1024, 8192), cols, (512, 1024, 8192), "highest")
     for activation in ("", "gelu"):
         sizes = (1024, 8192), (768, 6400), (768, 6400)
         how = {"activation": activation, "precision": "highest"}
@@ -660,7 +656,6 @@ def _layers(
     """
     how = {"result": dtype, "precision": precision, "activation": activation}
     is_odd = depths[0] % 2 == 1
-    words = precision if precision != "default" else ""
     vertices = {
         (m, n, k): tuple(
             Point(kernel, (m, k + more, n), dtype, (1, 0), **how)
@@ -669,7 +664,7 @@ def _layers(
         for m, n, k in itertools.product(rows, cols, depths)
     }
     return Grid(
-        _name(vertices, activation, words, "odd sizes" if is_odd else ""),
+        _name(vertices, activation, precision, "odd sizes" if is_odd else ""),
         _fixed(vertices),
         {"m": tuple(rows), "n": tuple(cols), "k": tuple(depths)},
         vertices,

@@ -9,9 +9,17 @@ import jax.numpy as jnp
 from flax import linen, nnx
 
 from jax_gpuops._glu import glu
-from jax_gpuops._linear import ACTIVATIONS, check_activation, linear
+from jax_gpuops._linear import activated, check_activation, linear
 
 _NO_DOT_GENERAL = "this layer does not support dot_general: its kernel computes the product"
+
+
+def _check_may_run_in_xla(batch_invariant: bool) -> None:
+    """Raises ValueError for a batch-invariant call with an `out_sharding`."""
+    if batch_invariant:
+        raise ValueError(
+            "batch_invariant=True cannot run this: XLA computes calls with an out_sharding"
+        )
 
 
 class Linear(nnx.Linear):
@@ -21,7 +29,8 @@ class Linear(nnx.Linear):
     >>> y = layer(x)
     >>> y = layer(x, residual=z)  # layer(x) + z in one kernel
 
-    Its parameters are those of `flax.nnx.Linear`. XLA computes calls with an `out_sharding`.
+    Its parameters are those of `flax.nnx.Linear`. XLA computes calls with an `out_sharding`,
+    which is an error with `batch_invariant`.
 
     Args:
       in_features: as in Flax.
@@ -56,8 +65,8 @@ class Linear(nnx.Linear):
     ) -> jax.Array:
         """Applies the layer along the last dimension of the input, and adds the residual."""
         if out_sharding is not None:
-            y = super().__call__(inputs, out_sharding)
-            y = y if self.activation is None else ACTIVATIONS[self.activation](y)
+            _check_may_run_in_xla(self.batch_invariant)
+            y = activated(super().__call__(inputs, out_sharding), self.activation)
             return y if residual is None else y + residual
         bias = None if self.bias is None else jnp.asarray(self.bias)
         operands: Any = (inputs, jnp.asarray(self.kernel), bias)
@@ -118,7 +127,8 @@ class GatedLinear(nnx.Module):
     >>> layer = jax_gpuops.flax.GatedLinear(512, 2048, rngs=nnx.Rngs(0))
     >>> y = layer(x)
 
-    XLA computes calls with an `out_sharding`.
+    XLA computes calls with an `out_sharding`,
+    which is an error with `batch_invariant`.
 
     Attributes:
       gate: a `flax.nnx.Linear` without a bias, which has the kernel of the activated product.
@@ -156,8 +166,9 @@ class GatedLinear(nnx.Module):
     def __call__(self, inputs: jax.Array, out_sharding: Any = None) -> jax.Array:
         """Applies the layer along the last dimension of the input."""
         if out_sharding is not None:
+            _check_may_run_in_xla(self.batch_invariant)
             gate, up = (layer(inputs, out_sharding) for layer in (self.gate, self.up))
-            return (gate if self.activation is None else ACTIVATIONS[self.activation](gate)) * up
+            return activated(gate, self.activation) * up
         kernels = (jnp.asarray(layer.kernel) for layer in (self.gate, self.up))
         operands: Any = (inputs, *kernels)
         return glu(

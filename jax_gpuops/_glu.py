@@ -14,7 +14,6 @@ from jax.interpreters import ad, batching
 
 from jax_gpuops import _arguments, _linear, _matmul, _primitive
 from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_invariant
-from jax_gpuops._linear import ACTIVATIONS
 
 
 def glu(
@@ -90,7 +89,7 @@ def _glu(
             jnp.matmul(x, w, precision=precision, preferred_element_type=result_dtype)
             for w in (gate, up)
         )
-        return (y if activation is None else ACTIVATIONS[activation](y)) * factor
+        return _linear.activated(y, activation) * factor
 
     def kernel():
         _matmul.check_sharding(x, gate, up)
@@ -139,7 +138,7 @@ _jitted_glu = _primitive.jit(
 def _gated(gate: jax.Array, up: jax.Array, *, activation: str | None, dtype: Any) -> jax.Array:
     """Applies the gate in the accumulator's dtype, and rounds to `dtype`."""
     wide = _primitive.accumulator(dtype)
-    factor = gate.astype(wide) if activation is None else ACTIVATIONS[activation](gate.astype(wide))
+    factor = _linear.activated(gate.astype(wide), activation)
     return (factor * up.astype(wide)).astype(dtype)
 
 
@@ -156,7 +155,7 @@ def _reference(x, gate, up, *, activation, precision, preferred_element_type) ->
 def _plain(x, gate, up, *, activation, **params) -> jax.Array:
     """The formula as users write it, in the dtype of the result."""
     y, factor = (_linear.plain_product(x, w, **params) for w in (gate, up))
-    return (y if activation is None else ACTIVATIONS[activation](y)) * factor
+    return _linear.activated(y, activation) * factor
 
 
 def _problem(x, gate, up, **params) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def _linear(
         y = jnp.matmul(x, w, precision=precision, preferred_element_type=result_dtype)
         for each in bias:
             y = y + lax.expand_dims(each, range(y.ndim - 1))
-        y = y if activation is None else ACTIVATIONS[activation](y)
+        y = activated(y, activation)
         for each in residuals:
             y = y + each
         return y
@@ -233,10 +233,15 @@ def _with_bias(y: jax.Array, *b: jax.Array) -> jax.Array:
     return y
 
 
+def activated(y: jax.Array, activation: str | None) -> jax.Array:
+    """Applies an activation, or none, in the dtype of y."""
+    return y if activation is None else ACTIVATIONS[activation](y)
+
+
 def activate(y: jax.Array, activation: str | None, dtype: Any) -> jax.Array:
     """Applies an activation in the accumulator's dtype, and rounds to `dtype`."""
     if activation is not None:
-        y = ACTIVATIONS[activation](y.astype(_primitive.accumulator(dtype)))
+        y = activated(y.astype(_primitive.accumulator(dtype)), activation)
     return y.astype(dtype)
 
 
@@ -251,7 +256,7 @@ def _plain(x, w, *b, activation, precision, preferred_element_type) -> jax.Array
     """The formula in the dtype of the result, whose additions XLA can pass to cuBLAS."""
     y = plain_product(x, w, precision=precision, preferred_element_type=preferred_element_type)
     y = _with_bias(y, *b)
-    return y if activation is None else ACTIVATIONS[activation](y)
+    return activated(y, activation)
 
 
 def plain_product(x, w, *, precision, preferred_element_type) -> jax.Array:

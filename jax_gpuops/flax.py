@@ -30,7 +30,7 @@ __all__ = ["Dense", "GatedDense", "GatedLinear", "Linear", "attention_fn"]
 
 def __getattr__(name: str) -> Any:
     """Imports the layers on first access, since they need Flax."""
-    if name not in ("Dense", "GatedDense", "GatedLinear", "Linear"):
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from jax_gpuops import _flax_layers
 

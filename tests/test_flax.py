@@ -285,6 +285,13 @@ def test_a_layer_with_an_out_sharding_runs_in_xla():
         assert_same(y, nnx.silu(layer.gate(x)) * layer.up(x))
 
 
+def test_xla_does_not_stand_in_for_a_batch_invariant_kernel():
+    for make in (jax_gpuops.flax.Linear, jax_gpuops.flax.GatedLinear):
+        layer = make(16, 8, batch_invariant=True, rngs=nnx.Rngs(0))
+        with pytest.raises(ValueError, match="batch_invariant=True cannot run this"):
+            layer(jnp.ones((2, 16)), out_sharding=jax.P(None, None))
+
+
 MASKS = {
     "none": {},
     "causal": {"is_causal": True},

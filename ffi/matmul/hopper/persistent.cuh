@@ -526,8 +526,8 @@ class ResultWriter {
       return (number < 0 ? before : panel) + row * kLineBytes +
              ((number ^ row) & (kRowLanes - 1)) * kPackBytes;
     };
-    // Writes the elements from byte `from` to byte `until`, at most `most` bytes, of a row. A loop
-    // would take longer than these one or two turns of eight lanes.
+    // Writes the elements of a row from byte `from` to byte `until`, at most `most` bytes, in a few
+    // turns of eight lanes. A loop that is not unrolled takes longer.
     const auto write_edge = [&](auto most, int this_row, unsigned char* row_to, int from,
                                 int until) {
       constexpr int kTurnBytes = kRowLanes * kBytes;
