@@ -484,14 +484,19 @@ def _reduce() -> Iterator[Grid]:
         if dtype != "int32":
             yield _rows("sum", dtype, columns, counts, result=result)
         yield _inner("sum", dtype, *places, result=result)
+    for dtype, result in sums[:2]:  # gradients of biases
+        tokens_, features = (256, 1024, 2048, 8192), (384, 1024, 2048, 4096, 16384)
+        yield _inner("sum", dtype, tokens_, features, (1,), result=result)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
-        yield _inner("mean", dtype, (49, 196, 1536), (256, 2048), (1, 8, 64, 512), result=dtype)
+        lengths, images = (49, 196, 512, 1536), (1, 8, 64, 512)
+        yield _inner("mean", dtype, lengths, (256, 512, 1024, 2048), images, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("max", dtype, (128, 2048, 32768, 2**27), counts, result=dtype)
         yield _inner("max", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
         yield _inner("argmax", dtype, *places[:2], (1, 8, 64), result="int32")
+        yield _inner("argmax", dtype, (16, 32, 256), (2**14, 2**18), (1, 16), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield from _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
     for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies

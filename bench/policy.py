@@ -4,8 +4,9 @@
 and at least `ALONE` times as fast as XLA alone. Classes also have the speed between an elementwise
 producer and consumer, which XLA may fuse with its own lowering: if such a producer makes the
 operand, `None` requires at least `BETWEEN`. For the kernels in `WALLS` every point requires it with
-an elementwise consumer, which is not known when `None` chooses. A problem between vertices is ours
-if all neighbouring vertices are. A problem with more rows than were measured is ours if the largest
+a consumer, which is not known when `None` chooses: an elementwise operation, or the product that
+follows a layer with an activation. A problem between vertices is ours if all neighbouring vertices
+are. A problem with more rows than were measured is ours if the largest
 measured numbers of rows are.
 
 The cells of a size are each of its values, and the ranges between two adjacent values. The cells of
@@ -33,8 +34,9 @@ transposed arrays, and have epilogues."""
 
 RULE = (
     f"a point is ours where the kernel is right and at least {ALONE} x the speed of XLA alone; of "
-    f"{', '.join(WALLS)} also at least {BETWEEN} x before an elementwise consumer, and where XLA "
-    "may fuse what makes the operand, between such a producer and consumer; a problem is ours "
+    f"{', '.join(WALLS)} also at least {BETWEEN} x before a consumer, which is elementwise, or a "
+    "product after a layer with an activation; and where XLA may fuse what makes the operand, "
+    "between an elementwise producer and this consumer; a problem is ours "
     "where all its neighbours on the grid are, and beyond the largest number of rows where that is"
 )
 
@@ -61,7 +63,7 @@ def speeds(kernel: str, point: Mapping[str, Any] | None) -> Speeds | None:
 
 
 def is_walled(kernel: str, point: Mapping[str, Any]) -> bool:
-    """True if a right point was not as fast as XLA with an elementwise consumer.
+    """True if a right point was not as fast as XLA with a consumer.
 
     It may have been measured only with a producer as well.
     """

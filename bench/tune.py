@@ -2,9 +2,10 @@
 
 Each point is a call of a kernel's primitive. Its result is checked against the reference in
 float64, then it is timed in turns with XLA's lowering of the same primitive on the same arrays. If
-it is fast enough, a program with an elementwise producer and consumer around the call, which XLA
+it is fast enough, a program with an elementwise producer and a consumer around the call, which XLA
 may fuse with its own lowering, is timed too. If the table then depends on the consumer alone, so is
-a program without the producer.
+a program without the producer. The consumer is elementwise; that of a layer with an activation is
+a product.
 
 Compilation takes most of the time. The programs of a batch of points are compiled in parallel, on
 all cores, before any of the batch is measured.
@@ -123,7 +124,11 @@ def _between(point: Point, implementation: str, *operands: jax.Array) -> Any:
 
 
 def _consumed(point: Point, implementation: str, *operands: jax.Array) -> Any:
-    return jax.tree.map(lambda y: 3 * y, _bind(point, implementation, *operands))
+    results = _bind(point, implementation, *operands)
+    if point.activation:  # as in a feed-forward block, the next layer has the shape of w transposed
+        _, w, *_ = operands
+        return jnp.matmul(results, w.T, precision=point.precision)
+    return jax.tree.map(lambda y: 3 * y, results)
 
 
 _ERRORS: dict[str, Callable[..., check.Errors]] = {
