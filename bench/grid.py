@@ -481,12 +481,12 @@ def _reduce() -> Iterator[Grid]:
     for dtype in ("bfloat16", "float32"):
         yield _rows("mean", dtype, widths, rows, result=dtype)
     for dtype, result in sums:
-        if dtype != "int32":
+        if dtype == "int32":
+            yield _inner("sum", dtype, *places, result=result)
+        else:  # also gradients of biases
             yield _rows("sum", dtype, columns, counts, result=result)
-        yield _inner("sum", dtype, *places, result=result)
-    for dtype, result in sums[:2]:  # gradients of biases
-        tokens_, features = (256, 1024, 2048, 8192), (384, 1024, 2048, 4096, 16384)
-        yield _inner("sum", dtype, tokens_, features, (1,), result=result)
+            more = (128, 1024, 4096, 65536), (64, 256, 1024, 4096, 16384), (1, 64)
+            yield _inner("sum", dtype, *more, result=result)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         lengths, images = (49, 196, 512, 1536), (1, 8, 64, 512)
         yield _inner("mean", dtype, lengths, (256, 512, 1024, 2048), images, result=dtype)
@@ -495,8 +495,8 @@ def _reduce() -> Iterator[Grid]:
         yield _inner("max", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
-        yield _inner("argmax", dtype, *places[:2], (1, 8, 64), result="int32")
-        yield _inner("argmax", dtype, (16, 32, 256), (2**14, 2**18), (1, 16), result="int32")
+        classes = (16, 128, 256, 4096, 65536)
+        yield _inner("argmax", dtype, classes, places[1], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield from _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
     for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies
@@ -544,20 +544,22 @@ def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
 
 
 def _matmul() -> Iterator[Grid]:
-    rows = 2, 16, 128, 1024, 8192
+    rows = 2, 16, 128, 256, 1024, 8192
     for activation, counts in (("gelu", rows), ("gelu_exact", rows[2:])):
         sizes = counts, (1024, 3072, 8192), (384, 768, 2048)
         yield _layers("linear", "bfloat16", *sizes, activation=activation)
     sizes = (2048, 16384, 65536), (384, 4096), (193, 1025)
     yield _layers("linear", "bfloat16", *sizes, activation="gelu")
+    yield _layers("linear", "bfloat16", sizes[0][::2], *sizes[1:], activation="relu")
     # In TF32, JAX's default, XLA copies a b that is stored row by row.
-    yield _products("float32", _LAYOUTS["NN"], (192, 1024), (256, 1024), (256, 1024, 4096))
+    sizes = (192, 384, 1024, 4096), (384, 768, 1024, 4096), (512, 1024, 4096)
+    yield _products("float32", _LAYOUTS["NN"], *sizes)
     sizes = (4096, 8192, 32768), (4096, 16384), (1024, 4096)
     yield _layers("linear", "float32", *sizes, activation="gelu_exact")
     for name, axes in _LAYOUTS.items():
-        cols = (1024, 65536) if name == "TN" else (1024, 3072, 65536)
-        yield _products("float32", axes, (1024, 8192), cols, (512, 1024, 8192), "highest")
-    for activation in ("", "gelu"):
+        sizes = (1024, 8192), (1024, 3072, 65536), (512, 1024, 8192)
+        yield _products("float32", axes, *sizes, "highest")
+    for activation in ("", "gelu", "gelu_exact"):
         sizes = (1024, 8192), (768, 6400), (768, 6400)
         how = {"activation": activation, "precision": "highest"}
         yield _layers("linear", "float32", *sizes, **how)
@@ -632,7 +634,7 @@ def _products(
             "k": tuple(depths),
         },
         vertices,
-        open=("m",),
+        open=("m", "n"),
     )
 
 
@@ -673,7 +675,7 @@ def _layers(
         _fixed(vertices),
         {"m": tuple(rows), "n": tuple(cols), "k": tuple(depths)},
         vertices,
-        open=("m",),
+        open=("m", "n"),
     )
 
 

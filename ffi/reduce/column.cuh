@@ -59,7 +59,8 @@ __device__ inline PackPlace place_of(std::int64_t pack, const StridedRows& rows,
 // The partials of the lanes' rows, one depth after the other. The memory of ClusterParts follows.
 template <class Reducer, int kPack>
 struct alignas(8) ColumnStorage {
-  typename Reducer::Partial partials[kColumnThreads][kPack];
+  using Partial = typename Reducer::Partial;
+  Partial partials[spaced_partials(kColumnThreads * kPack, kPack, sizeof(Partial))];
 };
 
 template <class Reducer, int kPack>
@@ -158,9 +159,9 @@ __global__ void __launch_bounds__(kColumnThreads)
   let_next_kernel_start();
 
   // Combine over the depths.
+  const SpacedPartials<Partial, kPack> of_block(storage.partials);
 #pragma unroll
-  for (int i = 0; i < kPack; ++i) storage.partials[thread][i] = fold[i].value();
-  Partial* const of_block = storage.partials[0];
+  for (int i = 0; i < kPack; ++i) of_block[thread * kPack + i] = fold[i].value();
   const int lanes_rows = lanes * kPack;
   combine_rows<Reducer>(of_block, lanes_rows, depths);
 
@@ -192,7 +193,7 @@ inline constexpr int kColumnPack =
 
 template <class Instance>
 void launch_column(const Call& call) {
-  using First = typename Instance::First;
+  using First = typename Instance::OfShortRows;
   const Config& config = call.config;
   const Problem& problem = call.problem;
   const bool combines = config.parts == config.cluster;

@@ -11,7 +11,7 @@ int resident_column_blocks(const Problem& problem, int pack, int lanes, int clus
   int blocks = 0;
   dispatch_reduction(problem, [&](auto instance) {
     using Instance = decltype(instance);
-    using First = typename Instance::First;
+    using First = typename Instance::OfShortRows;
     dispatch_value<1, kColumnPack<Instance>>(pack, [&](auto packs) {
       constexpr int kPack = decltype(packs)::value;
       blocks = resident_blocks(device, column_kernel<First, kPack, typename Instance::Masks>,

@@ -10,7 +10,7 @@ int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_
                                 int cluster, const Device& device) {
   int blocks = 0;
   dispatch_unmasked(problem, [&](auto instance) {
-    using First = typename decltype(instance)::First;
+    using First = typename decltype(instance)::OfShortRows;
     blocks = resident_blocks(device, interleaved_kernel<First>, threads,
                              static_cast<std::size_t>(shared_bytes), cluster);
   });

@@ -59,7 +59,8 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
   using Value = Accumulator<Element>;
   using Partial = typename Reducer::Partial;
   constexpr int kPack = kWidestPack<Element>;
-  const auto slots = shared_array<Partial>();
+  Partial* const memory = shared_array<Partial>();
+  const SpacedPartials<Partial, kPack> slots(memory);
   const typename Reducer::Reader read(y);
   const int thread = threadIdx.x;
   const int stride = runs.stride;
@@ -68,7 +69,9 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
   const unsigned outer = blockIdx.x >> runs.cluster_log2;
   const int part = static_cast<int>(cluster > 1 ? blockIdx.x & (cluster - 1) : blockIdx.y);
 
-  ClusterParts<Reducer> cluster_parts(slots + step_size, cluster);
+  ClusterParts<Reducer> cluster_parts(
+      reinterpret_cast<char*>(memory) + interleaved_partials_bytes(stride, kPack, sizeof(Partial)),
+      cluster);
   if (cluster > 1) cluster_parts.begin();
 
   const Element* const run = x + std::uint64_t{outer} * runs.size;
@@ -147,15 +150,27 @@ __global__ void __launch_bounds__(kInterleavedThreads, least_interleaved_blocks<
   // s % inner, but steps from the pack that contains this element: the first `phase` elements of a
   // step have the last slots, and columns of the previous step.
   if (thread < stride) {
+    const int first = thread * kPack - phase;
+    int column = 0;  // of a slot, and its row in that column
+    int row = 0;
+    if constexpr (kIsIndexed<Partial>) {
+      column = (first < 0 ? first + step_size : first) / runs.inner;
+      row = (first < 0 ? first + step_size : first) % runs.inner;
+    }
 #pragma unroll
     for (int i = 0; i < kPack; ++i) {
       Partial partial = fold[i].value();
-      int slot = thread * kPack + i - phase;
+      int slot = first + i;
       const bool wraps = slot < 0;
       if (wraps) slot += step_size;
       if constexpr (kIsIndexed<Partial>) {
+        if (slot == 0) column = row = 0;
         if (partial.index != Reducer::identity().index) {
-          partial.index = slot / runs.inner + (partial.index - wraps) * runs.step_columns;
+          partial.index = column + (partial.index - wraps) * runs.step_columns;
+        }
+        if (++row == runs.inner) {
+          row = 0;
+          ++column;
         }
       }
       slots[slot] = partial;
@@ -192,7 +207,7 @@ void launch_interleaved(const Call& call) {
   const std::int64_t step_size = std::int64_t{config.stride} * kPack;
   const std::int64_t steps = divide_up(size + kPack - 1, step_size);  // of a run of any phase
   const auto narrow = [](std::int64_t number) { return static_cast<std::uint16_t>(number); };
-  launch_kernel<interleaved_kernel<typename Instance::First>>(
+  launch_kernel<interleaved_kernel<typename Instance::OfShortRows>>(
       queue,
       {grid, static_cast<unsigned>(config.threads), static_cast<std::size_t>(config.shared_bytes),
        config.cluster},

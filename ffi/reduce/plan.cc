@@ -36,6 +36,9 @@ constexpr std::int64_t kBusyPartThreads = 640;
 // column: blocks get fewer lanes only if these still read this many contiguous bytes of a column.
 constexpr std::int64_t kLeastLaneBytes = 128;
 
+// column: the most indices for argmax and argmin, of 32 bits; kAlgorithms states it.
+constexpr std::int64_t kMostColumnIndices = std::numeric_limits<std::int32_t>::max();
+
 // combine: parts per thread, which it loads all at once.
 constexpr std::int64_t kCombineThreadParts = 4;
 
@@ -167,6 +170,11 @@ std::int64_t partial_bytes(const Problem& problem) {
   return is_arg(problem.function) ? 16 : accumulator_bytes(problem);
 }
 
+// The same in shared memory, where an index has 32 bits.
+std::int64_t block_partial_bytes(const Problem& problem) {
+  return is_arg(problem.function) ? 2 * accumulator_bytes(problem) : partial_bytes(problem);
+}
+
 // The size of a partial result in a slot: words of 8 bytes, each with a tag of 8 bytes.
 std::int64_t slot_bytes(const Problem& problem) {
   return 16 * divide_up(partial_bytes(problem), 8);
@@ -213,7 +221,9 @@ std::int64_t interleaved_stride(const Problem& problem) {
 }
 
 std::int64_t interleaved_bytes(const Problem& problem) {
-  return interleaved_stride(problem) * pack_of(problem) * partial_bytes(problem);
+  return interleaved_partials_bytes(static_cast<int>(interleaved_stride(problem)),
+                                    static_cast<int>(pack_of(problem)),
+                                    block_partial_bytes(problem));
 }
 
 // Whether rows begin and end at the boundaries of packs.
@@ -300,6 +310,11 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       }
       if (problem.columns > kMostClusterColumns) {
         return "supports rows of at most 2^30 elements; 'multiple' supports any length";
+      }
+      return "";
+    case Algorithm::kColumn:
+      if (is_arg(problem.function) && problem.columns > kMostColumnIndices) {
+        return "computes argmax and argmin only of axes of fewer than 2^31 elements";
       }
       return "";
     case Algorithm::kInterleaved:
@@ -556,7 +571,7 @@ bool configure_interleaved_cluster(const Problem& problem, std::int64_t in_works
   const std::int64_t steps = problem.columns * problem.inner / (config->stride * pack_of(problem));
   const auto bytes_with = [&](int cluster) {
     return interleaved_bytes(problem) +
-           cluster_parts_bytes(problem.inner, cluster, partial_bytes(problem));
+           cluster_parts_bytes(problem.inner, cluster, block_partial_bytes(problem));
   };
   const auto is_worth_it = [&](int cluster) {
     const auto most_bytes = static_cast<std::int64_t>(device.shared_bytes_per_block);

@@ -136,7 +136,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"column",
      "Lanes along the contiguous dimension, which is not reduced; each steps along the reduced "
      "axis.",
-     "PyTorch, Reduce.cuh; XLA, column reduction", "none", "column_kernel combine_kernel"},
+     "PyTorch, Reduce.cuh; XLA, column reduction",
+     "argmax and argmin: axes of fewer than 2^31 elements", "column_kernel combine_kernel"},
     {"interleaved",
      "Blocks read 16 bytes per thread at a stride at which a thread always gets the same rows.",
      "this project",
@@ -272,6 +273,18 @@ constexpr int column_pack(Function function, std::size_t item_bytes, bool masked
 // The most blocks per cluster: larger clusters are hard to schedule, and have more partials than
 // combine_apart() combines at once.
 inline constexpr int kMostReducingBlocks = 8;
+
+// column, interleaved: the place in shared memory of partial i of `bytes` bytes, of threads with
+// `per` partials each, and so the number of places for i partials: see SpacedPartials in
+// reducer.cuh.
+constexpr int spaced_partials(int i, int per, std::int64_t bytes) {
+  return per > 1 && bytes > 4 ? i + i / per : i;
+}
+
+// interleaved: shared memory for the partials of a step of `stride` packs, a multiple of 8 bytes.
+constexpr std::int64_t interleaved_partials_bytes(int stride, int pack, std::int64_t bytes) {
+  return (spaced_partials(stride * pack, pack, bytes) * bytes + 7) / 8 * 8;
+}
 
 // Shared memory that each block of a cluster of `blocks` blocks needs to combine the partials of
 // `results` results: see cluster_parts.cuh.

@@ -332,9 +332,9 @@ struct ArgReducer {
   static constexpr int kChunk = 1;  // elements that Fold should get at a time, at least
 
   __device__ static void store(const Target& target, std::int64_t index, Partial value) {
-    if (target.partials) {
+    if (target.partials) {  // the next launch reads 64-bit indices
       if constexpr (kKeys) value.value ^= target.order.template flipped<A>();
-      static_cast<Partial*>(target.data)[index] = value;
+      static_cast<Indexed<A>*>(target.data)[index] = {value.value, value.index};
     } else {
       store_result(target, index, std::int64_t{value.index});
     }
@@ -446,14 +446,29 @@ using Reducer =
                        std::conditional_t<is_arg(kFunction), ArgReducer<kFunction, T, A, Index>,
                                           ValueReducer<kFunction, T, A>>>;
 
+// Partials in shared memory, kPer of each thread. There is a gap after those of a thread: else the
+// threads of a warp would store their first partials, and then each of the others, in the same few
+// banks. Partials of 4 bytes have no gaps: that was slower.
+template <class Partial, int kPer>
+class SpacedPartials {
+ public:
+  __device__ explicit SpacedPartials(Partial* memory) : memory_(memory) {}
+  __device__ Partial& operator[](int i) const {
+    return memory_[spaced_partials(i, kPer, sizeof(Partial))];
+  }
+
+ private:
+  Partial* memory_;
+};
+
 // Combines up to kMost of the partials first, first + apart, ... before `end` in shared memory, in
 // the same order each time. Several are loaded at once: as many as there are registers for, besides
 // those that the kernels' loops need.
 inline constexpr int kMostApart = 8;
 
-template <class Reducer, int kMost = kMostApart>
-__device__ inline typename Reducer::Partial combine_apart(const typename Reducer::Partial* partials,
-                                                          int first, int end, int apart) {
+template <class Reducer, int kMost = kMostApart, class Partials>
+__device__ inline typename Reducer::Partial combine_apart(const Partials& partials, int first,
+                                                          int end, int apart) {
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
   constexpr int kAtOnce = sizeof(Partial) > 16 ? 1 : 32 / static_cast<int>(sizeof(Partial));
@@ -478,8 +493,8 @@ __device__ inline typename Reducer::Partial combine_apart(const typename Reducer
 // The block's threads combine `count` partials of each of `rows` rows in shared memory: row r has
 // partials[r], partials[r + rows], ..., and its result is in partials[r]. Each level leaves kMost
 // times fewer partials. It begins and ends with a barrier of the block.
-template <class Reducer, int kMost = kMostApart>
-__device__ inline void combine_rows(typename Reducer::Partial* partials, int rows, int count) {
+template <class Reducer, int kMost = kMostApart, class Partials>
+__device__ inline void combine_rows(const Partials& partials, int rows, int count) {
   __syncthreads();
   while (count > 1) {
     const int left = (count + kMost - 1) / kMost;
