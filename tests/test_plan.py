@@ -677,10 +677,29 @@ def test_columns_in_packs_are_for_aligned_arrays(implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("name", "columns", "pack"),
+    [("sum", 64, 8), ("argmax", 64, 1), ("argmax", 130, 8), ("var", 2000, 1), ("var", 2100, 8)],
+)
+def test_columns_of_small_arrays_are_read_by_elements(name, columns, pack, implementation):
+    """Where a row takes long to compute, and there are threads for all rows."""
+    if implementation != "interpret":
+        pytest.skip("the sizes are for 4 multiprocessors")
+    x = helpers.normal((columns, 64), "bfloat16")
+    how = {"implementation": implementation, "algorithm": "column"}
+    with helpers.recorded(implementation) as executions:
+        y = jax.block_until_ready(getattr(jax_gpuops, name)(x, 0, **how))
+    expected = getattr(np, name)(x.astype("float64"), 0)
+    np.testing.assert_allclose(y.astype("float64"), expected, rtol=0.01, atol=0.01)
+    (execution,) = executions
+    assert execution["config"]["pack"] == pack
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "pack"), [("bfloat16", 4), ("float32", 2), ("float64", 2)])
 def test_packs_of_masked_columns_for_moments(dtype, pack, implementation):
     with jax.enable_x64(True):
-        x = helpers.normal((300, 64), dtype)
+        x = helpers.normal((2100, 64), dtype)
         mask = np.arange(x.size).reshape(x.shape) % 3 > 0
         how = {"implementation": implementation, "algorithm": "column"}
         with helpers.recorded(implementation) as executions:
@@ -695,7 +714,7 @@ def test_packs_of_masked_columns_for_moments(dtype, pack, implementation):
 @pytest.mark.parametrize(("dtype", "pack"), [("bfloat16", 4), ("float32", 4), ("float64", 2)])
 def test_packs_of_masked_columns(dtype, pack, implementation):
     with jax.enable_x64(True):
-        x = helpers.normal((300, 64), dtype)
+        x = helpers.normal((2100, 64), dtype)
         mask = np.arange(x.size).reshape(x.shape) % 3 > 0
         with helpers.recorded(implementation) as executions:
             y = jax_gpuops.max(
@@ -786,8 +805,8 @@ def planned_sum(implementation, shape, axis, dtype="float32", name="sum"):
         # Blocks with too little to do for each thread: less where multiprocessors would have none.
         # But of few columns fewer lanes in place of clusters.
         ((2, 64, 128), 1, 1, 1),
-        ((8, 256, 128), 1, 2, 1),
-        ((8, 255, 128), 1, 1, 1),
+        ((8, 384, 128), 1, 2, 1),
+        ((8, 383, 128), 1, 1, 1),
         ((10, 256, 128), 1, 1, 1),
         ((10, 512, 128), 1, 2, 1),
         # Few results of very many columns.

@@ -359,7 +359,7 @@ def test_few_rows_have_blocks_of_few_lanes(dtype, implementation):
 # smaller ones more blocks fit, and take a second launch.
 DIVIDED = [
     ("column", (3, 1100, 33), 1),
-    ("column", (1, 600, 256), 1),
+    ("column", (1, 2200, 256), 1),
     ("column", (2, 3000, 40), 4),
     ("column", (2, 5000, 16), 8),
     ("interleaved", (2, 2400, 129), 1),
@@ -445,7 +445,8 @@ def test_any_order_of_blocks_that_divide_columns(algorithm, shape, name, impleme
 @pytest.mark.parametrize("dtype", ["int8", "bfloat16", "float32"])
 def test_columns_that_are_combined_by_a_second_launch(dtype, implementation):
     """Few results of many columns: more parts than a cluster has blocks."""
-    for algorithm, shape in (("column", (40_000, 8)), ("interleaved", (60_000, 3))):
+    columns = 2**22 // helpers.np_dtype(dtype).itemsize  # enough bytes for 4 multiprocessors
+    for algorithm, shape in (("column", (columns // 8, 8)), ("interleaved", (columns // 3, 3))):
         xs = [data(shape, dtype)]
         names = "sum", "max", "argmin"
         with helpers.recorded(implementation) as executions:
@@ -1047,7 +1048,9 @@ ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
         ("sum", (100000, 6), 1, "float32", {}, "staged"),  # perhaps without a whole pack
         # No whole packs beside the axis, or few.
         ("sum", (5000, 33), 0, "float32", {}, "interleaved"),
-        ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "interleaved"),
+        ("mean", (8, 28, 28, 24), (1, 2), "bfloat16", {}, "interleaved"),
+        ("mean", (8, 14, 14, 64), (1, 2), "bfloat16", {}, "column"),
+        ("mean", (8, 99, 99, 64), (1, 2), "bfloat16", {}, "interleaved"),  # but many columns
         ("sum", (5000, 33), 0, "float32", {"where": MASK}, "column"),
         ("sum", (5000, 128), 0, "float32", {}, "column"),
         ("sum", (5000, 1001), 0, "float32", {}, "column"),

@@ -29,12 +29,28 @@ constexpr std::int64_t kMaxSplits = 2048;
 // column, interleaved: the fewest packs per thread for which a row is split over the blocks of a
 // cluster: as many as it loads at once, or more if there are enough blocks without the split.
 constexpr std::int64_t kLeastPartLoads = kLoads;
-constexpr std::int64_t kSomePartLoads = 4 * kLoads;  // if each multiprocessor has a block
+constexpr std::int64_t kSomePartLoads = 6 * kLoads;  // if most multiprocessors have a block
 constexpr std::int64_t kManyPartLoads = 8 * kLoads;  // if the blocks keep the GPU busy
 // Threads per multiprocessor that have 40 KiB of loads in flight, which hides memory latency.
 constexpr std::int64_t kBusyPartThreads = 640;
-// column: blocks get fewer lanes only if these still read this many contiguous bytes of a column.
+// The bytes of an array per multiprocessor for which a second launch is worth its time although
+// most multiprocessors have a block without it.
+constexpr std::int64_t kSecondLaunchShare = 512 * 1024;
+// If some have none, how many times as many blocks make a second launch worth its time.
+constexpr std::int64_t kSecondLaunchGain = 4;
+// column: blocks get fewer lanes only if these still read this many contiguous bytes of a column,
+// or this many elements, of which they read one at a time. With few columns, less is enough.
 constexpr std::int64_t kLeastLaneBytes = 128;
+constexpr std::int64_t kLeastLaneBytesOfFewColumns = 64;
+constexpr int kLeastElementLanes = 8;
+// They get fewer for more blocks only if a thread has at most this many columns: reading more of
+// them is bound by memory, for which blocks of a cluster are as good and combine less.
+constexpr std::int64_t kFewColumns = 64;
+// The most elements per multiprocessor of an array whose rows are read one at a time by a thread,
+// although a pack of them is contiguous. A thread computes the rows of a pack one after the other,
+// and there are enough threads for so few elements. Moments take long to compute, sums do not.
+constexpr std::int64_t kSmallShareOfMoments = 32 * 1024;
+constexpr std::int64_t kSmallShareOfIndices = 2 * 1024;
 
 // column: the most indices for argmax and argmin, of 32 bits; kAlgorithms states it.
 constexpr std::int64_t kMostColumnIndices = std::numeric_limits<std::int32_t>::max();
@@ -97,8 +113,11 @@ constexpr std::int64_t kClusterThreadPacks = 2;
 // interleaved: the longest interleaved_period(), which a block reads at a time. With longer ones,
 // a column has enough rows for all lanes of `column`.
 constexpr std::int64_t kInterleavedPacks = kInterleavedThreads;
-// If a column has a whole pack for each lane of a warp, `column` is as fast, and it takes masks.
-constexpr std::int64_t kInterleavedWholePacks = kWarpLanes;
+// With this many whole packs in a column, `column` is faster, unless there are more columns.
+constexpr std::int64_t kInterleavedWholePacks = 4;
+constexpr std::int64_t kInterleavedColumns = 8192;
+// With a whole pack for each lane of a warp, it is always as fast, and it takes masks.
+constexpr std::int64_t kInterleavedWarpPacks = kWarpLanes;
 // The shortest run of memory that is worth a block.
 constexpr std::int64_t kInterleavedRunBytes = 16 * 1024;
 // Packs that a block reads at a time, about.
@@ -364,13 +383,33 @@ bool keeps_busy(std::int64_t blocks, int threads, const Device& device) {
   return blocks * threads >= kBusyPartThreads * device.multiprocessors;
 }
 
-// Up to 32 lanes along `inner`, so that loads are coalesced. More lanes, for further rows, if the
-// remaining threads per row still load all columns at once, or keep the GPU busy: there is less to
-// combine then. Fewer lanes, for more blocks, if multiprocessors would be idle, rows are too short
-// to be split for a second launch, and a thread would have more columns than it loads at once.
+// Whether most multiprocessors have a block.
+bool has_enough_blocks(std::int64_t blocks, const Device& device) {
+  return 4 * blocks >= std::int64_t{3} * device.multiprocessors;
+}
+
+// The rows that a thread of `column` reads at a time.
+int pack_of_columns(const Problem& problem, const Device& device) {
+  const int pack = column_pack(problem.function, bytes_of(problem.dtype), problem.masked);
+  if (problem.inner % pack != 0 || !is_aligned(problem)) return 1;
+  const std::int64_t small_share = problem.function == Function::kMeanAndVar ? kSmallShareOfMoments
+                                   : is_arg(problem.function)                ? kSmallShareOfIndices
+                                                                             : 0;
+  const bool is_small = problem.rows() * problem.columns <= small_share * device.multiprocessors;
+  return is_small ? 1 : pack;
+}
+
+int least_column_lanes(const Problem& problem, int pack, std::int64_t least_bytes) {
+  return pack == 1 ? kLeastElementLanes
+                   : static_cast<int>(least_bytes / (pack * bytes_of(problem.dtype)));
+}
+
+// Up to 32 lanes along `inner`, so that loads are coalesced. Fewer lanes, for more blocks, if
+// multiprocessors would be idle, and a thread would have more columns than it loads at once, but
+// not many. More lanes, for further rows, if the remaining threads per row still load all columns
+// at once, or keep the GPU busy: there is less to combine then.
 int column_lanes(const Problem& problem, int pack, const Device& device) {
   const std::int64_t packs = problem.inner / pack;
-  const std::int64_t pack_bytes = pack * bytes_of(problem.dtype);
   const auto loads_all = [&](int lanes) {
     return kLoads * (kColumnThreads / lanes) >= problem.columns;
   };
@@ -380,9 +419,10 @@ int column_lanes(const Problem& problem, int pack, const Device& device) {
            keeps_busy(problem.outer * packs * depths / kColumnThreads, kColumnThreads, device);
   };
   int lanes = power_of_two_from(packs, kWarpLanes);
-  while (column_partials(problem) == 1 && !loads_all(lanes) &&
-         lanes * pack_bytes > kLeastLaneBytes &&
-         divide_up(problem.outer * packs, lanes) < device.multiprocessors) {
+  while (!loads_all(lanes) &&
+         lanes > least_column_lanes(problem, pack, kLeastLaneBytesOfFewColumns) &&
+         problem.columns <= kFewColumns * (2 * kColumnThreads / lanes) &&
+         !has_enough_blocks(divide_up(problem.outer * packs, lanes), device)) {
     lanes /= 2;
   }
   while (lanes < kColumnThreads && suffices(2 * lanes)) lanes *= 2;
@@ -394,16 +434,18 @@ int column_lanes(const Problem& problem, int pack, const Device& device) {
 // how many such blocks are resident at a time. The blocks of one wave finish together.
 bool parts_are_worth_it(std::int64_t blocks, std::int64_t loads, std::int64_t resident, int threads,
                         const Device& device) {
-  const bool is_idle = blocks / 2 < device.multiprocessors;
+  const bool is_idle = !has_enough_blocks(blocks / 2, device);
   if (blocks > resident || loads < (is_idle ? kLeastPartLoads : kSomePartLoads)) return false;
   return loads >= kManyPartLoads || !keeps_busy(blocks / 2, threads, device);
 }
 
 // Whether a second launch is worth its time: the blocks of the clusters do not keep the GPU busy,
 // and are fewer than the `in_workspace` blocks that would write partials for it.
-bool clusters_are_too_few(int cluster, std::int64_t blocks, std::int64_t in_workspace, int threads,
-                          const Device& device) {
-  return cluster > 1 && blocks < in_workspace && !keeps_busy(blocks, threads, device);
+bool clusters_are_too_few(const Problem& problem, int cluster, std::int64_t blocks,
+                          std::int64_t in_workspace, int threads, const Device& device) {
+  if (cluster == 1 || blocks >= in_workspace || keeps_busy(blocks, threads, device)) return false;
+  if (!has_enough_blocks(blocks, device)) return in_workspace >= kSecondLaunchGain * blocks;
+  return problem.rows() * row_bytes(problem) >= kSecondLaunchShare * device.multiprocessors;
 }
 
 void configure_step(const Problem& problem, Algorithm algorithm, std::int64_t workspace,
@@ -533,13 +575,15 @@ bool configure_column_cluster(const Problem& problem, std::int64_t in_workspace,
   };
   int cluster = 1;
   while (cluster < kMostReducingBlocks && is_worth_it(config->lanes, 2 * cluster)) cluster *= 2;
-  const std::int64_t pack_bytes = config->pack * bytes_of(problem.dtype);
+  const int least_lanes = least_column_lanes(problem, config->pack, kLeastLaneBytes);
   int lanes = config->lanes;
   if (cluster == kMostReducingBlocks) {
-    while (lanes * pack_bytes > kLeastLaneBytes && is_worth_it(lanes / 2, cluster)) lanes /= 2;
+    while (lanes > least_lanes && is_worth_it(lanes / 2, cluster)) lanes /= 2;
   }
   const std::int64_t blocks = blocks_of(lanes, cluster);
-  if (clusters_are_too_few(cluster, blocks, in_workspace, kColumnThreads, device)) return false;
+  if (clusters_are_too_few(problem, cluster, blocks, in_workspace, kColumnThreads, device)) {
+    return false;
+  }
   config->lanes = lanes;
   config->cluster = cluster;
   config->parts = cluster;
@@ -548,8 +592,7 @@ bool configure_column_cluster(const Problem& problem, std::int64_t in_workspace,
 
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config) {
-  const int pack = column_pack(problem.function, bytes_of(problem.dtype), problem.masked);
-  config->pack = problem.inner % pack == 0 && is_aligned(problem) ? pack : 1;
+  config->pack = pack_of_columns(problem, device);
   const std::int64_t packs_per_outer = problem.inner / config->pack;
   config->threads = kColumnThreads;
   config->lanes = column_lanes(problem, config->pack, device);
@@ -584,7 +627,9 @@ bool configure_interleaved_cluster(const Problem& problem, std::int64_t in_works
   int cluster = 1;
   while (cluster < kMostReducingBlocks && is_worth_it(2 * cluster)) cluster *= 2;
   const std::int64_t blocks = problem.outer * cluster;
-  if (clusters_are_too_few(cluster, blocks, in_workspace, config->threads, device)) return false;
+  if (clusters_are_too_few(problem, cluster, blocks, in_workspace, config->threads, device)) {
+    return false;
+  }
   config->shared_bytes = bytes_with(cluster);
   config->cluster = cluster;
   config->parts = cluster;
@@ -660,9 +705,12 @@ bool cluster_is_best(const Problem& problem, const Device& device) {
 }
 
 bool interleaved_is_best(const Problem& problem) {
-  const bool has_packs = is_aligned(problem) && problem.inner % pack_of(problem) == 0;
-  if (has_packs && problem.inner / pack_of(problem) >= kInterleavedWholePacks) return false;
-  return problem.columns * problem.inner * bytes_of(problem.dtype) >= kInterleavedRunBytes;
+  if (problem.columns * problem.inner * bytes_of(problem.dtype) < kInterleavedRunBytes)
+    return false;
+  const std::int64_t packs = problem.inner / pack_of(problem);
+  const bool has_whole = is_aligned(problem) && problem.inner % pack_of(problem) == 0;
+  if (!has_whole || packs < kInterleavedWholePacks) return true;
+  return packs < kInterleavedWarpPacks && problem.columns > kInterleavedColumns;
 }
 
 std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& device) {
