@@ -412,10 +412,10 @@ def _softmax() -> Iterator[Grid]:
         lengths = sorted({*_powers(3, 15, 2), 1000, 2**19})
         yield _rows("log_softmax", dtype, lengths, _FEWER_COUNTS)
     for dtype in floats:
-        columns, counts = (33, 513, 8193, 30521, 50257, 131073), sorted({*_counts(4), 64})
+        columns, counts = (33, 513, 8193, 50257, 131073), sorted({*_counts(4), 64})
         yield from _odd_rows("log_softmax_cotangent", dtype, columns, counts)
     for dtype in floats:
-        columns = (9, 33, 73, 257, 2049, 8193, 32769, 524289)
+        columns = (9, 33, 73, 257, 2049, 8193, 524289)
         yield from _odd_rows("softmax", dtype, columns, _counts(3))
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         counts = tuple(2**e for e in (11, 15, 18))
@@ -425,21 +425,20 @@ def _softmax() -> Iterator[Grid]:
     for dtype in floats:
         lengths = (8, 32, 128, 512, 2048, 32768, 131072, 524288)
         yield _rows("cross_entropy", dtype, lengths, _FEWER_COUNTS)
-    for dtype, columns in zip(floats, (_powers(3, 19, 2), _powers(3, 19, 4)), strict=True):
-        yield _rows("cross_entropy_cotangent", dtype, columns, _FEWER_COUNTS)
+    for dtype in floats:
+        yield _rows("cross_entropy_cotangent", dtype, _powers(3, 19, 4), _FEWER_COUNTS)
     for dtype in floats:
         yield _rows("logsumexp", dtype, (8, 32, 2048, 32768, 524288), _FEWER_COUNTS)
     for dtype in floats:
         lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
         yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS)
     for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
-        for dtype in floats:
+        for dtype in floats[:1] if kernel == "cross_entropy_cotangent" else floats:
             patches = (257,) if kernel == "softmax_tangent" else ()  # 16 x 16, and one more
             yield from _odd_rows(kernel, dtype, sorted({*_odd(5, 17, 4), *patches}), _counts(4))
     for kernel, dtype in itertools.product(("log_softmax", "logsumexp"), floats):
         yield from _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
-    for dtype in floats:
-        yield _rows("logsumexp_cotangent", dtype, _powers(3, 19, 4), _FEWER_COUNTS)
+    yield _rows("logsumexp_cotangent", "bfloat16", _powers(3, 19, 4), _FEWER_COUNTS)
 
 
 _LENGTHS = (8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**18, 2**24)
@@ -462,16 +461,16 @@ def _reduce() -> Iterator[Grid]:
     columns, counts = (64, 16384, 2**26), _counts(4)
     places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
     tokens = (128, 512, 4096, 65536)
-    sums = [("float32",) * 2, ("bfloat16", "float32"), ("int32",) * 2]
+    sums = [("bfloat16", "float32"), ("float32", "float32")]
     # The mean of losses, and of hidden states.
     losses = _powers(7, 17, 2)
     yield _rows("mean", "float32", losses, (1,), smallest=128, result="float32")
-    for dtype, result in (sums[1], sums[0]):
+    for dtype, result in sums:
         pixels, channels = (64, 256, 16384, 65536), (64, *_powers(8, 17, 3))
         yield _images("mean_and_var", dtype, pixels, channels, result=result)
         yield _inner("mean_and_var", dtype, _powers(6, 18, 4), *_NORMS, width=16, result=result)
     lengths = (128, 2048, 32768, 2**27)
-    for dtype, result in sums[:2]:
+    for dtype, result in sums:
         yield _rows("mean_and_var", dtype, lengths, counts, result=result)
         norms = (64, 256, 1024, 16384), (1, 64)
         yield _inner("mean_and_var", dtype, tokens, *norms, result=result)
@@ -480,22 +479,19 @@ def _reduce() -> Iterator[Grid]:
     widths, rows = (512, 1024, 4096), (256, 4096, 16384)
     for dtype in ("bfloat16", "float32"):
         yield _rows("mean", dtype, widths, rows, result=dtype)
-    for dtype, result in sums:
-        if dtype == "int32":
-            yield _inner("sum", dtype, *places, result=result)
-        else:  # also gradients of biases
-            yield _rows("sum", dtype, columns, counts, result=result)
-            more = (128, 1024, 4096, 65536), (64, 256, 1024, 4096, 16384), (1, 64)
-            yield _inner("sum", dtype, *more, result=result)
+    yield _rows("sum", "bfloat16", columns, counts, result="float32")
+    for dtype, result in sums:  # also gradients of biases
+        sizes = (128, 1024, 4096, 65536), (64, 256, 1024, 4096, 16384), (1, 64)
+        yield _inner("sum", dtype, *sizes, result=result)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         lengths, images = (49, 196, 512, 1536), (1, 8, 64, 512)
-        yield _inner("mean", dtype, lengths, (256, 512, 1024, 2048), images, result=dtype)
+        yield _inner("mean", dtype, lengths, (256, 512, 2048), images, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("max", dtype, (128, 2048, 32768, 2**27), counts, result=dtype)
         yield _inner("max", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
-        classes = (16, 128, 256, 4096, 65536)
+        classes = (16, 256, 4096, 65536)
         yield _inner("argmax", dtype, classes, places[1], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield from _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
@@ -509,9 +505,7 @@ def _reduce() -> Iterator[Grid]:
 
 def _transpose() -> Iterator[Grid]:
     yield _permuted("bfloat16", (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))  # heads
-    sides = (512, 16384)
-    for dtype in ("float32", "bfloat16"):
-        yield _permuted(dtype, (1, 0), sides, sides)
+    yield _permuted("bfloat16", (1, 0), (512, 16384), (512, 16384))
 
 
 def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
@@ -552,21 +546,21 @@ def _matmul() -> Iterator[Grid]:
     yield _layers("linear", "bfloat16", *sizes, activation="gelu")
     yield _layers("linear", "bfloat16", sizes[0][::2], *sizes[1:], activation="relu")
     # In TF32, JAX's default, XLA copies a b that is stored row by row.
-    sizes = (192, 384, 1024, 4096), (384, 768, 1024, 4096), (512, 1024, 4096)
+    sizes = (192, 384, 1024, 4096), (384, 1024, 4096), (512, 1024, 4096)
     yield _products("float32", _LAYOUTS["NN"], *sizes)
     sizes = (4096, 8192, 32768), (4096, 16384), (1024, 4096)
     yield _layers("linear", "float32", *sizes, activation="gelu_exact")
-    for name, axes in _LAYOUTS.items():
+    for axes in _LAYOUTS.values():
         sizes = (1024, 8192), (1024, 3072, 65536), (512, 1024, 8192)
         yield _products("float32", axes, *sizes, "highest")
     for activation in ("", "gelu", "gelu_exact"):
         sizes = (1024, 8192), (768, 6400), (768, 6400)
         how = {"activation": activation, "precision": "highest"}
         yield _layers("linear", "float32", *sizes, **how)
-    for name in ("NN", "NT"):  # sizes for which k is divided among blocks
-        yield _products("bfloat16", _LAYOUTS[name], (128, 256, 1024), (512, 1024), (2048, 4096))
+    # Sizes for which k is divided among blocks.
+    yield _products("bfloat16", _LAYOUTS["NT"], (128, 256, 1024), (512, 1024), (2048, 4096))
     # Vocabularies of odd sizes, and other odd sizes.
-    yield _products("bfloat16", _LAYOUTS["NN"], (1025, 8193), (1025, 50257), (305, 1025, 8193))
+    yield _products("bfloat16", _LAYOUTS["NN"], (1025, 8193), (1025, 50257), (1025, 8193))
     yield _products("float32", _LAYOUTS["NN"], (512, 4096), (8193, 50257), (312, 4096))
     yield _products("bfloat16", _LAYOUTS["NT"], (1025,), (1025, 50257), (1025, 8193))
     heads = {"batch": (16, 64)}
