@@ -412,10 +412,11 @@ def _softmax() -> Iterator[Grid]:
         lengths = sorted({*_powers(3, 15, 2), 1000, 2**19})
         yield _rows("log_softmax", dtype, lengths, _FEWER_COUNTS)
     for dtype in floats:
-        columns, counts = (33, 513, 8193, 50257, 131073), sorted({*_counts(4), 64})
+        columns = (33, 513, 8193, *((30521,) if dtype == "float32" else ()), 50257, 131073)
+        counts = sorted({*_counts(4), 64})
         yield from _odd_rows("log_softmax_cotangent", dtype, columns, counts)
     for dtype in floats:
-        columns = (9, 33, 73, 257, 2049, 8193, 524289)
+        columns = (9, 33, 73, 257, 2049, 8193, *((32769,) if dtype == "float32" else ()), 524289)
         yield from _odd_rows("softmax", dtype, columns, _counts(3))
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         counts = tuple(2**e for e in (11, 15, 18))
@@ -480,9 +481,9 @@ def _reduce() -> Iterator[Grid]:
     for dtype in ("bfloat16", "float32"):
         yield _rows("mean", dtype, widths, rows, result=dtype)
     yield _rows("sum", "bfloat16", columns, counts, result="float32")
-    for dtype, result in sums:  # also gradients of biases
-        sizes = (128, 1024, 4096, 65536), (64, 256, 1024, 4096, 16384), (1, 64)
-        yield _inner("sum", dtype, *sizes, result=result)
+    sizes = (128, 1024, 4096, 65536), (64, 256, 1024, 4096, 16384)  # also gradients of biases
+    yield _inner("sum", "bfloat16", *sizes, places[2], result="float32")
+    yield _inner("sum", "float32", *places, result="float32")
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         lengths, images = (49, 196, 512, 1536), (1, 8, 64, 512)
         yield _inner("mean", dtype, lengths, (256, 512, 2048), images, result=dtype)
@@ -491,8 +492,7 @@ def _reduce() -> Iterator[Grid]:
         yield _inner("max", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
-        classes = (16, 256, 4096, 65536)
-        yield _inner("argmax", dtype, classes, places[1], (1, 8, 64), result="int32")
+        yield _inner("argmax", dtype, (256, 4096, 65536), places[1], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield from _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
     for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies

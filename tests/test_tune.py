@@ -100,7 +100,7 @@ def test_products_are_of_every_layout_and_precision():
 def test_layers_have_a_bias_and_an_activation_or_a_gate():
     layers = [point.problem for point in grid.points(GRIDS) if point.kernel in ("linear", "glu")]
     assert {(p["epilogue"], p["has_bias"], p["gated"]) for p in layers} == {
-        *((activation, 1, 0) for activation in ("none", "gelu", "gelu_exact")),
+        *((activation, 1, 0) for activation in ("none", "gelu", "gelu_exact", "relu")),
         *(("silu", 0, 1), ("gelu", 0, 1)),
     }
 
@@ -262,6 +262,20 @@ def test_a_product_that_is_behind_between_neighbours_is_measured_with_a_consumer
 def test_a_product_that_is_behind_with_a_consumer_is_not_ours():
     found = swept([SMALL["gemm"]], Clock(between=(30.0, 29.0), consumed=(50.0, 49.0)))
     assert policy.speeds("gemm", found[SMALL["gemm"]]) is None
+
+
+@pytest.mark.parametrize("kernel", ["linear", "glu"])
+def test_a_product_follows_a_layer_with_an_activation(kernel):
+    """As in a feed-forward block, whose next layer has as many columns as this one has terms."""
+    point = SMALL[kernel]
+    m, k, _ = point.shape
+    operands = jax.eval_shape(functools.partial(tune._draw, point))
+    for around, has_producer in ((tune._between, True), (tune._consumed, False)):
+        program = jax.make_jaxpr(functools.partial(around, point, "xla"))(*operands)
+        *_, last = program.eqns
+        assert last.primitive.name == "dot_general"
+        assert last.outvars[0].aval.shape == (m, k)
+        assert any(eqn.primitive.name == "mul" for eqn in program.eqns) == has_producer
 
 
 def test_a_point_that_is_behind_alone_is_not_measured_between_neighbours():
