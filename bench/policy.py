@@ -101,9 +101,9 @@ def classes(
     return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
 
 
-_ALSO = {"bfloat16": "float16"}, {"max": "min", "argmax": "argmin"}
+_ALSO = {"bfloat16": "float16"}, {"max": "min", "argmax": "argmin"}, {"gelu": "gelu_exact"}
 """Dtypes and functions for which the classes of others hold, too: both ours and XLA's run the same
-code on the same number of bytes."""
+code on the same number of bytes, or XLA's is slower for the other function."""
 
 
 def _also(fixed: Mapping[str, Any]) -> list[dict[str, Any]]:
