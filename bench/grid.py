@@ -484,7 +484,8 @@ def _reduce() -> Iterator[Grid]:
     yield _rows("sum", "bfloat16", columns, counts, result="float32")
     sizes = (128, 1024, 4096, 65536), (64, 256, 1024, 4096, 16384)  # also gradients of biases
     yield _inner("sum", "bfloat16", *sizes, places[2], result="float32")
-    yield _inner("sum", "float32", *places, result="float32")
+    for dtype in ("float32", "int32"):
+        yield _inner("sum", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         lengths, images = (49, 196, 512, 1536), (1, 8, 64, 512)
         yield _inner("mean", dtype, lengths, (256, 512, 2048), images, result=dtype)
