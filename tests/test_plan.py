@@ -664,6 +664,18 @@ def test_a_plan_refuses_a_dtype_without_kernels(dtype, implementation):
         planned(implementation, "matmul", {**problem, "dtype": dtype}, None)
 
 
+@pytest.mark.parametrize("algorithm", [None, "column"])
+def test_a_plan_refuses_more_columns_than_an_index_counts(algorithm, implementation):
+    """Of rows that are not contiguous; indices have 32 bits there."""
+    problem = {"function": "argmax", "dtype": "int8", "result": "int64", "outer": 1, "inner": 2}
+    problem |= {"masked": 0, "alignment": _primitive.ALIGNMENT, "workspace": -1}
+    name, _ = planned(implementation, "reduce", problem | {"columns": 2**31 - 1}, algorithm)
+    assert name == "column"
+    with pytest.raises(ValueError, match="'column' .*axes of fewer than 2.31 elements"):
+        planned(implementation, "reduce", problem | {"columns": 2**31}, algorithm)
+    planned(implementation, "reduce", problem | {"columns": 2**31, "inner": 1}, None)
+
+
 @pytest.mark.kernel
 def test_columns_in_packs_are_for_aligned_arrays(implementation):
     x = helpers.normal((300, 64), "bfloat16")

@@ -181,9 +181,9 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   } else {
     chosen = {algorithm_from_name<Algorithm>(kAlgorithms, algorithm),
               "the caller named the algorithm"};
-    if (const std::string why = refusal(chosen.first, problem, device); !why.empty()) {
-      throw std::invalid_argument("algorithm '" + std::string(name_of(chosen.first)) + "' " + why);
-    }
+  }
+  if (const std::string why = refusal(chosen.first, problem, device); !why.empty()) {
+    throw std::invalid_argument("algorithm '" + std::string(name_of(chosen.first)) + "' " + why);
   }
   const std::int64_t workspace = problem.workspace == kWorkspaceAsAsked
                                      ? problem.rows() * workspace_bytes(problem, algorithm)
