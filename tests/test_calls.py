@@ -64,13 +64,19 @@ def listed_names(group):
     return {each.name for each in listed}
 
 
-def test_the_second_draw_is_of_other_models_and_lengths_too():
+@pytest.mark.parametrize(
+    ("draw", "lengths"),
+    [(cases.SECOND, {64, 729, 1370, 8192}), (cases.THIRD, {80, 676, 1100, 6144})],
+    ids=lambda each: getattr(each, "name", ""),
+)
+def test_a_later_draw_is_of_other_models_and_lengths_too(draw, lengths):
     assert not listed_names(models.FIRST) & listed_names(models.FURTHER)
-    names = model_names(DRAWN[cases.SECOND])
+    names = model_names(DRAWN[draw])
     assert names & listed_names(models.FIRST)
     assert len(names & listed_names(models.FURTHER)) >= 40
-    assert not set(cases.FIRST.lengths) & set(cases.SECOND.lengths)
-    assert {64, 729, 1370, 8192} <= {size for p in DRAWN[cases.SECOND] for size in p.shape}
+    others = {length for other in DRAWN if other != draw for length in other.lengths}
+    assert not set(draw.lengths) & others
+    assert lengths <= {size for p in DRAWN[draw] for size in p.shape}
 
 
 @of_each_draw
@@ -140,7 +146,7 @@ def test_quick_runs_an_example_of_each_op(draw):
 
 @pytest.mark.parametrize(
     ("arguments", "draw"),
-    [([], cases.FIRST), (["--draw", "first"], cases.FIRST), (["--draw", "second"], cases.SECOND)],
+    [([], cases.FIRST), *((["--draw", name], draw) for name, draw in cases.DRAWS.items())],
 )
 def test_the_command_line_names_a_draw(arguments, draw):
     options = command_line._parser().parse_args(["calls", *arguments])

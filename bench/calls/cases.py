@@ -51,7 +51,7 @@ class Draw:
         below its longest one, and the longest one.
       seed: the seed of the random numbers.
       file: the file of the calls, one per line, as `text` returned them when they were drawn.
-      earlier: a draw whose calls are left out of this one.
+      earlier: the draw before. Its calls and those of all before it are left out of this one.
     """
 
     name: str
@@ -81,9 +81,19 @@ SECOND = Draw(
     file=_FOLDER / "calls_second.txt",
     earlier=FIRST,
 )
-"""Drawn after that revision, for an independent test."""
+"""Drawn after that revision. Grids of products and of reductions were revised by its calls, too."""
 
-DRAWS = {each.name: each for each in (FIRST, SECOND)}
+THIRD = Draw(
+    "third",
+    models.FIRST + models.FURTHER,
+    (80, 112, 176, 240, 288, 416, 480, 676, 800, 1100, 1280, 1800, 2500, 3072, 6144),
+    seed=2028,
+    file=_FOLDER / "calls_third.txt",
+    earlier=SECOND,
+)
+"""Drawn after that, for an independent test."""
+
+DRAWS = {each.name: each for each in (FIRST, SECOND, THIRD)}
 
 Site = Callable[[random.Random, Draw], Problem]
 
@@ -119,7 +129,11 @@ def memory(problem: Problem) -> int:
 def _drawn(draw: Draw) -> dict[str, Problem]:
     """Returns the calls by their text without the model, since models may make equal calls."""
     r = random.Random(draw.seed)
-    known = {} if draw.earlier is None else _drawn(draw.earlier)
+    known: set[str] = set()
+    before = draw.earlier
+    while before is not None:
+        known |= _drawn(before).keys()
+        before = before.earlier
     drawn: dict[str, Problem] = {}
     for family, sites in _SITES.items():
         wanted = len(drawn) + COUNTS[family]
