@@ -671,7 +671,7 @@ def test_a_plan_refuses_more_columns_than_an_index_counts(algorithm, implementat
     problem |= {"masked": 0, "alignment": _primitive.ALIGNMENT, "workspace": -1}
     name, _ = planned(implementation, "reduce", problem | {"columns": 2**31 - 1}, algorithm)
     assert name == "column"
-    with pytest.raises(ValueError, match="'column' .*axes of fewer than 2.31 elements"):
+    with pytest.raises(ValueError, match=r"'column' .*axes of fewer than 2.31 elements"):
         planned(implementation, "reduce", problem | {"columns": 2**31}, algorithm)
     planned(implementation, "reduce", problem | {"columns": 2**31, "inner": 1}, None)
 

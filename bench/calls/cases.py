@@ -86,7 +86,7 @@ SECOND = Draw(
 THIRD = Draw(
     "third",
     models.FIRST + models.FURTHER,
-    (80, 112, 176, 240, 288, 416, 480, 676, 800, 1100, 1280, 1800, 2500, 3072, 6144),
+    (81, 112, 176, 241, 288, 416, 481, 676, 800, 1101, 1280, 1800, 2500, 3072, 6144),
     seed=2028,
     file=_FOLDER / "calls_third.txt",
     earlier=SECOND,
