@@ -1,0 +1,138 @@
+// The plan of kernels for rows whose elements have a stride.
+
+#include <algorithm>
+#include <iterator>
+#include <string>
+
+#include "softmax/plan.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+namespace {
+
+// How `column` divides the axis among threads.
+struct ColumnSizes {
+  int held;             // elements of the axis per thread
+  int threads;          // of a block
+  std::int64_t groups;  // of threads that hold the axis
+
+  bool fits_block() const { return groups * kFewestColumnLanes <= threads; }
+};
+
+// Longer axes take more elements per thread, and more threads so that kColumnLanes lie side by
+// side.
+ColumnSizes column_sizes(const Problem& problem, bool holds_axis) {
+  constexpr int kLongest = 2;
+  static_assert(std::size(kColumnHeld) == kLongest + 1);
+  const auto held = [&](int index) { return packs_held(problem, kColumnHeld[index]); };
+  int index = problem.columns <= held(0) ? 0 : problem.columns <= 4 * held(1) ? 1 : kLongest;
+  if (!holds_axis) index = kLongest;
+  ColumnSizes sizes{};
+  sizes.held = kColumnHeld[index];
+  sizes.groups = divide_up(problem.columns, held(index));
+  sizes.threads = index < kLongest ? 128 : 256;
+  while (sizes.threads < kColumnThreads && sizes.groups * kColumnLanes > sizes.threads) {
+    sizes.threads *= 2;
+  }
+  return sizes;
+}
+
+std::int64_t strip_blocks(const Problem& problem) {
+  const std::int64_t blocks =
+      divide_up(problem.columns, kStripWarps * packs_held(problem, kStripSteps));
+  return blocks > kMostUnevenStripBlocks ? kMostClusterBlocks : blocks;
+}
+
+std::int64_t strip_steps(const Problem& problem) {
+  return divide_up(problem.columns, strip_blocks(problem) * kStripWarps);
+}
+
+}  // namespace
+
+std::string refusal_of_column_two_pass(const Problem& problem) {
+  return problem.inner != 1 ? "" : "does not support the last axis; 'strided' supports any axis";
+}
+
+std::string refusal_of_column(const Problem& problem) {
+  if (std::string why = refusal_of_column_two_pass(problem); !why.empty()) return why;
+  if (column_sizes(problem, true).fits_block()) return "";
+  return "cannot hold " + columns_text(problem) + "; 'column_two_pass' supports any length";
+}
+
+Config configure_column(const Problem& problem, bool holds_axis) {
+  const ColumnSizes sizes = column_sizes(problem, holds_axis);
+  const int pack = column_pack(element_bytes(problem));
+  const std::int64_t most_lanes =
+      power_of_two_from(divide_up(problem.inner, problem.masked ? 1 : pack), kColumnThreads);
+  Config config;
+  config.layout = layout_of(problem);
+  config.threads = sizes.threads;
+  config.packs = sizes.held;
+  config.pack = problem.inner % pack == 0 && !problem.masked && is_aligned(problem) ? pack : 1;
+  if (holds_axis) {
+    config.lanes = kFewestColumnLanes;
+    while (sizes.groups * config.lanes * 2 <= config.threads && config.lanes < most_lanes) {
+      config.lanes *= 2;
+    }
+  } else {
+    config.lanes = static_cast<int>(
+        std::clamp<std::int64_t>(most_lanes, kFewestColumnLanes, 2 * kColumnLanes));
+  }
+  const int groups = config.threads / config.lanes;
+  const int slots = std::min(groups, config.threads / kWarpThreads);
+  config.rows = std::int64_t{config.lanes} * config.pack;
+  config.steps = divide_up(problem.columns, groups);
+  config.shared_bytes = state_bytes(problem) * (slots + 1) * config.rows;
+  config.blocks = at_most_blocks(divide_up(problem.inner, config.rows));
+  config.blocks_along_y = std::min(problem.outer, kMostBlocksBeyondX);
+  return config;
+}
+
+std::string refusal_of_strip(const Problem& problem, const Device& device) {
+  if (std::string why = refusal_of_column_two_pass(problem); !why.empty()) return why;
+  if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
+  if (!is_aligned(problem)) return "requires arrays aligned to 16 bytes";
+  if (problem.masked) return "does not support a mask; 'column' does";
+  if (problem.inner % pack_elements(problem) != 0) {
+    return "requires dimensions after the axis of a multiple of 16 bytes; 'column' supports any "
+           "size";
+  }
+  if (problem.outer > kMostBlocksBeyondX) {
+    return "supports dimensions before the axis of at most " + std::to_string(kMostBlocksBeyondX) +
+           " elements; 'column' supports any size";
+  }
+  if (divide_up(problem.columns, kStripWarps * packs_held(problem, kStripSteps)) >
+      kMostClusterBlocks) {
+    return "cannot hold " + columns_text(problem) + "; 'column_two_pass' supports any length";
+  }
+  if (strip_steps(problem) <= strip_held(is_linear_in_t(problem.function))) {
+    return "requires a longer axis; 'column' supports short ones";
+  }
+  return "";
+}
+
+// Where a block of column would cover less than 256 bytes side by side, clusters hold strips of the
+// array, if it is at least half a strip wide.
+bool prefers_strip(const Problem& problem, const Device& device) {
+  return column_sizes(problem, true).groups * kColumnLanes > kColumnThreads &&
+         2 * problem.inner * element_bytes(problem) >= kStripBytes &&
+         refusal_of_strip(problem, device).empty();
+}
+
+Config configure_strip(const Problem& problem) {
+  Config config;
+  config.layout = layout_of(problem);
+  config.variant = variant_in_shared(problem);
+  config.threads = kStripThreads;
+  config.cluster = static_cast<int>(strip_blocks(problem));
+  config.steps = strip_steps(problem);
+  config.rows = kStripBytes / element_bytes(problem);
+  config.blocks = at_most_blocks(divide_up(problem.inner, config.rows) * config.cluster);
+  config.blocks_along_y = problem.outer;
+  config.shared_bytes = (config.steps - strip_held(is_linear_in_t(problem.function))) *
+                        operands(problem) * kStripWarps * kStripBytes;
+  return config;
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,182 @@
+// The plan of kernels that give a row a block or less.
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "core/dispatch.h"
+#include "softmax/plan.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace softmax {
+namespace {
+
+// Problems of more packs take far longer to read than to launch.
+constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
+
+constexpr std::int64_t kStagedTileBytes = 32 * 1024;
+
+// The layout for kernels that index aligned rows with 32-bit numbers.
+RowLayout small_layout_of(const Problem& problem) {
+  const RowLayout layout = layout_of(problem);
+  return layout == RowLayout::kAligned ? RowLayout::kSmall : layout;
+}
+
+}  // namespace
+
+bool fits_warp(const Problem& problem) {
+  return most_packs(problem) <= kWarpThreads * packs_held(problem, 16);
+}
+
+// For rows that fit a warp, as measured on an H200.
+bool prefers_block(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  const std::int64_t all = expected_rows(problem) * packs;
+  if (all <= kSmallPacks) return packs > 128;
+  if (has_mask(problem)) return is_linear_in_t(problem.function) && packs >= 256;
+  if (reduces(problem.function)) return false;
+  return is_even(problem) && packs >= 256 && all > kManyPacks;
+}
+
+Config configure_warp(const Problem& problem) {
+  Config config;
+  config.layout = warp_layout(layout_of(problem), operands(problem), info(problem.dtype).bytes,
+                              problem.columns);
+  config.threads = kWarpBlockThreads;
+  const bool takes_packs = config.layout != RowLayout::kElements;
+  const std::int64_t length = takes_packs ? most_packs(problem) : problem.columns;
+  const bool takes_warps = config.layout == RowLayout::kMaskedUnaligned && is_little_work(problem);
+  const auto take_from = [&](const auto& table) {
+    for (const WarpInstance& each : table) {
+      if (takes_warps && each.lanes != kWarpThreads) continue;
+      const int held = takes_packs ? packs_held(problem, each.packs) : each.packs;
+      if (config.lanes != 0 || each.lanes * held < length) continue;
+      config.lanes = each.lanes;
+      config.packs = each.packs;
+      config.rows = each.rows;
+    }
+  };
+  if (!takes_packs) {
+    take_from(kElementsWarpInstances);
+  } else if (config.layout == RowLayout::kMasked) {
+    dispatch_value<2, 4, 8>(
+        masked_packs(operands(problem), info(problem.dtype).bytes),
+        [&](auto packs) { take_from(kMaskedWarpInstances<decltype(packs)::value>); });
+  } else if (config.layout == RowLayout::kMaskedUnaligned) {
+    dispatch_value<1, 2>(operands(problem), [&](auto count) {
+      take_from(kMaskedUnalignedWarpInstances<decltype(count)::value>);
+    });
+  } else if (config.layout == RowLayout::kUnaligned) {
+    take_from(kUnalignedWarpInstances);
+  } else {
+    if (is_little_work(problem)) {
+      take_from(kSmallWarpInstances);
+      if (config.lanes != 0) {
+        config.layout = RowLayout::kSmall;
+        if (problem.function == Function::kSoftmax) config.variant = Variant::kSoftmax;
+      }
+    }
+    take_from(kWarpInstances);
+  }
+  const std::int64_t rows = kWarpBlockThreads / config.lanes * config.rows;
+  config.blocks = at_most_blocks(divide_up(problem.rows(), rows));
+  return config;
+}
+
+bool fits_staged(const Problem& problem) {
+  return problem.inner == 1 && problem.columns <= kStagedColumns && !has_mask(problem);
+}
+
+std::string refusal_of_staged(const Problem& problem, const Device& device) {
+  if (!fits_staged(problem)) {
+    return "supports only rows of at most " + std::to_string(kStagedColumns) +
+           " elements along the last axis, without a mask";
+  }
+  if (configure_staged(problem).shared_bytes + kStagedOwnBytes <=
+      static_cast<std::int64_t>(device.shared_bytes_per_block)) {
+    return "";
+  }
+  return "cannot hold " + columns_text(problem) + " in " +
+         std::to_string(device.shared_bytes_per_block) +
+         " bytes of shared memory; 'strided' supports any length";
+}
+
+Config configure_staged(const Problem& problem) {
+  Config config;
+  config.layout = layout_of(problem);
+  config.threads = kStagedThreads;
+  for (const StagedInstance& each : kStagedInstances) {
+    if (each.lanes * each.per_lane >= problem.columns) {
+      config.lanes = each.lanes;
+      config.packs = each.per_lane;
+      break;
+    }
+  }
+  // A multiple of both the groups of a block and the elements of a pack, which are powers of two.
+  const std::int64_t unit = std::max(kStagedThreads / config.lanes, pack_elements(problem));
+  const std::int64_t row_bytes = problem.columns * element_bytes(problem);
+  config.rows = unit * std::max<std::int64_t>(1, kStagedTileBytes / row_bytes / unit);
+  config.blocks = at_most_blocks(divide_up(problem.rows(), config.rows));
+  config.shared_bytes = config.rows * row_bytes * operands(problem);
+  return config;
+}
+
+bool fits_small_block(const Problem& problem) {
+  return most_packs(problem) <= kSmallBlockThreads * kMostSmallBlockPacks;
+}
+
+std::string refusal_of_small_block(const Problem& problem) {
+  if (problem.rows() * problem.columns > std::numeric_limits<std::int32_t>::max()) {
+    return "supports only arrays of fewer than 2^31 elements; 'block' supports any number";
+  }
+  return refusal_of_held_rows(problem, fits_small_block(problem), " in registers",
+                              "block_two_pass");
+}
+
+Config configure_small_block(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  Config config;
+  config.layout = small_layout_of(problem);
+  config.blocks = blocks_on_rows(problem);
+  int held = kMostSmallBlockPacks;
+  if (config.layout == RowLayout::kSmall) {
+    for (const int each : kSmallBlockPacks) {
+      held = each;
+      if (packs <= kSmallBlockThreads * each) break;
+    }
+    if (problem.function == Function::kSoftmax) config.variant = Variant::kSoftmax;
+  }
+  config.packs = held * operands(problem);
+  config.threads = threads_for(packs, held);
+  return config;
+}
+
+bool fits_block(const Problem& problem) {
+  return most_packs(problem) <= kBlockThreads * most_held(problem);
+}
+
+Config configure_block(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  Config config;
+  config.layout = layout_of(problem);
+  config.blocks = blocks_on_rows(problem);
+  const int few = config.layout == RowLayout::kUnaligned ? kUnalignedBlockPacks[0] : kBlockPacks[0];
+  const bool takes_few =
+      is_forward(problem.function) && !reduces(problem.function) && packs <= kFewPacksThreads * few;
+  config.packs = takes_few ? few : kMostBlockPacks;
+  config.threads = threads_for(packs, packs_held(problem, config.packs));
+  config.piece = piece_of_warp(packs, config.threads);
+  return config;
+}
+
+Config configure_block_two_pass(const Problem& problem, RowLayout layout) {
+  Config config;
+  config.layout = layout;
+  config.blocks = blocks_on_rows(problem);
+  config.threads = kBlockThreads;
+  config.packs = layout == RowLayout::kStrided ? kStridedPacks : kPassingPacks;
+  return config;
+}
+
+}  // namespace softmax
+}  // namespace JAX_GPUOPS_NAMESPACE
