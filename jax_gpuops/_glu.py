@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching
 
-from jax_gpuops import _arguments, _linear, _matmul, _primitive
+from jax_gpuops import _arguments, _linear, _primitive, _products
 from jax_gpuops._implementation import BATCH_INVARIANT, NoKernelError, dispatch, resolve_invariant
 
 
@@ -70,7 +70,7 @@ def glu(
     return _jitted_glu(
         *arrays.values(),
         activation=activation,
-        precision=_matmul.hashable(precision),
+        precision=_products.hashable(precision),
         preferred_element_type=preferred_element_type,
         implementation=chosen,
         algorithm=algorithm,
@@ -92,7 +92,7 @@ def _glu(
         return _linear.activated(y, activation) * factor
 
     def kernel():
-        _matmul.check_sharding(x, gate, up)
+        _products.check_sharding(x, gate, up)
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         how = {
             "precision": precision,
@@ -101,14 +101,14 @@ def _glu(
         }
         gated = {"activation": activation, "preferred_element_type": result_dtype}
         try:
-            y = _matmul.bind_product(_glu_p, rows, gate, up, **gated, **how)
+            y = _products.bind_product(_glu_p, rows, gate, up, **gated, **how)
         except NoKernelError:
             if implementation is None or algorithm is not None:
                 raise
             wide = _primitive.accumulator(result_dtype)
             y, factor = (
-                _matmul.bind_product(
-                    _matmul.gemm_p,
+                _products.bind_product(
+                    _products.gemm_p,
                     rows,
                     w,
                     **_linear.gemm_params(rows, w),
@@ -198,7 +198,7 @@ def _jvp(primals, tangents, *, activation, preferred_element_type, **params):
     how = {"preferred_element_type": preferred_element_type, **params}
     products, product_dots = [], []
     for factor, factor_dot in zip((gate, up), factor_dots, strict=True):
-        y = _matmul.bind_derivative(x, factor, **_linear.gemm_params(x, factor), **how)
+        y = _products.bind_derivative(x, factor, **_linear.gemm_params(x, factor), **how)
         products.append(_linear.in_place(y, x, factor))
         if type(x_dot) is ad.Zero and type(factor_dot) is ad.Zero:
             product_dots.append(jnp.zeros_like(products[-1]))

@@ -13,9 +13,9 @@ import numpy as np
 from jax import lax
 from jax.interpreters import ad, batching
 
-from jax_gpuops import _arguments, _matmul, _primitive
+from jax_gpuops import _arguments, _primitive, _products
 from jax_gpuops._implementation import dispatch, resolve_invariant
-from jax_gpuops._matmul import DimensionNumbers
+from jax_gpuops._products import DimensionNumbers
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
@@ -94,7 +94,7 @@ def linear(
     return _jitted_linear(
         *(arrays.get(name) for name in ("x", "w", "b", "residual")),
         activation=activation,
-        precision=_matmul.hashable(precision),
+        precision=_products.hashable(precision),
         preferred_element_type=preferred_element_type,
         implementation=chosen,
         algorithm=algorithm,
@@ -157,7 +157,7 @@ def _linear(
 ) -> jax.Array:
     operands = [each for each in (x, w, b, residual) if each is not None]
     dtype = jnp.result_type(x, w)
-    named = _matmul.named_algorithm(algorithm, precision, x, w)
+    named = _products.named_algorithm(algorithm, precision, x, w)
     result_dtype = dtype_of_result(preferred_element_type, *operands)
     x, w = x.astype(dtype), w.astype(dtype)
     bias, residuals = (
@@ -174,16 +174,16 @@ def _linear(
         return y
 
     def kernel():
-        _matmul.check_sharding(x, w, *bias, *residuals)
+        _products.check_sharding(x, w, *bias, *residuals)
         rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
         addends = [each.reshape(rows.shape[0], each.shape[-1]) for each in residuals]
         if bias or activation is not None:
             p = _linear_add_p if addends else _linear_p
             params = {"activation": activation}
         else:
-            p = _matmul.gemm_p
+            p = _products.gemm_p
             params = gemm_params(rows, w) | ({"beta": 1.0} if addends else {})
-        y = _matmul.bind_product(
+        y = _products.bind_product(
             p,
             rows,
             w,
@@ -276,7 +276,7 @@ def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str
     return {
         "dtype": x.dtype.name,
         "result_dtype": preferred_element_type.name,
-        "precision": _matmul.precision_name(precision),
+        "precision": _products.precision_name(precision),
         **sizes,
         "transpose_a": 0,
         "transpose_b": 0,
@@ -288,16 +288,16 @@ def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str
         "share_bias": int(bool(b) and b[0].ndim == 1),
         "gated": 0,
         "epilogue": activation or "none",
-        **_matmul.WITHOUT_SCALES,
+        **_products.WITHOUT_SCALES,
         "alignment": _primitive.ALIGNMENT,
-        "workspace": _matmul.workspace_of(sizes, x.dtype),
+        "workspace": _products.workspace_of(sizes, x.dtype),
     }
 
 
 def attributes(activation: str | None, precision: Any) -> dict[str, Any]:
     """The attributes of the FFI targets of layers."""
     return {
-        "precision": _matmul.precision_name(precision),
+        "precision": _products.precision_name(precision),
         "epilogue": activation or "none",
         "transpose_a": False,
         "transpose_b": False,
@@ -323,7 +323,7 @@ def _calls(target: str, problem: Callable[..., dict[str, Any]], beta: float) -> 
             operands,
             [
                 jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
-                _matmul.workspace(launch, sizes),
+                _products.workspace(launch, sizes),
             ],
             **attributes(activation, precision) | {"beta": np.float64(beta)},
         )
@@ -431,7 +431,7 @@ def tangent_of_sums(x, w, x_dot, w_dot, *b_dot, preferred_element_type, **params
     ]
     for left, right in ((x_dot, w), (x, w_dot)):
         if type(left) is not ad.Zero and type(right) is not ad.Zero:
-            y = _matmul.bind_derivative(left, right, **gemm_params(x, w), **how)
+            y = _products.bind_derivative(left, right, **gemm_params(x, w), **how)
             terms.append(in_place(y, x, w).astype(wide))
     return functools.reduce(jnp.add, terms).astype(preferred_element_type)
 

@@ -14,9 +14,9 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from jax_gpuops import _arguments, _cross_entropy, _matmul, _primitive
+from jax_gpuops import _arguments, _cross_entropy, _primitive, _products
 from jax_gpuops._implementation import Implementation, dispatch, resolve
-from jax_gpuops._matmul import DimensionNumbers
+from jax_gpuops._products import DimensionNumbers
 from jax_gpuops._report import left_to_xla
 
 _NAME = "linear_cross_entropy"
@@ -103,7 +103,7 @@ def linear_cross_entropy(
         reduction=reduction,
         how=_How(
             transpose_w,
-            _matmul.hashable(precision),
+            _products.hashable(precision),
             logits_dtype,
             _checked(rows_per_chunk),
             resolve("matmul", implementation, None),
@@ -233,9 +233,9 @@ def _product(how: _How, a, b, numbers: DimensionNumbers, dtype) -> jax.Array:
         return lax.dot_general(a, b, numbers, how.precision, dtype)
 
     def kernel():
-        _matmul.check_sharding(a, b)
-        return _matmul.bind_product(
-            _matmul.gemm_p,
+        _products.check_sharding(a, b)
+        return _products.bind_product(
+            _products.gemm_p,
             a,
             b,
             dimension_numbers=numbers,

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.interpreters import batching
 
-from jax_gpuops import _arguments, _linear, _matmul, _primitive
+from jax_gpuops import _arguments, _linear, _primitive, _products
 from jax_gpuops._implementation import dispatch, resolve_invariant
 
 BLOCK = 128
@@ -100,7 +100,7 @@ def scaled_matmul(
         *operands.values(),
         transpose_b=transpose_b,
         preferred_element_type=result_dtype,
-        precision=_matmul.hashable(precision),
+        precision=_products.hashable(precision),
         implementation=chosen,
         algorithm=algorithm,
     )
@@ -218,10 +218,10 @@ def _scaled_matmul(
         scale if scale.ndim else scale.reshape((1,) * factor.ndim)
         for scale, factor in zip(scales, (a, b), strict=True)
     )
-    named = _matmul.named_algorithm(algorithm, precision, a)
+    named = _products.named_algorithm(algorithm, precision, a)
     how = {
         "transpose_b": transpose_b,
-        "precision": _matmul.canonical(precision),
+        "precision": _products.canonical(precision),
         "preferred_element_type": preferred_element_type,
     }
 
@@ -229,8 +229,8 @@ def _scaled_matmul(
         return _reference(a, b, a_scale, b_scale, **how)
 
     def kernel():
-        _matmul.check_sharding(a, b, a_scale, b_scale)
-        y = _matmul.bind_product(
+        _products.check_sharding(a, b, a_scale, b_scale)
+        y = _products.bind_product(
             _scaled_matmul_p,
             *_matrices(a, b, a_scale, b_scale),
             results=_RESULTS,
@@ -299,7 +299,7 @@ def _reference(
     if transpose_b:
         b, b_scale = (jnp.swapaxes(x, -1, -2) for x in (b, b_scale))
     if _scales_blocks(b, a_scale, b_scale):
-        precision = _matmul.OF_FLOAT8.get(precision, precision)
+        precision = _products.OF_FLOAT8.get(precision, precision)
         y = jnp.matmul(_dequantised(a, a_scale), _dequantised(b, b_scale), precision=precision)
     else:
         wide = np.int32 if a.dtype == np.int8 else np.float32
@@ -373,7 +373,7 @@ def _call(
         operands,
         [
             jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
-            _matmul.workspace(launch, problem),
+            _products.workspace(launch, problem),
         ],
         **_linear.attributes(None, precision) | {"transpose_b": transpose_b},
     )
