@@ -56,7 +56,7 @@ struct Instance {
   using Element = T;
   using Value = A;
   using First = Reducer<kFunction, T, A>;
-  using OfShortRows = Reducer<kFunction, T, A, int>;  // without partials for another launch
+  using OfShortRows = Reducer<kFunction, T, A, int>;  // fewer than 2^31 elements each
   using Partial = typename First::Partial;
   using Last = Reducer<kFunction, Partial, A>;
 
