@@ -159,8 +159,8 @@ class Grid:
       fixed: the keys of classes besides the sizes, with their values.
       axes: the sizes that vary, with their values in ascending order.
       vertices: the points for each combination of sizes that is measured.
-      open: the sizes, numbers of rows, whose classes extend beyond the largest value if that fills
-        the GPU, since larger problems then only take longer.
+      open: the sizes, numbers of rows or of a product's columns, whose classes extend beyond the
+        largest value if that fills the GPU, since larger problems then only take longer.
     """
 
     name: str

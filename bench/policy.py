@@ -6,8 +6,8 @@ producer and consumer, which XLA may fuse with its own lowering: if such a produ
 operand, `None` requires at least `BETWEEN`. For the kernels in `WALLS` every point requires it with
 a consumer, which is not known when `None` chooses: an elementwise operation, or the product that
 follows a layer with an activation. A problem between vertices is ours if all neighbouring vertices
-are. A problem with more rows than were measured is ours if the largest
-measured numbers of rows are.
+are. A problem with more rows, or columns of a product, than were measured is ours if the largest
+measured numbers are.
 
 The cells of a size are each of its values, and the ranges between two adjacent values. The cells of
 a grid that are ours are merged into the classes that the package reads.

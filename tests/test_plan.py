@@ -710,6 +710,8 @@ def test_columns_of_small_arrays_are_read_by_elements(name, columns, pack, imple
 @pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "pack"), [("bfloat16", 4), ("float32", 2), ("float64", 2)])
 def test_packs_of_masked_columns_for_moments(dtype, pack, implementation):
+    if implementation != "interpret":
+        pytest.skip("the size is for 4 multiprocessors")
     with jax.enable_x64(True):
         x = helpers.normal((2100, 64), dtype)
         mask = np.arange(x.size).reshape(x.shape) % 3 > 0
@@ -726,7 +728,7 @@ def test_packs_of_masked_columns_for_moments(dtype, pack, implementation):
 @pytest.mark.parametrize(("dtype", "pack"), [("bfloat16", 4), ("float32", 4), ("float64", 2)])
 def test_packs_of_masked_columns(dtype, pack, implementation):
     with jax.enable_x64(True):
-        x = helpers.normal((2100, 64), dtype)
+        x = helpers.normal((300, 64), dtype)
         mask = np.arange(x.size).reshape(x.shape) % 3 > 0
         with helpers.recorded(implementation) as executions:
             y = jax_gpuops.max(
