@@ -39,6 +39,17 @@ def _scale(problem: Problem) -> float:
     return 1.0 if scale is None else abs(scale)
 
 
+def widened(x: jax.Array, *, rounds: bool, is_product: bool) -> jax.Array:
+    """Returns an operand for the reference: in float64 if the op rounds, else in its own dtype.
+
+    Factors of 8-bit integers become int32: in runs on an H200, XLA compared with wrong products of
+    these, not with its own.
+    """
+    if rounds and jnp.issubdtype(x.dtype, jnp.inexact):
+        return x.astype(jnp.float64)
+    return x.astype(jnp.int32) if is_product and x.dtype == jnp.int8 else x
+
+
 def exact(problem: Problem, y, reference, operands) -> Errors:
     """Every element must be equal; the error is the number of elements that differ."""
     del problem, operands

@@ -446,16 +446,10 @@ def _rounds(problem: Problem) -> bool:
 def _reference(problem: Problem, *operands: jax.Array) -> Any:
     """Returns XLA's result in float64, for the whole array.
 
-    The reference of exact ops and of integers has their own dtype. Factors of 8-bit integers are
-    widened first: in a run on an H200, XLA compared with wrong products of these, not with its own.
+    The reference of exact ops and of integers has their own dtype.
     """
     op, rounds = ops.OPS[problem.op], _rounds(problem)
-
-    def widen(x):
-        if rounds and jnp.issubdtype(x.dtype, jnp.inexact):
-            return x.astype(jnp.float64)
-        return x.astype(jnp.int32) if op.limit == "matmul" and x.dtype == jnp.int8 else x
-
+    widen = functools.partial(ops.check.widened, rounds=rounds, is_product=op.limit == "matmul")
     keywords = ops.keywords(problem)
     if rounds:
         for name in ("preferred_element_type", "dtype"):

@@ -153,17 +153,12 @@ def _excess(point: Point, results: Any, *operands: jax.Array) -> jax.Array:
     if point.kernel in _IN_PLACE:
         operands = tuple(_produced(point, operands))
     rounds = point.kernel in _ERRORS and jnp.issubdtype(point.dtype, jnp.inexact)
-    params, widened = dict(point.params), operands
+    params = dict(point.params)
     if rounds:
-        is_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in operands]
-        widened = tuple(
-            x.astype(jnp.float64) if f else x for x, f in zip(operands, is_float, strict=True)
-        )
         result = params.keys() & {"dtype", "preferred_element_type"}
         params |= dict.fromkeys(result, jnp.dtype("float64"))
-    elif point.is_product:  # as in bench/run.py: XLA may compare with wrong products of int8
-        widened = tuple(x.astype(jnp.int32) for x in operands)
-    reference = _kernel(point.kernel).reference(*widened, **params)
+    widen = functools.partial(check.widened, rounds=rounds, is_product=point.is_product)
+    reference = _kernel(point.kernel).reference(*map(widen, operands), **params)
     options = {
         "axis": point.axes,
         "scale": point.scale,

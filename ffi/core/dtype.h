@@ -58,6 +58,12 @@ static_assert(std::size(kDTypes) == static_cast<int>(DType::kFloat8E5M2) + 1);
 
 inline const DTypeInfo& info(DType dtype) { return kDTypes[static_cast<int>(dtype)]; }
 
+inline std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
+
+inline bool is_16_bit_float(DType dtype) {
+  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
+}
+
 inline DType dtype_from_name(std::string_view name) {
   for (const DTypeInfo& entry : kDTypes) {
     if (entry.name == name) return entry.dtype;

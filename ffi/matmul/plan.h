@@ -18,12 +18,6 @@ namespace matmul {
 
 inline std::string text(std::string_view view) { return std::string(view); }
 
-inline std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
-
-inline bool is_16_bit_float(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
-
 inline bool is_8_bit_float(DType dtype) {
   return dtype == DType::kFloat8E4M3FN || dtype == DType::kFloat8E5M2;
 }

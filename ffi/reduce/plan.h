@@ -17,8 +17,6 @@ namespace reduce {
 inline constexpr std::int64_t kPackBytes = 16;
 inline constexpr int kWarpLanes = 32;
 
-inline std::int64_t bytes_of(DType dtype) { return static_cast<std::int64_t>(info(dtype).bytes); }
-
 inline std::int64_t row_bytes(const Problem& problem) {
   return problem.columns * bytes_of(problem.dtype);
 }
@@ -31,10 +29,6 @@ inline std::int64_t expected_rows(const Problem& problem) {
 inline bool is_float(DType dtype) { return dtype >= DType::kFloat16 && dtype <= DType::kFloat64; }
 
 inline bool is_integer(DType dtype) { return dtype >= DType::kInt8 && dtype <= DType::kUInt64; }
-
-inline bool is_16_bit_float(DType dtype) {
-  return dtype == DType::kFloat16 || dtype == DType::kBFloat16;
-}
 
 inline std::int64_t pack_of(const Problem& problem) { return kPackBytes / bytes_of(problem.dtype); }
 

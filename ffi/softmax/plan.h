@@ -175,7 +175,7 @@ std::int64_t split_slices(const Problem& problem, const Device& device);
 // `algorithm`: as in plan().
 Config configure_split(const Problem& problem, std::string_view algorithm, const Device& device);
 
-// Whether the blocks of split_pipelined that run concurrently can hold a row.
+// Whether the blocks of split_pipelined that run concurrently can hold a row, and one cannot.
 bool fits_ring(const Problem& problem, const Device& device);
 std::string refusal_of_split_pipelined(const Problem& problem, const Device& device);
 // Whether split_pipelined is faster than split.

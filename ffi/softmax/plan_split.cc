@@ -163,9 +163,9 @@ Config configure_split(const Problem& problem, std::string_view algorithm, const
   return config;
 }
 
-// Whether all these blocks can hold a row, and a single one cannot. Longer rows, of which the
-// shared memory of the GPU holds one but not three, take the two launches of split: blocks with
-// only one row in flight are slower (docs/tuning.md).
+// All these blocks can hold the row, and a single one cannot. Longer rows, of which the shared
+// memory of the GPU holds one but not three, take the two launches of split: blocks with only one
+// row in flight are slower (docs/tuning.md).
 bool fits_ring(const Problem& problem, const Device& device) {
   const std::int64_t held = held_by_ring(problem);
   const std::int64_t packs = most_packs(problem);
