@@ -33,11 +33,11 @@ inline constexpr WarpInstance kWarpInstances[] = {
     {1, 1, 4},  {2, 1, 4},  {2, 2, 1},  {4, 2, 1},  {8, 2, 1},
     {16, 2, 1}, {32, 2, 1}, {32, 4, 1}, {32, 8, 1}, {32, 16, 1},
 };
-// For little work: as many threads as possible, for the lowest latency from load to store. Two
-// packs of a row in each of 4 lanes are as fast as one in each of 8, which functions that are
-// linear in t use.
+// For little work, and for rows of one or two packs: as many threads as possible, for the lowest
+// latency from load to store. Two packs of a row in each of 4 lanes are as fast as one in each of
+// 8, which functions that are linear in t use.
 inline constexpr WarpInstance kSmallWarpInstances[] = {
-    {2, 1, 1}, {4, 1, 1}, {4, 2, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
+    {1, 1, 1}, {2, 1, 1}, {4, 1, 1}, {4, 2, 1}, {8, 1, 1}, {32, 1, 1}, {32, 2, 1}, {32, 4, 1},
 };
 // For long rows that do not begin and end at pack boundaries.
 inline constexpr WarpInstance kUnalignedWarpInstances[] = {

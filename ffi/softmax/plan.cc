@@ -199,7 +199,7 @@ Choice choose(const Problem& problem, const Device& device) {
   }
   const std::string rows = columns_text(problem);
   if (problem.inner != 1) return choose_column(problem, device);
-  if (!is_even(problem) && fits_staged(problem) && problem.columns <= 256) {
+  if (!is_even(problem) && fits_staged(problem) && prefers_staged(problem)) {
     return {Algorithm::kStaged,
             rows + " are short and do not begin and end at multiples of 16 bytes"};
   }

@@ -145,6 +145,7 @@ bool prefers_block(const Problem& problem);
 Config configure_warp(const Problem& problem);
 
 bool fits_staged(const Problem& problem);
+bool prefers_staged(const Problem& problem);
 std::string refusal_of_staged(const Problem& problem, const Device& device);
 Config configure_staged(const Problem& problem);
 

@@ -14,12 +14,37 @@ namespace {
 // Problems of more packs take far longer to read than to launch.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 
+// Rows of one or two packs take the kernels for little work up to this many packs, of one operand
+// and of two: those kernels execute fewer instructions per row.
+constexpr std::int64_t kShortRowPacks = 16 * kSmallPacks;
+constexpr std::int64_t kShortRowPacksOfTwo = 4 * kSmallPacks;
+
 constexpr std::int64_t kStagedTileBytes = 32 * 1024;
+// Tiles are smaller if there would be fewer blocks, about as many as a GPU holds at a time.
+constexpr std::int64_t kStagedBlocks = 8 * 132;
+// For short rows that do not begin and end at multiples of 16 bytes: the longest for `staged`, and
+// the largest arrays for which shorter ones are left to `warp`, as measured (docs/tuning.md).
+constexpr std::int64_t kMostStagedColumns = 256;
+constexpr std::int64_t kLargeArrayBytes = 160 << 20;
+constexpr std::int64_t kLargeArrayBytesByPacks = 20 << 20;  // if `warp` reads and writes packs
+constexpr std::int64_t kFewRows = 8192;
 
 // The layout for kernels that index aligned rows with 32-bit numbers.
 RowLayout small_layout_of(const Problem& problem) {
   const RowLayout layout = layout_of(problem);
   return layout == RowLayout::kAligned ? RowLayout::kSmall : layout;
+}
+
+// Whether `warp` uses the instances for little work.
+bool is_little_for_warp(const Problem& problem) {
+  if (most_packs(problem) > 2) return is_little_work(problem);
+  const std::int64_t most = operands(problem) == 1 ? kShortRowPacks : kShortRowPacksOfTwo;
+  return expected_rows(problem) * most_packs(problem) <= most;
+}
+
+RowLayout warp_layout_of(const Problem& problem) {
+  return warp_layout(layout_of(problem), operands(problem), info(problem.dtype).bytes,
+                     problem.columns);
 }
 
 }  // namespace
@@ -40,8 +65,7 @@ bool prefers_block(const Problem& problem) {
 
 Config configure_warp(const Problem& problem) {
   Config config;
-  config.layout = warp_layout(layout_of(problem), operands(problem), info(problem.dtype).bytes,
-                              problem.columns);
+  config.layout = warp_layout_of(problem);
   config.threads = kWarpBlockThreads;
   const bool takes_packs = config.layout != RowLayout::kElements;
   const std::int64_t length = takes_packs ? most_packs(problem) : problem.columns;
@@ -69,7 +93,7 @@ Config configure_warp(const Problem& problem) {
   } else if (config.layout == RowLayout::kUnaligned) {
     take_from(kUnalignedWarpInstances);
   } else {
-    if (is_little_work(problem)) {
+    if (is_little_for_warp(problem)) {
       take_from(kSmallWarpInstances);
       if (config.lanes != 0) {
         config.layout = RowLayout::kSmall;
@@ -85,6 +109,17 @@ Config configure_warp(const Problem& problem) {
 
 bool fits_staged(const Problem& problem) {
   return problem.inner == 1 && problem.columns <= kStagedColumns && !has_mask(problem);
+}
+
+bool prefers_staged(const Problem& problem) {
+  if (problem.columns > kMostStagedColumns) return false;
+  if (layout_of(problem) == RowLayout::kStrided) return true;  // `warp` does not support them
+  const bool by_elements = warp_layout_of(problem) == RowLayout::kElements;
+  if (by_elements && problem.rows() <= kFewRows) return false;
+  const bool by_packs = !by_elements && !reduces(problem.function);
+  const std::int64_t bytes = problem.rows() * problem.columns * element_bytes(problem);
+  if (bytes > (by_packs ? kLargeArrayBytesByPacks : kLargeArrayBytes)) return true;
+  return problem.columns <= (by_packs || operands(problem) == 2 ? 128 : 64);
 }
 
 std::string refusal_of_staged(const Problem& problem, const Device& device) {
@@ -115,7 +150,9 @@ Config configure_staged(const Problem& problem) {
   // A multiple of both the groups of a block and the elements of a pack, which are powers of two.
   const std::int64_t unit = std::max(kStagedThreads / config.lanes, pack_elements(problem));
   const std::int64_t row_bytes = problem.columns * element_bytes(problem);
-  config.rows = unit * std::max<std::int64_t>(1, kStagedTileBytes / row_bytes / unit);
+  const std::int64_t units = std::min(kStagedTileBytes / row_bytes / unit,
+                                      divide_up(problem.rows(), unit * kStagedBlocks));
+  config.rows = unit * std::max<std::int64_t>(1, units);
   config.blocks = at_most_blocks(divide_up(problem.rows(), config.rows));
   config.shared_bytes = config.rows * row_bytes * operands(problem);
   return config;
