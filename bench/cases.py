@@ -151,40 +151,10 @@ def _gpu() -> Iterator[Problem]:
     for shape, axes, dtype in _TRANSPOSES:
         yield ops.make("transpose", shape, dtype, axes=axes)
 
-    for dtype, sizes in _SQUARES.items():
-        for n in sizes:
-            yield ops.make("matmul", (n, n, n), dtype, series="M = N = K", size=n)
-    yield ops.make("matmul", (4096, 4096, 4096), "float16")
-    yield ops.make("matmul", (4096, 4096, 4096), "float64")
-    yield ops.make("matmul", (4096, 4096, 4096), "float32", precision="default")
-    yield ops.make("matmul", (4096, 1024, 4096), "float32")
-    yield ops.make("dot_general_of_rows", (4096, 4096, 4096), "float32")
-    yield ops.make("matmul", (4097, 4095, 4099), "float32")
+    yield from _products_of_16_bits()
+    yield from _products_of_floats()
     yield from _products_of_8_bits()
-    for shape in _UNALIGNED_PRODUCTS:
-        yield ops.make("matmul", shape, "bfloat16")
-    # The layouts of the gradients of a product: A B^T and A^T B.
-    for op in ("dot_general_of_rows", "dot_general_of_columns"):
-        yield ops.make(op, (4096, 4096, 4096), "bfloat16")
-    yield ops.make("dot_general_of_rows", (8192, 50257, 2048), "bfloat16")
-    yield ops.make("dot_general_of_columns", (2048, 8192, 50257), "bfloat16")
-    yield ops.make("matmul", (1, 4096, 4096), "bfloat16")
-    yield ops.make("matmul", (64, 512, 64, 512), "bfloat16")
-    yield ops.make("dot_general", (128, 1024, 128, 1024), "bfloat16")
-    yield ops.make("gemm", (4096, 4096, 4096), "float32")
-    for activation in (None, "relu", "gelu", "gelu_exact", "silu"):
-        yield ops.make("linear", (8192, 4096, 16384), "bfloat16", activation=activation)
-    yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
-    yield ops.make("linear", (8192, 4096, 4096), "bfloat16", residual=True)
-    yield ops.make("glu", (8192, 4096, 11008), "bfloat16")
-    for scales in ("tensor", "vector", "blocks"):
-        yield ops.make("scaled_matmul", (4096, 4096, 4096), "float8_e4m3fn", scales=scales)
-        for n in (4096, 8192):
-            yield ops.make("scaled_matmul_of_rows", (n, n, n), "float8_e4m3fn", scales=scales)
-    yield ops.make(
-        "scaled_matmul_of_rows", (4096, 4096, 4096), "float8_e4m3fn", precision="highest"
-    )
-    yield ops.make("scaled_matmul_of_rows", (4096, 4096, 4096), "int8")
+    yield from _layers()
 
 
 def _moments() -> Iterator[Problem]:
@@ -210,28 +180,100 @@ def _moments() -> Iterator[Problem]:
 _BATCH_NORM = (((64, 56, 56, 256), (0, 1, 2)), ((64, 256, 56, 56), (0, 2, 3)))
 
 
+_LARGE_PRODUCT = Floor(ratio=0.98, mean_ratio=1.0)
+_SMALL_PRODUCT = Floor(ratio=0.95, mean_ratio=1.05)
+
+
+def _products_of_16_bits() -> Iterator[Problem]:
+    """Products of every size and layout; the floors are for an H200."""
+    # The layouts of the gradients of a product: A B^T and A^T B.
+    transposed = ("dot_general_of_rows", "dot_general_of_columns")
+    for n in _SQUARES:
+        floor = _LARGE_PRODUCT if n >= 2048 else _SMALL_PRODUCT
+        series = "M = N = K"
+        yield ops.make("matmul", (n, n, n), "bfloat16", series=series, size=n, floor=floor)
+        if n >= 2048:
+            for op in transposed:
+                yield ops.make(op, (n, n, n), "bfloat16", floor=floor)
+    for op, shape in itertools.product(("matmul", *transposed), _LARGE_PRODUCTS):
+        yield ops.make(op, shape, "bfloat16", floor=_LARGE_PRODUCT)
+    for shape in (*_FEW_ROWS, *_BATCHES):
+        yield ops.make("matmul", shape, "bfloat16", floor=_SMALL_PRODUCT)
+    yield ops.make("dot_general", (128, 1024, 128, 1024), "bfloat16")
+    yield ops.make("matmul", (4096, 4096, 4096), "float16")
+    for shape, tflops in _UNALIGNED_PRODUCTS.items():
+        yield ops.make("matmul", shape, "bfloat16", floor=tflops and Floor(tflops=tflops))
+    vocabulary = Floor(ratio=2.5)
+    yield ops.make("matmul", (8192, 2048, 50257), "bfloat16", floor=vocabulary)
+    yield ops.make("dot_general_of_rows", (8192, 50257, 2048), "bfloat16", floor=vocabulary)
+    yield ops.make("dot_general_of_columns", (2048, 8192, 50257), "bfloat16", floor=vocabulary)
+
+
+def _products_of_floats() -> Iterator[Problem]:
+    """Products in float32, at the highest precision and in TF32, and in float64."""
+    floors = {4096: Floor(tflops=170), 8192: Floor(tflops=190)}
+    for n in _SQUARES:
+        series = "M = N = K"
+        yield ops.make("matmul", (n, n, n), "float32", series=series, size=n, floor=floors.get(n))
+    for n in (2048, 4096, 8192, 16384):
+        yield ops.make("matmul", (n, 1024, n), "float32")
+    yield ops.make("dot_general_of_rows", (4096, 4096, 4096), "float32")
+    yield ops.make("matmul", (4097, 4095, 4099), "float32")
+    yield ops.make("gemm", (4096, 4096, 4096), "float32")
+    for n in (2048, 4096, 8192, 16384):
+        in_tf32 = Floor(ratio=1.0)
+        yield ops.make("matmul", (n, n, n), "float32", precision="default", floor=in_tf32)
+    yield ops.make("matmul", (4096, 4096, 4096), "float64")
+
+
 def _products_of_8_bits() -> Iterator[Problem]:
     """Products with B in row-major order, which tensor cores cannot read as it is, or in columns.
 
     The floors are for an H200.
     """
     rows, columns = "matmul", "dot_general_of_rows"
-    floors = {
-        (rows, "float8_e4m3fn"): Floor(ratio=1.4),
-        (columns, "float8_e4m3fn"): Floor(ratio=0.97),
-        (rows, "int8"): Floor(ratio=1.35),
-        (columns, "int8"): None,
-    }
-    for (op, dtype), floor in floors.items():
-        for n in (2048, 4096, 8192):
-            yield ops.make(op, (n, n, n), dtype, floor=floor if n > 2048 else None)
-    for op, ratio in ((rows, 1.29), (columns, 1.0)):
-        for n in (4096, 8192):
-            yield ops.make(
-                op, (n, n, n), "float8_e4m3fn", precision="highest", floor=Floor(ratio=ratio)
-            )
+    for n in (2048, 4096, 8192):
+        for op, dtype in itertools.product((rows, columns), ("float8_e4m3fn", "int8")):
+            yield ops.make(op, (n, n, n), dtype, floor=_OF_8_BITS.get((op, dtype, n)))
+    for n, tflops in ((4096, 1150), (8192, 1250)):
+        promoted = functools.partial(ops.make, precision="highest")
+        yield promoted(rows, (n, n, n), "float8_e4m3fn", floor=Floor(tflops=tflops))
+        yield promoted(columns, (n, n, n), "float8_e4m3fn", floor=Floor(ratio=1.0))
     yield ops.make(columns, (4096, 4096, 4096), "float8_e5m2")
     yield ops.make(columns, (4097, 4095, 4099), "float8_e4m3fn")
+    for scales in ("tensor", "vector", "blocks"):
+        yield ops.make("scaled_matmul", (4096, 4096, 4096), "float8_e4m3fn", scales=scales)
+        for n in (4096, 8192):
+            yield ops.make("scaled_matmul_of_rows", (n, n, n), "float8_e4m3fn", scales=scales)
+    yield ops.make(
+        "scaled_matmul_of_rows", (4096, 4096, 4096), "float8_e4m3fn", precision="highest"
+    )
+    yield ops.make("scaled_matmul_of_rows", (4096, 4096, 4096), "int8")
+
+
+_OF_8_BITS = {
+    ("matmul", "float8_e4m3fn", 4096): Floor(tflops=1200),
+    ("matmul", "float8_e4m3fn", 8192): Floor(tflops=1400),
+    ("dot_general_of_rows", "float8_e4m3fn", 4096): Floor(ratio=0.97),
+    ("dot_general_of_rows", "float8_e4m3fn", 8192): Floor(ratio=0.97),
+    ("matmul", "int8", 4096): Floor(ratio=1.35),
+    ("matmul", "int8", 8192): Floor(ratio=1.35),
+}
+
+
+def _layers() -> Iterator[Problem]:
+    floors = {"gelu": Floor(tflops=790)}
+    for activation in (None, "relu", "gelu", "gelu_exact", "silu"):
+        yield ops.make(
+            "linear",
+            (8192, 4096, 16384),
+            "bfloat16",
+            activation=activation,
+            floor=floors.get(activation),
+        )
+    yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
+    yield ops.make("linear", (8192, 4096, 4096), "bfloat16", residual=True)
+    yield ops.make("glu", (8192, 4096, 11008), "bfloat16", floor=Floor(ratio=1.1))
 
 
 _TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
@@ -246,20 +288,52 @@ _TRANSPOSES: tuple[tuple[Shape, Shape, str], ...] = (
     ((1000, 1000, 100), (0, 2, 1), "float32"),
 )
 
-# Rows that do not begin at multiples of 16 bytes: those of both factors, of a, of b, and of b with
-# the vocabulary of a language model.
-_UNALIGNED_PRODUCTS: tuple[Shape, ...] = (
-    (1025, 1023, 1027),
-    (4097, 4095, 4099),
-    (4096, 4095, 4096),
-    (4096, 4096, 4095),
-    (2048, 1024, 50257),
-    (8192, 2048, 50257),
+_SQUARES = (128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+
+_LARGE_PRODUCTS: tuple[Shape, ...] = (
+    (8192, 4096, 11008),
+    (4096, 4096, 32768),
+    (8192, 8192, 1024),
+    (8192, 4096, 16384),
 )
 
-_SQUARES = {
-    "float32": (256, 512, 1024, 2048, 4096, 8192),
-    "bfloat16": (256, 512, 1024, 2048, 4096, 8192, 16384),
+# Few rows: tokens that are generated, or short prompts, with the weights of language models.
+_FEW_ROWS: tuple[Shape, ...] = (
+    (1, 4096, 4096),
+    (1, 8192, 28672),
+    (2, 4096, 14336),
+    (4, 14336, 4096),
+    (8, 4096, 14336),
+    (16, 4096, 4096),
+    (16, 8192, 8192),
+    (32, 4096, 11008),
+    (32, 28672, 8192),
+    (64, 8192, 8192),
+    (64, 4096, 28672),
+    (128, 4096, 4096),
+    (128, 14336, 4096),
+    (256, 8192, 8192),
+    (256, 4096, 14336),
+    (512, 4096, 4096),
+    (512, 8192, 28672),
+)
+
+_BATCHES: tuple[Shape, ...] = (
+    (64, 512, 64, 512),
+    (64, 512, 512, 64),
+    (128, 1024, 128, 1024),
+    (32, 100, 300, 200),
+    (256, 33, 65, 17),
+)
+
+# Rows that do not begin at multiples of 16 bytes: those of both factors, of a, of b, and of b with
+# the vocabulary of a language model; and the least TFLOP/s on an H200.
+_UNALIGNED_PRODUCTS: dict[Shape, float | None] = {
+    (1025, 1023, 1027): None,
+    (4097, 4095, 4099): 580,
+    (4096, 4095, 4096): 680,
+    (4096, 4096, 4095): 680,
+    (2048, 1024, 50257): 600,
 }
 
 

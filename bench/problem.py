@@ -15,6 +15,7 @@ class Floor:
 
     Attributes:
       ceiling: the least rate, as a fraction of the rate that bounds it.
+      tflops: the least TFLOP/s of a matrix product.
       ratio: the least speed relative to XLA.
       slack_us: with `ratio`: the time by which a kernel may always be slower than XLA. For a kernel
         that takes 2 us, 5 % are below the resolution of the clock.
@@ -24,6 +25,7 @@ class Floor:
     """
 
     ceiling: float | None = None
+    tflops: float | None = None
     ratio: float | None = None
     slack_us: float = 0.0
     mean_ratio: float | None = None
@@ -34,6 +36,8 @@ class Floor:
         parts = []
         if self.ceiling is not None:
             parts.append(f"{self.ceiling:.0%}")
+        if self.tflops is not None:
+            parts.append(f"{self.tflops:g} TFLOP/s")
         if self.ratio is not None:
             slack = f" or +{self.slack_us:g} us" if self.slack_us else ""
             parts.append(f"{self.ratio:.2f}x{slack}")

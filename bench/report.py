@@ -32,7 +32,7 @@ ceiling  the rate as a part of what this GPU did in this run: for softmax and tr
 x XLA    how many times as fast as XLA, which ran in turns with ours on the same arrays. For scale
          and causal it runs jax.nn.softmax(where(mask, scale * x, -inf)), for where the argument of
          that name, for cross entropy the formula of optax
-floor    what ours must reach: a part of the ceiling, a number of times XLA's speed
+floor    what ours must reach: a part of the ceiling, TFLOP/s, a number of times XLA's speed
 error    against float64: relative for softmax, prod; relative to the sum of |x| for sum, mean; to
          max(1, |y|) for log_softmax, logsumexp; to the terms that are subtracted for *_vjp, *_grad
          and cross_entropy; in the Frobenius norm for products; the number of wrong elements for
@@ -147,6 +147,8 @@ def floors_text(results: Iterable[Result]) -> list[str]:
     lines = [f"{len(held) - len(missed)} of {len(held)} results meet their floor."]
     for each in missed:
         reached = f"{each.rate / each.ceiling:.1%} of the ceiling, {each.ratio:.2f}x XLA"
+        if each.problem.floor.tflops is not None:
+            reached += f", {each.rate:.0f} TFLOP/s"
         lines.append(f"  {each.problem} by {each.algorithm}: {reached}; floor {each.problem.floor}")
     for floor in dict.fromkeys(each.problem.floor for each in held):
         if floor.mean_ratio is not None:

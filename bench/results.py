@@ -115,6 +115,8 @@ class Result:
             return None
         if floor.ceiling is not None and self.rate < floor.ceiling * self.ceiling:
             return False
+        if floor.tflops is not None and self.rate < floor.tflops:
+            return False
         if floor.ratio is None:
             return True
         longest = self.xla_time_us / floor.ratio

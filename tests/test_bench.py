@@ -471,6 +471,8 @@ def test_bytes_that_an_op_must_move(problem, moved):
         (Floor(ratio=0.99, slack_us=0.2), False),
         (Floor(ratio=0.99, slack_us=0.3), True),
         (Floor(ceiling=0.96, ratio=0.89), False),
+        (Floor(tflops=949), True),
+        (Floor(tflops=951), False),
         (None, None),
     ],
     ids=str,

@@ -37,7 +37,7 @@ def floor(problem: Problem, *, gradient: bool, named: bool) -> Floor | None:
     memory = 0.35 if is_small and gradient else None
     if not named:
         return Floor(ratio=_DEFAULT.ratio, memory=memory)
-    ratio = 1.8 if gradient and problem == _CAUSAL else None
+    ratio = next((least for each, least in _NAMED if gradient and problem == each), None)
     return None if ratio is None and memory is None else Floor(ratio=ratio, memory=memory)
 
 
@@ -48,6 +48,10 @@ def _problem(
 
 
 _CAUSAL = _problem("attention", "Pythia 1.4B", (4, 2048, 16, 128), mask="causal")
+_ODD_VOCABULARY = _problem("lm_head", "GPT-Neo 1.3B", (8192, 2048, 50257))
+_MLP = _problem("mlp", "GPT-J 6B", (8192, 4096, 16384), activation="gelu")
+_NAMED = ((_CAUSAL, 1.8), (_ODD_VOCABULARY, 2.0), (_MLP, 1.0))
+"""The least speeds of programs with gradients, if kernels are requested."""
 
 
 def _gpu() -> Iterator[Problem]:
@@ -65,6 +69,7 @@ def _gpu() -> Iterator[Problem]:
     yield p("attention", "Whisper large, encoder", (4, 1500, 20, 64), mask="padded")
     yield p("attention", "ViT-B/16", (64, 197, 12, 64), "float32", mask="padded")
 
+    yield _ODD_VOCABULARY
     for program in ("lm_head", "lm_head_loss"):
         yield p(program, "Llama 2 7B", (8192, 4096, 32000))
         yield p(program, "GPT-2 medium", (8192, 1024, 50257))
@@ -79,7 +84,7 @@ def _gpu() -> Iterator[Problem]:
     yield p("classifier", "LeNet-300-100", (8192, 784), "float32", layers=(300, 100, 10))
 
     yield p("mlp", "OPT 6.7B", (8192, 4096, 16384), activation="relu")
-    yield p("mlp", "GPT-J 6B", (8192, 4096, 16384), activation="gelu")
+    yield _MLP
     yield p("mlp", "BERT large", (16384, 1024, 4096), activation="gelu_exact")
 
     yield p("layer_norm", "BERT large", (32, 512, 1024))

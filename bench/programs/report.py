@@ -16,7 +16,7 @@ LEGEND = """\
 plain JAX  the program with jax.nn, jax.numpy and the formula of optax; a mask is -inf in the scores
 None       the same program with the functions of jax_gpuops: only the import is swapped
 cuda       the same, and jax_gpuops.use("cuda"): every call of ours is a kernel. Matrix products
-           other than those of mlp and lm_head_loss are JAX's in all ways
+           other than those of mlp and the LM heads are JAX's in all ways
 by_hand    ours get masked and scaled scores, as jax.nn.softmax does; elsewhere mask and scale are
            arguments of ours
 scores=    the dtype of the scores, and logits= of the logits, where it is not that of the operands

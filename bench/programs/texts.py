@@ -1,8 +1,8 @@
 """The programs, each written once, as users of JAX write it, for plain JAX and for ours.
 
 A program takes its ops from a `Functions`, and everything else from JAX: elementwise operations,
-`top_k`, random numbers, and matrix products other than dense layers and those with a loss, which
-`bench matmul` measures. A new program is added to `PROGRAMS`, and nowhere else.
+`top_k`, random numbers, and matrix products other than dense layers and logits of vocabularies. A
+new program is added to `PROGRAMS`, and nowhere else.
 
 The same code also gives the reference in float64, so a program names no computation dtype: `_wide`
 is float32 for 16-bit floats.
@@ -40,6 +40,7 @@ class Functions:
     mean: Callable[..., jax.Array]
     argmax: Callable[..., jax.Array]
     transpose: Callable[..., jax.Array]
+    matmul: Callable[..., jax.Array]
     linear: Callable[..., jax.Array]
     linear_cross_entropy: Callable[..., jax.Array]
 
@@ -76,6 +77,7 @@ def plain() -> Functions:
         mean=jnp.mean,
         argmax=jnp.argmax,
         transpose=jnp.transpose,
+        matmul=jnp.matmul,
         linear=ops.OPS["linear"].upstream,
         linear_cross_entropy=_mean_cross_entropy,
     )
@@ -91,6 +93,7 @@ def ours() -> Functions:
         mean=ops.ours("mean"),
         argmax=ops.ours("argmax"),
         transpose=ops.ours("transpose"),
+        matmul=ops.ours("matmul"),
         linear=ops.ours("linear"),
         linear_cross_entropy=jax_gpuops.linear_cross_entropy,
     )
@@ -118,7 +121,7 @@ def _attention(f: Functions, query, key, value, lengths=None, *, mask, by_hand=F
 
 def _lm_head(f: Functions, hidden, weights, labels, *, logits=None):
     dtype = None if logits is None else jnp.promote_types(hidden.dtype, logits)
-    scores = jnp.matmul(hidden, weights, preferred_element_type=dtype)
+    scores = f.matmul(hidden, weights, preferred_element_type=dtype)
     return f.mean(f.cross_entropy(scores, labels))
 
 
