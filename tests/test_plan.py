@@ -688,6 +688,59 @@ def test_columns_in_packs_are_for_aligned_arrays(implementation):
         assert execution["config"]["pack"] == pack
 
 
+def plan_of_rows(name, shape, dtype, implementation, **how):
+    """What the plan says for a function of the softmax family, along the last axis."""
+
+    def function(x):
+        return getattr(jax_gpuops, name)(x, -1, implementation=implementation, **how)
+
+    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
+    ((problem, algorithm),) = described(jaxpr)
+    return planned(implementation, "softmax", problem, algorithm)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns", "dtype", "algorithm"),
+    [
+        ("softmax", 8192, 10, "float32", "warp"),
+        ("softmax", 8193, 10, "float32", "staged"),
+        ("softmax", 100, 20, "bfloat16", "staged"),
+        ("softmax", 100_000, 65, "float32", "warp"),
+        ("softmax", 1_000_000, 65, "float32", "staged"),
+        ("softmax", 100_000, 77, "bfloat16", "staged"),
+        ("softmax", 10_000, 129, "bfloat16", "warp"),
+        ("softmax", 1_000_000, 129, "bfloat16", "staged"),
+        ("softmax", 100, 257, "bfloat16", "warp"),
+        ("logsumexp", 1_000_000, 64, "bfloat16", "warp"),  # whole packs
+        ("logsumexp", 1_000_000, 63, "bfloat16", "staged"),
+        ("logsumexp", 1_000_000, 65, "bfloat16", "warp"),
+    ],
+)
+def test_short_rows_of_no_whole_packs(name, rows, columns, dtype, algorithm, implementation):
+    chosen, _ = plan_of_rows(name, (rows, columns), dtype, implementation)
+    assert chosen == algorithm
+
+
+@pytest.mark.parametrize(("rows", "blocks"), [(9_000, 71), (100_000, 782), (2_000_000, 2605)])
+def test_few_short_rows_are_divided_among_many_blocks(rows, blocks, implementation):
+    """A block takes 768 rows of 10 elements, which fit 32 KiB, only if there are enough rows."""
+    algorithm, config = plan_of_rows("softmax", (rows, 10), "float32", implementation)
+    assert (algorithm, config["blocks"]) == ("staged", blocks)
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "layout"),
+    [("softmax", 500_000, "small"), ("softmax", 600_000, "aligned")],
+)
+def test_rows_of_two_packs(name, rows, layout, implementation):
+    algorithm, config = plan_of_rows(name, (rows, 8), "float32", implementation)
+    assert (algorithm, config["layout"]) == ("warp", layout)
+    for count in (64, rows, 2**29):  # more elements than 32 bits count
+        how = {"batch_invariant": True}
+        algorithm, config = plan_of_rows(name, (count, 8), "float32", implementation, **how)
+        assert (algorithm, config["layout"]) == ("warp", "aligned")
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize(
     ("name", "columns", "pack"),

@@ -35,11 +35,12 @@ RowLayout small_layout_of(const Problem& problem) {
   return layout == RowLayout::kAligned ? RowLayout::kSmall : layout;
 }
 
-// Whether `warp` uses the instances for little work.
+// Whether `warp` uses the instances for little work. Their 32-bit indices are not enough for any
+// number of batch-invariant rows.
 bool is_little_for_warp(const Problem& problem) {
-  if (most_packs(problem) > 2) return is_little_work(problem);
+  if (most_packs(problem) > 2 || problem.batch_invariant) return is_little_work(problem);
   const std::int64_t most = operands(problem) == 1 ? kShortRowPacks : kShortRowPacksOfTwo;
-  return expected_rows(problem) * most_packs(problem) <= most;
+  return problem.rows() * most_packs(problem) <= most;
 }
 
 RowLayout warp_layout_of(const Problem& problem) {
