@@ -41,6 +41,9 @@ LARGEST_BYTES = 2**30
 FILLING_BYTES = 2**26
 """An operand of this many bytes occupies all multiprocessors, and exceeds the L2 cache."""
 
+FILLING_RESULTS = 2**23
+"""A matrix of this many elements has about four tiles of 128 x 128 for each multiprocessor."""
+
 MOST = 2**31 - 1
 """The largest size in a class."""
 
@@ -172,8 +175,9 @@ class Grid:
 
 def fills_the_gpu(point: Point) -> bool:
     """True if the point fills the GPU, so that more rows only take longer."""
-    if point.is_product:  # the result has more tiles than a GPU has multiprocessors
-        return True
+    if point.is_product:
+        *_, m, _, n = point.shape
+        return m * n >= FILLING_RESULTS
     return math.prod(point.shape) * jnp.dtype(point.dtype).itemsize >= FILLING_BYTES
 
 

@@ -7,7 +7,7 @@ operand, `None` requires at least `BETWEEN`. For the kernels in `WALLS` every po
 a consumer, which is not known when `None` chooses: an elementwise operation, or the product that
 follows a layer with an activation. A problem between vertices is ours if all neighbouring vertices
 are. A problem with more rows, or columns of a product, than were measured is ours if the largest
-measured numbers are.
+measured numbers are, by `BEYOND` if it is a product.
 
 The cells of a size are each of its values, and the ranges between two adjacent values. The cells of
 a grid that are ours are merged into the classes that the package reads.
@@ -27,6 +27,9 @@ from jax_gpuops import _measurements
 
 ALONE = 1.05
 BETWEEN = 1.0
+BEYOND = 1.2
+"""The speed alone from which products larger than those that were measured are ours: the rest of
+the last wave of tiles, and the power that a GPU may draw, change ratios by some 10 %."""
 
 WALLS = ("transpose", "gemm", "linear", "glu")
 """Kernels whose lowering by XLA is fused with any neighbouring operation: products read and write
@@ -37,7 +40,8 @@ RULE = (
     f"{', '.join(WALLS)} also at least {BETWEEN} x before a consumer, which is elementwise, or a "
     "product after a layer with an activation; and where XLA may fuse what makes the operand, "
     "between an elementwise producer and this consumer; a problem is ours "
-    "where all its neighbours on the grid are, and beyond the largest number of rows where that is"
+    "where all its neighbours on the grid are, and beyond the largest number of rows where that "
+    f"is, of products at least {BEYOND} x alone"
 )
 
 HEADER = ("device", "driver", "jax", "jaxlib", "uncommitted_changes", "date")
@@ -198,7 +202,9 @@ def _beyond(
         largest = [v for v in fewer if not any(is_of_more_rows(other, v) for other in fewer)]
         filling = (all(map(grid.fills_the_gpu, each.vertices[vertex])) for vertex in largest)
         if largest and all(filling):
-            result[more] = _least(ours[vertex] for vertex in largest)
+            least = _least(ours[vertex] for vertex in largest)
+            is_product = any(point.is_product for point in each.vertices[largest[0]])
+            result[more] = None if least and is_product and least[0] < BEYOND else least
     return result
 
 

@@ -475,6 +475,23 @@ def test_rows_side_by_side_may_be_more_than_measured_too():
 
 
 @pytest.mark.any_version
+@pytest.mark.parametrize(
+    ("state", "rows", "holds"),
+    [("ours", 4096, True), ("level", 4096, False), ("ours", 1024, False)],
+)
+def test_larger_products_are_ours_where_the_kernel_is_far_ahead_on_all_multiprocessors(
+    state, rows, holds
+):
+    each = grid._products("bfloat16", (1, 1), (128, rows), (512, 2048), (1024,))
+    states = dict.fromkeys(grid.points([each]), state)
+    measured = each.fixed | {"aligned": 16, "m": rows, "n": 2048, "k": 1024}
+    larger = measured | {"m": rows + 1, "n": 4096}
+    classes = table_of(each, states)
+    assert any(_measurements.contains(entry, measured) for entry in classes)
+    assert any(_measurements.contains(entry, larger) for entry in classes) is holds
+
+
+@pytest.mark.any_version
 @hypothesis.given(sweep=sweeps(), data=st.data())
 @hypothesis.settings(max_examples=150, deadline=None)
 def test_a_problem_is_in_a_class_where_the_rule_says_so(sweep, data):
