@@ -20,14 +20,15 @@ constexpr std::int64_t kShortRowPacks = 16 * kSmallPacks;
 constexpr std::int64_t kShortRowPacksOfTwo = 4 * kSmallPacks;
 
 constexpr std::int64_t kStagedTileBytes = 32 * 1024;
-// Tiles are smaller if there would be fewer blocks, about as many as a GPU holds at a time.
+// Tiles are smaller if there would be fewer blocks than these, about as many as a GPU holds at a
+// time.
 constexpr std::int64_t kStagedBlocks = 8 * 132;
 // For short rows that do not begin and end at multiples of 16 bytes: the longest for `staged`, and
 // the largest arrays for which shorter ones are left to `warp`, as measured (docs/tuning.md).
 constexpr std::int64_t kMostStagedColumns = 256;
 constexpr std::int64_t kLargeArrayBytes = 160 << 20;
 constexpr std::int64_t kLargeArrayBytesByPacks = 20 << 20;  // if `warp` reads and writes packs
-constexpr std::int64_t kFewRows = 8192;
+constexpr std::int64_t kFewRows = 8192;  // for which `warp` is faster if it reads by elements
 
 // The layout for kernels that index aligned rows with 32-bit numbers.
 RowLayout small_layout_of(const Problem& problem) {
