@@ -210,7 +210,10 @@ def _products_of_16_bits() -> Iterator[Problem]:
 
 
 def _products_of_floats() -> Iterator[Problem]:
-    """Products in float32, at the highest precision and in TF32, and in float64."""
+    """Products in float32, at the highest precision and in TF32, and in float64.
+
+    The floors are for an H200.
+    """
     floors = {4096: Floor(tflops=170), 8192: Floor(tflops=190)}
     for n in _SQUARES:
         series = "M = N = K"
@@ -262,15 +265,11 @@ _OF_8_BITS = {
 
 
 def _layers() -> Iterator[Problem]:
-    floors = {"gelu": Floor(tflops=790)}
+    """Dense layers and a gated one; the floors are for an H200."""
+    layer = functools.partial(ops.make, "linear", (8192, 4096, 16384), "bfloat16")
     for activation in (None, "relu", "gelu", "gelu_exact", "silu"):
-        yield ops.make(
-            "linear",
-            (8192, 4096, 16384),
-            "bfloat16",
-            activation=activation,
-            floor=floors.get(activation),
-        )
+        floor = Floor(tflops=790) if activation == "gelu" else None
+        yield layer(activation=activation, floor=floor)
     yield ops.make("linear", (64, 4096, 16384), "bfloat16", activation="gelu")
     yield ops.make("linear", (8192, 4096, 4096), "bfloat16", residual=True)
     yield ops.make("glu", (8192, 4096, 11008), "bfloat16", floor=Floor(ratio=1.1))

@@ -37,7 +37,7 @@ def floor(problem: Problem, *, gradient: bool, named: bool) -> Floor | None:
     memory = 0.35 if is_small and gradient else None
     if not named:
         return Floor(ratio=_DEFAULT.ratio, memory=memory)
-    ratio = next((least for each, least in _NAMED if gradient and problem == each), None)
+    ratio = _NAMED.get(str(problem)) if gradient else None
     return None if ratio is None and memory is None else Floor(ratio=ratio, memory=memory)
 
 
@@ -50,7 +50,7 @@ def _problem(
 _CAUSAL = _problem("attention", "Pythia 1.4B", (4, 2048, 16, 128), mask="causal")
 _ODD_VOCABULARY = _problem("lm_head", "GPT-Neo 1.3B", (8192, 2048, 50257))
 _MLP = _problem("mlp", "GPT-J 6B", (8192, 4096, 16384), activation="gelu")
-_NAMED = ((_CAUSAL, 1.8), (_ODD_VOCABULARY, 2.0), (_MLP, 1.0))
+_NAMED = {str(_CAUSAL): 1.8, str(_ODD_VOCABULARY): 2.0, str(_MLP): 1.0}
 """The least speeds of programs with gradients, if kernels are requested."""
 
 
