@@ -135,7 +135,7 @@ LADDERS: dict[str, Ladder] = {
         # For 16-bit floats or TF32, or for batches.
         aside=(
             *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined"),
-            *("mma_batched", "fma_batched"),
+            *("wgmma_batched", "mma_batched", "fma_batched"),
         ),
     ),
 }

@@ -198,6 +198,11 @@ def options(op: str, algorithm: str, implementation: str, shapes, dtype: str) ->
     return {"implementation": implementation, "algorithm": algorithm}
 
 
+every_layout = pytest.mark.parametrize(
+    ("transpose_a", "transpose_b"), [(a, b) for a in (False, True) for b in (False, True)]
+)
+
+
 def swap(x):
     """The transposed matrices, as they lie in memory."""
     return np.ascontiguousarray(np.swapaxes(x, -1, -2))

@@ -23,7 +23,8 @@ LADDER = [
     for a in jax_gpuops.algorithms("matmul")
     if a.name
     not in (
-        *("tensor_core", "split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"),
+        *("tensor_core", "split_k", "parallel_split_k", "wgmma_batched", "skinny"),
+        *("mma_pipelined", "mma_batched"),
         *("bf16_x6", "fp16_x3", "fma_pipelined", "fma_sliced", "fma_batched", "fma_skinny"),
         "cublas",
     )

@@ -19,11 +19,6 @@ def batched(implementation):
     return helpers.options("matmul", "mma_batched", implementation, [(8, 8), (8, 8)], "bfloat16")
 
 
-every_layout = pytest.mark.parametrize(
-    ("transpose_a", "transpose_b"), [(a, b) for a in (False, True) for b in (False, True)]
-)
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize(
     ("dtype", "result"),
@@ -34,7 +29,7 @@ every_layout = pytest.mark.parametrize(
         ("float32", "float32"),
     ],
 )
-@every_layout
+@helpers.every_layout
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile(tile, transpose_a, transpose_b, dtype, result, batched):
     """With rows, columns and a depth that no tile divides."""
@@ -48,7 +43,7 @@ def test_every_tile(tile, transpose_a, transpose_b, dtype, result, batched):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@every_layout
+@helpers.every_layout
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -67,7 +62,7 @@ def test_rows_of_any_length(sizes, transpose_a, transpose_b, dtype, batched):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("share", ["a", "b"])
-@every_layout
+@helpers.every_layout
 def test_a_factor_of_the_whole_batch(transpose_a, transpose_b, share, batched):
     a, b = helpers.factor((3, 70, 37), "float16"), helpers.factor((3, 37, 70), "float16", seed=1)
     helpers.assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **batched)
@@ -75,7 +70,7 @@ def test_a_factor_of_the_whole_batch(transpose_a, transpose_b, share, batched):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-@every_layout
+@helpers.every_layout
 def test_neighbours_of_a_factor_do_not_matter(transpose_a, transpose_b, dtype, batched):
     """Pieces bring elements of other rows and matrices, here NaN and infinity."""
     a, b = helpers.factor((3, 35, 37), dtype), helpers.factor((3, 37, 33), dtype, seed=1)

@@ -11,10 +11,6 @@ from test_matmul_fma import assert_product
 import jax_gpuops as ops
 from jax_gpuops import _library
 
-every_layout = pytest.mark.parametrize(
-    ("transpose_a", "transpose_b"), [(a, b) for a in (False, True) for b in (False, True)]
-)
-
 
 @pytest.fixture
 def batched(implementation):
@@ -33,7 +29,7 @@ def factors(batch, m, n, k):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("aligned", [True, False], ids=["16 bytes", "4 bytes"])
-@every_layout
+@helpers.every_layout
 @pytest.mark.parametrize("tile", [32, 64])
 def test_every_kernel(tile, transpose_a, transpose_b, aligned, batched):
     """Copies of packs and of elements, with rows, columns and a depth left over."""
@@ -52,7 +48,7 @@ def test_every_kernel(tile, transpose_a, transpose_b, aligned, batched):
 
 
 @pytest.mark.kernel
-@every_layout
+@helpers.every_layout
 @pytest.mark.parametrize(
     "sizes",
     [
@@ -69,7 +65,7 @@ def test_edges_of_tiles(sizes, transpose_a, transpose_b, batched):
 
 
 @pytest.mark.kernel
-@every_layout
+@helpers.every_layout
 @pytest.mark.parametrize("offset", [4, 8, 12])
 def test_addresses_within_a_pack(offset, transpose_a, transpose_b, batched):
     if batched["implementation"] != "interpret":
@@ -84,7 +80,7 @@ def test_addresses_within_a_pack(offset, transpose_a, transpose_b, batched):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("share", ["a", "b"])
-@every_layout
+@helpers.every_layout
 def test_a_factor_of_the_whole_batch(transpose_a, transpose_b, share, batched):
     a, b = factors(3, 49, 33, 37)
     helpers.assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **batched)
@@ -92,7 +88,7 @@ def test_a_factor_of_the_whole_batch(transpose_a, transpose_b, share, batched):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("k", [36, 37])
-@every_layout
+@helpers.every_layout
 def test_infinities_stay_in_their_row_and_column(transpose_a, transpose_b, k, batched):
     """Neither what fills tiles up, nor another row or matrix, meets them."""
     a, b = factors(3, 35, 33, k)

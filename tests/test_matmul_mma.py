@@ -37,14 +37,9 @@ def assert_product(y, a, b, scale=1.0, added=0.0):
     helpers.assert_product(y, scale * (a @ b) + added, magnitude, a.shape[-1])
 
 
-every_layout = pytest.mark.parametrize(
-    ("transpose_a", "transpose_b"), [(a, b) for a in (False, True) for b in (False, True)]
-)
-
-
 @pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "result"), DTYPES)
-@every_layout
+@helpers.every_layout
 @pytest.mark.parametrize("large", [False, True])
 def test_every_tile(large, transpose_a, transpose_b, dtype, result, mma):
     """With rows, columns and a depth that no tile divides."""
@@ -63,7 +58,7 @@ def test_every_tile(large, transpose_a, transpose_b, dtype, result, mma):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@every_layout
+@helpers.every_layout
 @pytest.mark.parametrize(
     "sizes",
     [(1, 1, 1), (3, 5, 7), (66, 34, 102), (67, 132, 33), (129, 257, 65), (5, 200, 516)],
@@ -88,7 +83,7 @@ def test_rows_of_any_length(sizes, transpose_a, transpose_b, dtype, mma):
 @pytest.mark.parametrize(
     ("dtype", "odd"), [("float16", 1), ("float16", 2), ("float32", 1), ("float64", 1)]
 )
-@every_layout
+@helpers.every_layout
 def test_every_tile_of_narrow_vectors(transpose_a, transpose_b, dtype, odd, large, mma):
     itemsize = helpers.np_dtype(dtype).itemsize
     tile = [each for each in TILES if each[0] == itemsize][large]
@@ -124,7 +119,7 @@ def test_addresses_within_vectors(offset, dtype, mma):
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
 @pytest.mark.parametrize("share", ["", "a", "b"])
-@every_layout
+@helpers.every_layout
 def test_batches_with_c(transpose_a, transpose_b, share, dtype, mma):
     """BLAS's gemm, in one rounding; a factor may be one for the whole batch."""
     with helpers.x64(dtype):
@@ -166,7 +161,7 @@ def test_without_depth_c_is_left(dtype, mma):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
-@every_layout
+@helpers.every_layout
 def test_special_values_stay_in_their_row_and_column(transpose_a, transpose_b, dtype, mma):
     """Neither what fills tiles up nor another row's element meets an infinity."""
     with helpers.x64(dtype):

@@ -148,6 +148,7 @@ def call_transpose(algorithm, dtype, implementation):
 def call_matmul(algorithm, dtype, implementation):
     on_tensor_cores = algorithm in (
         *("tensor_core", "split_k", "parallel_split_k", "mma_pipelined", "mma_batched"),
+        "wgmma_batched",
     )
     is_copied = on_tensor_cores or algorithm == "fma_pipelined"
     shapes = ((131, 72), (72, 136)) if is_copied else ((5, 131), (131, 67))

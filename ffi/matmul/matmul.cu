@@ -34,6 +34,7 @@ void launch_algorithm(Algorithm algorithm, const Call<T>& call) {
     case Algorithm::kTensorCore:
     case Algorithm::kSplitK:
     case Algorithm::kParallelSplitK:
+    case Algorithm::kWgmmaBatched:
     case Algorithm::kSkinny:
     case Algorithm::kBF16X6:
     case Algorithm::kFP16X3:
@@ -86,6 +87,12 @@ void launch(const Queue& queue, const Plan& plan, const Problem& problem, const 
   if (plan.algorithm == Algorithm::kParallelSplitK) {
     dispatch<__half, __nv_bfloat16, float>(problem.dtype, [&](auto type) {
       launch_parallel_split_k<typename decltype(type)::type>(queue, plan.config, problem, buffers);
+    });
+    return;
+  }
+  if (plan.algorithm == Algorithm::kWgmmaBatched) {
+    dispatch<__half, __nv_bfloat16>(problem.dtype, [&](auto type) {
+      launch_wgmma_batched<typename decltype(type)::type>(queue, plan.config, problem, buffers);
     });
     return;
   }

@@ -173,6 +173,7 @@ enum class Algorithm {
   kTensorCore,
   kSplitK,
   kParallelSplitK,
+  kWgmmaBatched,
   kSkinny,
   kBF16X6,
   kFP16X3,
@@ -238,6 +239,13 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "rows of b that are a multiple of 16 bytes; else those of split_k, no bias or activation, and "
      "results of at most 2^23 elements, with n rounded up to a multiple of 8",
      "align_rows_kernel persistent_kernel turned_kernel split_k_reduce_kernel"},
+    {"wgmma_batched",
+     "Tensor cores for batches of small products: several blocks per multiprocessor, with a tile "
+     "each, so that one is copied by TMA while others are multiplied or written.",
+     "jax_gpuops",
+     "float16 and bfloat16; arrays aligned to 16 bytes; factors whose rows are a multiple of 16 "
+     "bytes; no c, bias or activation; alpha = 1; compute capability 9.0",
+     "wgmma_batched_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor is read once, and each warp of a "
      "block multiplies a part of the depth k.",
@@ -414,6 +422,11 @@ void launch_split_k(const Queue& queue, const Config& config, const Problem& pro
 template <class T>
 void launch_parallel_split_k(const Queue& queue, const Config& config, const Problem& problem,
                              const Buffers& buffers);
+
+// The launcher of wgmma_batched, for __half or __nv_bfloat16.
+template <class T>
+void launch_wgmma_batched(const Queue& queue, const Config& config, const Problem& problem,
+                          const Buffers& buffers);
 
 // The launcher of skinny, which is compiled for all GPUs.
 template <class T>
@@ -685,6 +698,17 @@ inline std::int64_t partial_pitch(const Problem& problem) { return divide_up(pro
 // Of one split.
 inline std::int64_t partial_bytes(const Problem& problem) {
   return problem.batch * problem.m * partial_pitch(problem) * 4;
+}
+
+// wgmma_batched
+
+inline constexpr int kWgmmaBatchedTile = 64;  // rows and columns
+inline constexpr int kMostWgmmaBatchedStages = 8;
+inline constexpr int kResidentWgmmaBatched = 8;  // blocks on a multiprocessor, by their registers
+
+// The mbarriers and the stages; aligned as those of TensorCoreTile.
+constexpr int wgmma_batched_shared_bytes(int stages) {
+  return 1024 + stages * 2 * kWgmmaBatchedTile * kTensorLineBytes + 1024 - 128;
 }
 
 // skinny

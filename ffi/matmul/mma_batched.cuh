@@ -87,32 +87,16 @@ class Lines {
     return (phase_of(next_) + line * step) % kPieceBytes;
   }
 
-  // Issues the copies of the next slice, of which `depth` k's lie in the factor. Lines of further
-  // k's become 0.
+  // Issues the copies of the next slice, of which `depth` k's lie in the factor.
   __device__ __forceinline__ void copy(unsigned char* to, int depth) {
     if (deep()) {
       constexpr int kPieces = kMmaBatchedSliceBytes / kPieceBytes;
-      copy_lines<kExtent, kPieces, kDeepPitch>(to, rows_, rows_, depth);
+      copy_lines<kExtent, kPieces, kDeepPitch>(to, rows_, depth);
       next_ += Kernel::kSliceDepth;
     } else {
       constexpr int kPieces = kExtent * static_cast<int>(sizeof(T)) / kPieceBytes;
-      const int zeroed = (depth + kMmaDepth<T> - 1) / kMmaDepth<T> * kMmaDepth<T>;
-      copy_lines<Kernel::kSliceDepth, kPieces, kWidePitch>(to, depth, zeroed, rows_);
+      copy_lines<Kernel::kSliceDepth, kPieces, kWidePitch>(to, depth, rows_);
       next_ += Kernel::kSliceDepth * factor_.depth_stride;
-    }
-  }
-
-  // Sets the elements of a slice's deep lines that lie beyond `depth`, but take part in products,
-  // to 0: a copy of the line's last piece brought others there.
-  __device__ __forceinline__ void clear_beyond(unsigned char* slice, int depth) const {
-    if (!deep()) return;
-    const int past = kMmaDepth<T> - depth % kMmaDepth<T>;
-    for (int i = threadIdx.x; i < rows_ * kMmaDepth<T>; i += Kernel::kThreads) {
-      const int line = i / kMmaDepth<T>;
-      const int k = i % kMmaDepth<T>;
-      if (k < past) {
-        reinterpret_cast<T*>(slice + line * kDeepPitch + phase(line))[depth + k] = T{};
-      }
     }
   }
 
@@ -126,10 +110,9 @@ class Lines {
     return deep() ? factor_.row_stride : factor_.depth_stride;
   }
 
-  // Copies `lines` lines of `length` elements, and zeros up to line `zeroed`.
+  // Copies `lines` lines of `length` elements.
   template <int kLines, int kPieces, int kPitch>
-  __device__ __forceinline__ void copy_lines(unsigned char* to, int lines, int zeroed,
-                                             int length) const {
+  __device__ __forceinline__ void copy_lines(unsigned char* to, int lines, int length) const {
     constexpr int kStep = Kernel::kThreads / kPieces;
     const std::int64_t line_bytes = stride() * static_cast<int>(sizeof(T));
     const int bytes = length * static_cast<int>(sizeof(T));
@@ -147,25 +130,22 @@ class Lines {
     }
     const auto copy_piece = [&](int line, const unsigned char* line_begin, int piece) {
       const int begin = phase_of(line_begin);
+      if (piece >= begin + bytes) return;
       const unsigned char* const from = line_begin - begin + piece;
       unsigned char* const place = to + line * kPitch + piece;
-      if (line >= lines) {
-        copy_async<kPieceBytes>(place, from, false);
-      } else if (piece < begin + bytes) {
-        if (from + kPieceBytes <= end_) {
-          copy_async<kPieceBytes>(place, from, true);
-        } else {
-          copy_last(place, from);
-        }
+      if (from + kPieceBytes <= end_) {
+        copy_async<kPieceBytes>(place, from, true);
+      } else {
+        copy_last(place, from);
       }
     };
 #pragma unroll 1
-    for (; line < zeroed; line += kStep, line_begin += kStep * line_bytes) {
+    for (; line < lines; line += kStep, line_begin += kStep * line_bytes) {
       copy_piece(line, line_begin, piece);
     }
     if (aligned()) return;
     // Other lines may have one piece more.
-    for (line = threadIdx.x; line < zeroed; line += Kernel::kThreads) {
+    for (line = threadIdx.x; line < lines; line += Kernel::kThreads) {
       copy_piece(line, first + line * line_bytes, kPieces * kPieceBytes);
     }
   }
@@ -246,6 +226,24 @@ class TileReader {
 #pragma unroll
         for (MmaWord<T>& word : to) word = round_to_tf32(word);
       });
+    }
+  }
+
+  // Sets the elements of the tiles beyond `depth`, less than that of one mma, to 0. Shared memory
+  // has others there: the next elements of a line, or none that were copied.
+  template <int kTiles>
+  __device__ static __forceinline__ void clear_beyond(int depth, MmaWord<T> (&words)[kTiles][4]) {
+    std::uint32_t kept[2];  // bits of the words of each half
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int k = static_cast<int>(threadIdx.x) % 4 * kPerWord + kDepth / 2 * half;
+      const int elements = depth - k;
+      kept[half] = elements <= 0 ? 0 : elements < kPerWord ? 0xffff : 0xffffffff;
+    }
+#pragma unroll
+    for (int tile = 0; tile < kTiles; ++tile) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word) words[tile][word] &= kept[depth_half(word)];
     }
   }
 
@@ -492,6 +490,11 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTable.resident)
       MmaWord<T> b[Kernel::kColTiles][4];
       a_reader.load(stage, step, a);
       b_reader.load(stage + LinesA::kBytes, step, b);
+      const int beyond = depth - step * kMmaDepth<T>;
+      if (beyond < kMmaDepth<T>) {
+        a_reader.clear_beyond(beyond, a);
+        b_reader.clear_beyond(beyond, b);
+      }
 #pragma unroll
       for (int i = 0; i < Kernel::kRowTiles; ++i) {
 #pragma unroll
@@ -508,11 +511,6 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTable.resident)
     unsigned char* const finished = stage;
     stage = other_stage;
     other_stage = finished;
-    if (depth % kMmaDepth<T> != 0) {
-      a_lines.clear_beyond(stage, depth);
-      b_lines.clear_beyond(stage + LinesA::kBytes, depth);
-      __syncthreads();
-    }
   }
 
   // -- Results --

@@ -146,6 +146,8 @@ Config configure(const Problem& problem, Algorithm algorithm, const Device& devi
       return configure_split_k(problem, device);
     case Algorithm::kParallelSplitK:
       return configure_parallel_split_k(problem, device);
+    case Algorithm::kWgmmaBatched:
+      return configure_wgmma_batched(problem, device);
     case Algorithm::kSkinny:
       return configure_skinny(problem, device);
     case Algorithm::kBF16X6:
@@ -195,6 +197,8 @@ std::string refusal_of(Algorithm algorithm, const Problem& problem, const Device
       return refusal_of_split_k(problem, device);
     case Algorithm::kParallelSplitK:
       return refusal_of_parallel_split_k(problem, device);
+    case Algorithm::kWgmmaBatched:
+      return refusal_of_wgmma_batched(problem, device);
     case Algorithm::kSkinny:
       return refusal_of_skinny(problem, device);
     case Algorithm::kBF16X6:
@@ -265,6 +269,10 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   if (work_of(problem) >= kLeastTensorCoreWork && prefers_skinny(problem, device)) {
     return {Algorithm::kSkinny,
             "so few rows or columns that reading the other factor takes most of the time"};
+  }
+  if (wants_tensor_cores(problem) && prefers_wgmma_batched(problem, device)) {
+    return {Algorithm::kWgmmaBatched,
+            "a batch of products so small that blocks of one tile each fit the GPU"};
   }
   if (chooses_mma_batched(problem) && refusal_of_mma_batched(problem, device).empty()) {
     return {Algorithm::kMmaBatched,

@@ -87,6 +87,39 @@ std::int64_t tensor_core_copies_bytes(const Problem& problem);
 // The time of a launch before and after its products.
 inline constexpr double kLaunchTime = 2700;
 
+// Bytes read or written per nanosecond: from memory by all multiprocessors together, and by one
+// alone; from the L2 cache by all together, if their blocks do not begin at the same time. Factors
+// that another tile has read come from the L2 cache while others come from memory.
+inline constexpr double kMemoryRate = 4500;
+inline constexpr double kOwnMemoryRate = 60;
+inline constexpr double kCacheRate = 12500;
+inline constexpr double kRereadRate = 30000;
+// The latency of a copy to shared memory.
+inline constexpr double kCopyLatency = 900;
+
+// The time of `steps` consecutive copies, if it is only latency, with `stages` of them in flight.
+inline double latency_of(std::int64_t steps, int stages) {
+  return static_cast<double>(steps) * kCopyLatency / stages;
+}
+
+// The rows of a and the columns of b, of all matrices that are not shared.
+inline double lines_of_factors(const Problem& problem) {
+  return static_cast<double>((problem.share_a ? 1 : problem.batch) * problem.m +
+                             (problem.share_b ? 1 : problem.batch) * problem.n);
+}
+
+// The time in which `readers` multiprocessors read the factors of `tiles` tiles over the whole
+// depth.
+inline double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows,
+                        std::int64_t cols, std::int64_t readers) {
+  const auto depth = static_cast<double>(problem.k * bytes_of(problem.dtype));
+  const double once = lines_of_factors(problem);
+  const auto all =
+      static_cast<double>(tiles * (std::min(rows, problem.m) + std::min(cols, problem.n)));
+  const double rate = std::min(kMemoryRate, static_cast<double>(readers) * kOwnMemoryRate);
+  return depth * (once / rate + std::max(all - once, 0.0) / kRereadRate);
+}
+
 // ---- The kernels on tensor cores ----
 //
 // A refusal says why a kernel does not take a problem, and is empty if it does. Estimates and
@@ -124,6 +157,11 @@ bool prefers_parallel_split_k(const Problem& problem, const Device& device);
 Config configure_parallel_split_k(const Problem& problem, const Device& device);
 // Bytes of workspace for copies of factors and partial sums.
 std::int64_t parallel_split_k_workspace(const Problem& problem);
+
+std::string refusal_of_wgmma_batched(const Problem& problem, const Device& device);
+// Whether to take wgmma_batched rather than the other kernels on tensor cores.
+bool prefers_wgmma_batched(const Problem& problem, const Device& device);
+Config configure_wgmma_batched(const Problem& problem, const Device& device);
 
 // The sizes that skinny and fma_skinny refuse: a skinny factor of more than `most_extent` rows or
 // columns, and more tiles than grids have blocks if tiles have the fewest rows, `least_rows`.

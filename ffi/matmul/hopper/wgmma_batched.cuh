@@ -1,0 +1,249 @@
+// matmul, algorithm `wgmma_batched`: batches of small products on Hopper's tensor cores.
+//
+// A small product takes little longer than its factors and its result are on their way. So a block
+// computes one tile of 64 x 64 and ends, and a multiprocessor has several blocks, which wait at
+// different times:
+//
+//     block 0    copy | multiply | write
+//     block 1      copy | multiply | write
+//     block 2        copy | multiply | write
+//
+// A block is one warpgroup. One of its threads copies slices of the factors, 128 bytes deep, into
+// stages: at the beginning as many as there are stages, and then each of the others when a stage
+// has been multiplied. The threads write the result: tensor copies would begin later, since they
+// first read a tensor map. Floats are written from the registers, four lanes a sector of 32 bytes.
+// Results of 16 bits, of which four lanes have only half a sector, pass through shared memory:
+//
+//     sums of a warp     16 rows of 64 columns, two neighbours per lane, in eight rows at a time
+//     a row in memory    128 bytes, by 8 or 32 lanes, as the alignment of rows allows
+//
+// The leading dimensions of the factors are multiples of 16 bytes, as tensor copies require, and
+// the depth is at least 1.
+#pragma once
+
+#include <cstdint>
+#include <type_traits>
+
+#include "core/collectives.h"
+#include "core/cuda.h"
+#include "core/integer.h"
+#include "core/ptx/math.cuh"
+#include "core/ptx/mbarrier.cuh"
+#include "core/ptx/tensor_copy.cuh"
+#include "core/ptx/warpgroup.cuh"
+#include "core/ptx/wgmma.cuh"
+#include "core/shared.h"
+#include "matmul/hopper/stages.cuh"
+#include "matmul/matmul.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+
+template <class Factor_, bool kDeepA_, bool kDeepB_>
+struct WgmmaBatched {
+  using Factor = Factor_;
+  // Whether k is the contiguous dimension of a (stored m x k) and of b (stored n x k).
+  static constexpr bool kDeepA = kDeepA_;
+  static constexpr bool kDeepB = kDeepB_;
+  static constexpr int kTile = kWgmmaBatchedTile;
+  static constexpr int kWaves = kTile / kProductRows;
+  static constexpr int kSums = kTile / 2;
+  static constexpr int kABytes = kTile * kLineBytes;
+  static constexpr int kStageBytes = 2 * kABytes;
+  static_assert(kWaves == 1 && sizeof(Factor) == 2);
+};
+
+// Begins at a multiple of kAtomBytes in shared memory: the swizzle depends on the address. It is
+// followed by the stages, each with a's slice and then b's, and later, in their place, by a panel
+// of results: 64 lines of 128 bytes.
+struct alignas(kAtomBytes) WgmmaBatchedStorage {
+  Mbarrier full[kMostWgmmaBatchedStages];
+
+  __device__ unsigned char* stages() { return reinterpret_cast<unsigned char*>(this + 1); }
+};
+static_assert(sizeof(WgmmaBatchedStorage) == kAtomBytes);
+
+struct WgmmaBatchedTiles {
+  Divisor rows;  // of tiles
+  Divisor cols;
+  int steps;
+  int stages;
+  int a_batch_stride;  // 1, or 0 if the batch shares the factor
+  int b_batch_stride;
+};
+
+struct WgmmaBatchedResult {
+  void* data;
+  bool is_float;  // else of the factors' type
+  int rows;
+  int cols;
+  int word_bytes;  // of which all rows are multiples: 16, 4 or 2, or 8 or 4 for floats
+};
+
+// Neighbouring blocks share columns of b in the L2 cache.
+__device__ __forceinline__ TilePosition locate(const WgmmaBatchedTiles& tiles, unsigned tile) {
+  const Division row = tiles.rows.divide(tile);
+  const Division col = tiles.cols.divide(row.quotient);
+  return {static_cast<int>(row.remainder) * kWgmmaBatchedTile,
+          static_cast<int>(col.remainder) * kWgmmaBatchedTile, static_cast<int>(col.quotient)};
+}
+
+// ---- Results ----
+
+// The first element of row `row` of the tile's matrix.
+template <class T>
+__device__ __forceinline__ T* row_of(const WgmmaBatchedResult& result, const TilePosition& at,
+                                     int row) {
+  return static_cast<T*>(result.data) + (std::int64_t{at.matrix} * result.rows + row) * result.cols;
+}
+
+template <class Config>
+__device__ __forceinline__ void write_floats(const float (&sums)[Config::kSums],
+                                             const WgmmaBatchedResult& result,
+                                             const TilePosition& at) {
+  const int first = at.col + static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int row = at.row + row_of_sums<Config>(0, 0) + 8 * half;
+    if (row >= result.rows) return;
+    float* const line = row_of<float>(result, at, row);
+#pragma unroll
+    for (int i = 0; i < Config::kSums / 4; ++i) {
+      const int col = first + 8 * i;
+      const float2 pair = make_float2(sums[4 * i + 2 * half], sums[4 * i + 2 * half + 1]);
+      if (result.word_bytes == sizeof(float2)) {
+        if (col < result.cols) *reinterpret_cast<float2*>(line + col) = pair;
+      } else {
+        if (col < result.cols) line[col] = pair.x;
+        if (col + 1 < result.cols) line[col + 1] = pair.y;
+      }
+    }
+  }
+}
+
+// Fills the warp's rows of the panel with its sums, rounded. Pieces of 16 bytes are swizzled as
+// tensor copies do it, so that the pieces of eight rows are in different banks.
+template <class Config>
+__device__ __forceinline__ void fill_panel(const float (&sums)[Config::kSums],
+                                           unsigned char* panel) {
+  using T = typename Config::Factor;
+  // Lane i gives the address of row i % 8 of matrix i / 8. The matrices are rows 0 to 7 and 8 to 15
+  // of eight columns, then of the next eight.
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int row = static_cast<int>(threadIdx.x) / kWarpSize * 16 + lane % 16;
+  const unsigned line = shared_address(panel + row * kLineBytes);
+#pragma unroll
+  for (int piece = 0; piece < 8; piece += 2) {
+    const auto word = [&](int i) {
+      const int s = 4 * piece + 2 * i;
+      return round_to_pair<T>(sums[s], sums[s + 1]);
+    };
+    store_matrices</*kTransposed=*/false>(line + ((piece + lane / 16) ^ (row % 8)) * 16, word(0),
+                                          word(1), word(2), word(3));
+  }
+}
+
+// Writes the warp's rows of the panel. All rows of the result are multiples of kBytes bytes: 16, 4,
+// or 2, then a lane writes the two elements of a word one by one.
+template <int kBytes>
+__device__ __forceinline__ void write_panel(const unsigned char* panel,
+                                            const WgmmaBatchedResult& result,
+                                            const TilePosition& at) {
+  using Word = std::conditional_t<kBytes == 16, uint4, std::uint32_t>;
+  constexpr int kWordBytes = sizeof(Word);
+  constexpr int kLanes = kLineBytes / kWordBytes;
+  constexpr int kRowsAtOnce = kWarpSize / kLanes;
+  const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
+  const int first_row = static_cast<int>(threadIdx.x) / kWarpSize * 16;
+  const int end = min(first_row + 16, result.rows - at.row);
+  const int byte = lane % kLanes * kWordBytes;
+  const int col = at.col + byte / 2;
+  int row = first_row + lane / kLanes;
+  auto* to = row_of<std::uint16_t>(result, at, at.row + row) + col;
+#pragma unroll 4
+  for (; row < end; row += kRowsAtOnce, to += std::int64_t{kRowsAtOnce} * result.cols) {
+    const Word word = *reinterpret_cast<const Word*>(panel + row * kLineBytes +
+                                                     (byte / 16 ^ row % 8) * 16 + byte % 16);
+    if constexpr (kBytes > 2) {
+      if (col < result.cols) *reinterpret_cast<Word*>(to) = word;
+    } else {
+      if (col < result.cols) to[0] = static_cast<std::uint16_t>(word);
+      if (col + 1 < result.cols) to[1] = static_cast<std::uint16_t>(word >> 16);
+    }
+  }
+}
+
+// ---- The kernel ----
+
+template <class Config>
+__global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
+    wgmma_batched_kernel(const __grid_constant__ FactorMaps a, const __grid_constant__ FactorMaps b,
+                         const __grid_constant__ WgmmaBatchedResult result,
+                         const __grid_constant__ WgmmaBatchedTiles tiles) {
+#if JAX_GPUOPS_HAS_WGMMA
+  unsigned char* const memory = shared_array<unsigned char>();
+  const unsigned past_atom = shared_address(memory) % kAtomBytes;
+  auto& storage =
+      *reinterpret_cast<WgmmaBatchedStorage*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
+  unsigned char* const stages = storage.stages();
+  const TilePosition at = locate(tiles, blockIdx.x);
+
+  // -- Copies --
+  const auto copy = [&](int step, int stage) {
+    constexpr int kTile = Config::kTile;
+    Mbarrier* const full = &storage.full[stage];
+    unsigned char* const to = stages + stage * Config::kStageBytes;
+    const int k = step * kStageDepth<typename Config::Factor>;
+    announce(full, slice_bytes<Config::kDeepA, kTile>(a, at.row) +
+                       slice_bytes<Config::kDeepB, kTile>(b, at.col));
+    copy_slice<Config::kDeepA, kTile, 1>(to, a, at.row, k, at.matrix * tiles.a_batch_stride, full,
+                                         0, 0);
+    copy_slice<Config::kDeepB, kTile, 1>(to + Config::kABytes, b, at.col, k,
+                                         at.matrix * tiles.b_batch_stride, full, 0, 0);
+  };
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < tiles.stages; ++stage) {
+      initialise(&storage.full[stage]);
+      copy(stage, stage);
+    }
+  }
+  __syncthreads();
+
+  // -- Products --
+  float sums[1][Config::kSums];
+  const std::uint64_t first_a = matrix_descriptor<Config::kDeepA>(stages);
+  const std::uint64_t first_b = matrix_descriptor<Config::kDeepB>(stages + Config::kABytes);
+  int stage = 0;
+  unsigned phase = 0;
+#pragma unroll 1
+  for (int step = 0; step < tiles.steps; ++step) {
+    wait(&storage.full[stage], phase);
+    const int offset = stage * (Config::kStageBytes / 16);
+    multiply_stage<Config>(sums, first_a + offset, first_b + offset, step > 0);
+    wait_for_products<0>();
+    if (step + tiles.stages < tiles.steps) {
+      __syncthreads();  // no warp multiplies the stage any more
+      if (threadIdx.x == 0) copy(step + tiles.stages, stage);
+    }
+    if (++stage == tiles.stages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
+  hold(sums[0]);
+
+  // -- Results --
+  if (result.is_float) return write_floats<Config>(sums[0], result, at);
+  __syncthreads();  // no warp multiplies any stage any more
+  fill_panel<Config>(sums[0], stages);
+  __syncwarp();
+  if (result.word_bytes == 16) return write_panel<16>(stages, result, at);
+  if (result.word_bytes == 4) return write_panel<4>(stages, result, at);
+  write_panel<2>(stages, result, at);
+#else
+  __trap();
+#endif
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,100 @@
+// The plan of wgmma_batched.
+
+#include <algorithm>
+#include <string>
+
+#include "core/integer.h"
+#include "matmul/plan.h"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace matmul {
+namespace {
+
+// The time of a launch, apart from its blocks; of a block with a multiprocessor to itself, and of
+// each step after its first; of a multiprocessor with several blocks for each tile, and for each
+// step of a tile.
+constexpr double kBatchedLaunchTime = 1500;
+constexpr double kBlockTime = 1250;
+constexpr double kBlockStepTime = 270;
+constexpr double kSharedTileTime = 300;
+constexpr double kSharedStepTime = 150;
+// The most steps for which the plan chooses it: blocks that multiply while they copy are faster.
+constexpr std::int64_t kMostBatchedSteps = 16;
+// The stages of a block if there are several waves of blocks: while one waits, others multiply.
+constexpr int kStagesOfManyBlocks = 3;
+
+std::int64_t batched_tiles(const Problem& problem) {
+  return problem.batch * divide_up(problem.m, kWgmmaBatchedTile) *
+         divide_up(problem.n, kWgmmaBatchedTile);
+}
+
+std::int64_t batched_steps(const Problem& problem) {
+  return divide_up(problem.k * bytes_of(problem.dtype), kTensorLineBytes);
+}
+
+// As many as there is room for if all blocks are resident at the same time. The system reserves
+// 1 KiB of shared memory for each.
+int stages_of(const Problem& problem, const Device& device) {
+  constexpr int kSharedBytes = 228 * 1024;
+  const std::int64_t blocks = divide_up(batched_tiles(problem), device.multiprocessors);
+  const auto steps = static_cast<int>(
+      std::clamp<std::int64_t>(batched_steps(problem), 1, kMostWgmmaBatchedStages));
+  for (int stages = steps; stages > 0; --stages) {
+    const int fit = kSharedBytes / (wgmma_batched_shared_bytes(stages) + 1024);
+    if (blocks <= std::min(fit, kResidentWgmmaBatched)) return stages;
+  }
+  return std::min(steps, kStagesOfManyBlocks);
+}
+
+double wgmma_batched_time(const Problem& problem, const Device& device) {
+  const std::int64_t tiles = batched_tiles(problem);
+  const auto steps = static_cast<double>(batched_steps(problem));
+  const double of_block = kBlockTime + (steps - 1) * kBlockStepTime;
+  const double of_all = static_cast<double>(tiles) / device.multiprocessors *
+                        (kSharedTileTime + steps * kSharedStepTime);
+  const double reads = read_time(problem, tiles, kWgmmaBatchedTile, kWgmmaBatchedTile,
+                                 std::min<std::int64_t>(tiles, device.multiprocessors));
+  return kBatchedLaunchTime + std::max({of_block, of_all, reads});
+}
+
+}  // namespace
+
+// Why wgmma_batched does not take the problem; empty if it does.
+std::string refusal_of_wgmma_batched(const Problem& problem, const Device& device) {
+  if (!is_16_bit_float(problem.dtype)) {
+    return "supports only float16 and bfloat16, not " + text(info(problem.dtype).name);
+  }
+  if (problem.has_c) return "does not support c";
+  if (has_epilogue(problem)) return "does not support a bias or an activation";
+  const std::string why = refusal_of_tensor_core(problem, device);
+  if (!why.empty()) return why;
+  return copies_bytes(problem) > 0 ? "supports only factors whose rows are a multiple of 16 bytes"
+                                   : "";
+}
+
+bool prefers_wgmma_batched(const Problem& problem, const Device& device) {
+  const bool writes_pairs = problem.result_dtype != DType::kFloat32 || problem.n % 2 == 0;
+  return problem.batch > 1 && writes_pairs && batched_steps(problem) <= kMostBatchedSteps &&
+         refusal_of_wgmma_batched(problem, device).empty() &&
+         wgmma_batched_time(problem, device) < tensor_core_or_split_k_time(problem, device);
+}
+
+Config configure_wgmma_batched(const Problem& problem, const Device& device) {
+  const auto row_bytes = problem.n * bytes_of(problem.result_dtype);
+  Config config;
+  config.threads = 128;
+  config.tile_rows = kWgmmaBatchedTile;
+  config.tile_cols = kWgmmaBatchedTile;
+  config.blocks = batched_tiles(problem);
+  config.stages = stages_of(problem, device);
+  config.shared_bytes = wgmma_batched_shared_bytes(config.stages);
+  if (problem.result_dtype == DType::kFloat32) {
+    config.vector_bytes = row_bytes % 8 == 0 ? 8 : 4;
+  } else {
+    config.vector_bytes = row_bytes % 16 == 0 ? 16 : row_bytes % 4 == 0 ? 4 : 2;
+  }
+  return config;
+}
+
+}  // namespace matmul
+}  // namespace JAX_GPUOPS_NAMESPACE

@@ -1,0 +1,150 @@
+"""Batches of small products on Hopper's tensor cores: wgmma_batched."""
+
+import helpers
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jax_gpuops as ops
+
+
+@pytest.fixture
+def batched(implementation):
+    """The options of a product by wgmma_batched, which only a Hopper GPU and the host run."""
+    return helpers.options("matmul", "wgmma_batched", implementation, [(8, 8), (8, 8)], "bfloat16")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("dtype", "result"),
+    [("float16", "float16"), ("bfloat16", "bfloat16"), ("bfloat16", "float32")],
+)
+@helpers.every_layout
+@pytest.mark.parametrize(
+    "sizes",
+    [(8, 8, 8), (64, 64, 64), (72, 16, 136), (136, 200, 72), (64, 64, 1032)],
+    ids=str,
+)
+def test_every_layout(sizes, transpose_a, transpose_b, dtype, result, batched):
+    """With one tile or several, some at an edge; with one step, several, and more than stages."""
+    m, n, k = sizes
+    a, b = helpers.factor((3, m, k), dtype), helpers.factor((3, k, n), dtype, seed=1)
+    y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **batched)
+    assert y.dtype == result
+    helpers.assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("result", ["bfloat16", "float32"])
+@pytest.mark.parametrize("n", [2, 3, 63, 66, 100, 131])
+def test_rows_of_results_of_any_length(n, result, batched):
+    """Results are written in words of 16, 4 and 2 bytes, or 8 and 4, whatever their rows allow."""
+    a, b = helpers.factor((2, 70, 40), "bfloat16"), helpers.factor((2, 40, n), "bfloat16", seed=1)
+    y, _ = helpers.recorded_dot(a, b, False, True, result, **batched)
+    helpers.assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("share", ["a", "b"])
+def test_a_factor_of_the_whole_batch(share, batched):
+    a, b = helpers.factor((3, 72, 40), "float16"), helpers.factor((3, 40, 72), "float16", seed=1)
+    helpers.assert_gemm_of_batch(a, b, share, False, False, **batched)
+
+
+@pytest.mark.kernel
+def test_stages_have_room_for_all_blocks_at_once(batched):
+    """The fewer blocks, the more stages, but at most one for each step along k."""
+    if batched["implementation"] != "interpret":
+        pytest.skip("the host simulates 4 multiprocessors")
+    stages = {}
+    for batch, k in [(4, 1024), (16, 1024), (32, 1024), (48, 1024), (4, 64)]:
+        a, b = (helpers.factor((batch, *shape), "bfloat16") for shape in ((8, k), (k, 8)))
+        y, config = helpers.recorded_dot(a, b, False, False, "bfloat16", **batched)
+        helpers.assert_matmul(y, a, b)
+        stages[batch, k] = config["stages"]
+    assert stages == {(4, 1024): 8, (16, 1024): 3, (32, 1024): 1, (48, 1024): 3, (4, 64): 1}
+
+
+@pytest.mark.kernel
+def test_neighbours_of_a_factor_do_not_matter(batched):
+    """Boxes of tensor copies do not extend into other matrices, here of NaN and infinity."""
+    a, b = helpers.factor((3, 35, 40), "bfloat16"), helpers.factor((3, 40, 40), "bfloat16", seed=1)
+    expected = ops.matmul(a[1], b[1], **batched)
+    a[0], a[2], b[0], b[2] = np.nan, np.inf, np.inf, np.nan
+    helpers.assert_same_bits(ops.matmul(a, b, **batched)[1], expected)
+
+
+@pytest.mark.kernel
+def test_rows_do_not_depend_on_others(batched):
+    """The depth is added in the same order in every tile, by any number of stages."""
+    a, b = helpers.factor((9, 200, 152), "bfloat16"), helpers.factor((9, 152, 136), "bfloat16")
+    expected = ops.matmul(a, b, **batched)
+    for batch, m, n in [(1, 1, 136), (2, 27, 32), (3, 64, 64), (1, 200, 8)]:
+        y = ops.matmul(a[:batch, :m], b[:batch, :, :n], **batched)
+        helpers.assert_same_bits(y, expected[:batch, :m, :n])
+
+
+@pytest.mark.kernel
+def test_any_order_of_threads(batched):
+    if batched["implementation"] != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    a, b = helpers.factor((6, 72, 264), "bfloat16"), helpers.factor((6, 264, 72), "bfloat16")
+    y = helpers.under_each_schedule(
+        lambda: ops.matmul(a, b, **batched), [(1, {}), (2, {}), *[(3, {"block": 1})]]
+    )
+    helpers.assert_matmul(y, a, b)
+
+
+@pytest.mark.kernel
+def test_no_depth(batched):
+    y = ops.matmul(jnp.ones((2, 40, 0), "bfloat16"), jnp.ones((2, 0, 8), "bfloat16"), **batched)
+    helpers.assert_same_bits(y, np.zeros((2, 40, 8), y.dtype))
+
+
+@pytest.mark.parametrize(
+    ("shapes", "dtype", "why"),
+    [
+        ([(2, 8, 8)] * 2, "float32", "supports only float16 and bfloat16, not float32"),
+        ([(2, 8, 12), (2, 12, 8)], "bfloat16", "factors whose rows are a multiple of 16 bytes"),
+        ([(2, 8, 8), (2, 8, 12)], "bfloat16", "factors whose rows are a multiple of 16 bytes"),
+    ],
+    ids=str,
+)
+def test_refusals(shapes, dtype, why, batched):
+    with pytest.raises(ValueError, match=f"algorithm 'wgmma_batched' .*{why}"):
+        ops.plan("matmul", shapes, dtype, **batched)
+
+
+def test_refusal_of_a_bias(batched):
+    x, b = jnp.ones((8, 8), "bfloat16"), jnp.ones(8, "bfloat16")
+    with pytest.raises(ValueError, match="'wgmma_batched' does not support a bias"):
+        ops.linear(x, x, b, **batched)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "transpose_b", "result", "chosen"),
+    [
+        ((2, 64, 64, 64), False, "bfloat16", True),
+        ((2, 64, 64, 64), False, "float32", True),
+        ((1, 128, 128, 64), True, "bfloat16", True),
+        ((1, 577, 64, 577), True, "bfloat16", True),  # scores in rows that begin anywhere
+        ((1, 197, 64, 197), True, "float32", False),
+        ((1, 197, 64, 197), False, "bfloat16", False),  # the rows of b begin anywhere
+        ((1, 512, 64, 512), False, "bfloat16", False),  # so many tiles that a pipeline pays
+        ((1, 64, 1032, 64), False, "bfloat16", False),  # so deep
+    ],
+    ids=str,
+)
+def test_what_the_plan_gives_to_it(sizes, transpose_b, result, chosen, batched):
+    per_multiprocessor, m, k, n = sizes
+    batch = per_multiprocessor * (4 if batched["implementation"] == "interpret" else 132)
+    shapes = [(batch, m, k), (batch, n, k) if transpose_b else (batch, k, n)]
+    plan = ops.plan(
+        "dot_general",
+        shapes,
+        "bfloat16",
+        dimension_numbers=(((2,), (2 if transpose_b else 1,)), ((0,), (0,))),
+        preferred_element_type=result,
+        implementation=batched["implementation"],
+    )
+    assert (plan.algorithm == "wgmma_batched") == chosen
