@@ -128,6 +128,8 @@ def test_addresses_within_pieces(batched):
         ((192, 77, 64, 77), True),  # small matrices
         ((4096, 49, 32, 49), True),
         ((4096, 27, 128, 27), True),
+        ((4096, 27, 27, 128), True),  # a small depth
+        ((48, 77, 77, 64), True),
         ((96, 200, 64, 200), False),
         ((64, 512, 64, 512), False),
         ((2, 49, 32, 49), False),  # too few for all multiprocessors
@@ -140,15 +142,3 @@ def test_what_the_plan_gives_to_it(sizes, chosen, batched):
     shapes, how = [(batch, m, k), (batch, k, n)], {"implementation": batched["implementation"]}
     plan = ops.plan("matmul", shapes, "bfloat16", **how)
     assert (plan.algorithm == "mma_batched") == chosen
-
-
-@pytest.mark.parametrize("result", ["bfloat16", "float32"])
-def test_results_in_rows_that_begin_anywhere(result, batched):
-    """The factors' rows are aligned: only the width of the result makes a difference."""
-    how = {
-        "implementation": batched["implementation"],
-        "dimension_numbers": (((2,), (2,)), ((0,), (0,))),
-        "preferred_element_type": result,
-    }
-    plan = ops.plan("dot_general", [(96, 577, 64)] * 2, "bfloat16", **how)
-    assert (plan.algorithm == "mma_batched") == (result == "float32")

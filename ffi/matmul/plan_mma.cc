@@ -53,11 +53,10 @@ int mma_vector_bytes(const Problem& problem) {
 constexpr std::int64_t kMostBatchedExtent = 64;
 // Results with at most so many rows and columns, which leave most of a larger tile empty.
 constexpr std::int64_t kMostSmallExtent = 80;
-// Results of float32 with more rows and columns than this whose rows begin anywhere, of one slice
-// of depth: tensor_core has no tile of 128 x 128 for these.
-constexpr std::int64_t kLeastUnalignedExtent = 256;
-constexpr std::int64_t kLeastBatchedDepth = 32;
+constexpr std::int64_t kLeastBatchedDepth = 16;
 constexpr std::int64_t kMostBatchedDepth = 512;
+// The fewest tiles, of small results and of others: the other kernels need fewer multiprocessors.
+constexpr std::int64_t kLeastSmallTiles = 32;
 constexpr std::int64_t kLeastBatchedTiles = 128;
 
 std::int64_t tiles_of(const Problem& problem, const MmaBatchedTile& tile) {
@@ -121,21 +120,19 @@ std::string refusal_of_mma_batched(const Problem& problem, const Device& device)
 bool suits_mma_batched(const Problem& problem) {
   if (problem.batch == 1 || problem.dtype == DType::kFloat64 || problem.has_c || problem.scaled ||
       is_8_bit(problem.dtype) || problem.gated || problem.k < kLeastBatchedDepth ||
-      (problem.dtype == DType::kFloat32 && !may_use_tf32(problem)) ||
-      tiles_of(problem, best_mma_batched_tile(problem)) < kLeastBatchedTiles) {
+      (problem.dtype == DType::kFloat32 && !may_use_tf32(problem))) {
     return false;
   }
-  const auto begins_anywhere = [](std::int64_t elements, DType dtype) {
-    return elements * bytes_of(dtype) % kPieceBytes != 0;
-  };
   const auto [least, most] = std::minmax(problem.m, problem.n);
-  const bool reads_anywhere = begins_anywhere(stored_a(problem).length, problem.dtype) ||
-                              begins_anywhere(stored_b(problem).length, problem.dtype);
+  const std::int64_t least_tiles = most <= kMostSmallExtent ? kLeastSmallTiles : kLeastBatchedTiles;
+  if (tiles_of(problem, best_mma_batched_tile(problem)) < least_tiles) return false;
+  const auto begins_anywhere = [](const StoredFactor& factor) {
+    return factor.length * factor.element_bytes % kPieceBytes != 0;
+  };
+  const bool reads_anywhere =
+      begins_anywhere(stored_a(problem)) || begins_anywhere(stored_b(problem));
   return (reads_anywhere && std::min(least, problem.k) <= kMostBatchedExtent) ||
-         (most <= kMostSmallExtent && problem.k <= kMostBatchedDepth) ||
-         (begins_anywhere(problem.n, problem.result_dtype) && is_16_bit_float(problem.dtype) &&
-          problem.result_dtype == DType::kFloat32 && problem.k * 2 <= kMmaBatchedSliceBytes &&
-          least > kLeastUnalignedExtent);
+         (most <= kMostSmallExtent && problem.k <= kMostBatchedDepth);
 }
 
 Config configure_mma_batched(const Problem& problem) {

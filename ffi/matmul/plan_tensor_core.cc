@@ -482,6 +482,21 @@ std::string refusal_of_c(const Problem& problem) {
   return problem.k == 0 ? "supports c only for a depth k of at least 1" : "";
 }
 
+std::string refusal_of_tensor_sizes(const Problem& problem, std::int64_t least_cols) {
+  if (problem.alignment < 16) return "requires arrays aligned to 16 bytes";
+  const std::int64_t most = kMostTensorExtent;
+  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
+      std::max(problem.m, problem.n) * problem.k > kMostTensorBytes / bytes_of(problem.dtype) ||
+      problem.m * problem.n > kMostTensorBytes / bytes_of(problem.result_dtype)) {
+    return "supports sizes of at most 2^30 and matrices of at most 512 GiB";
+  }
+  // The number of tiles if they are the smallest.
+  const double tiles =
+      static_cast<double>(problem.batch) *
+      static_cast<double>(divide_up(problem.m, 64) * divide_up(problem.n, least_cols));
+  return tiles > static_cast<double>(most) ? "supports at most 2^30 tiles" : "";
+}
+
 // Why tensor_core does not take the problem; empty if it does.
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device) {
   if (problem.dtype == DType::kFloat64) {
@@ -524,19 +539,8 @@ std::string refusal_of_tensor_core(const Problem& problem, const Device& device)
       return "does not support scales of the columns of b together with those of blocks of a";
     }
   }
-  if (problem.alignment < 16) return "requires arrays aligned to 16 bytes";
-  const std::int64_t most = kMostTensorExtent;
-  if (std::max({problem.batch, problem.m, problem.n, problem.k}) > most ||
-      std::max(problem.m, problem.n) * problem.k > kMostTensorBytes / bytes_of(problem.dtype) ||
-      problem.m * problem.n > kMostTensorBytes / bytes_of(problem.result_dtype)) {
-    return "supports sizes of at most 2^30 and matrices of at most 512 GiB";
-  }
-  // The number of tiles if they are the smallest.
-  const double tiles = static_cast<double>(problem.batch) *
-                       static_cast<double>(divide_up(problem.m, 64) *
-                                           divide_up(problem.n, result_cols(problem, 128)));
-  if (tiles > static_cast<double>(most)) return "supports at most 2^30 tiles";
-  return refusal_of_copies(problem, tensor_core_copies_bytes(problem));
+  const std::string sizes = refusal_of_tensor_sizes(problem, result_cols(problem, 128));
+  return sizes.empty() ? refusal_of_copies(problem, tensor_core_copies_bytes(problem)) : sizes;
 }
 
 double tensor_core_time(const Problem& problem, const Device& device) {

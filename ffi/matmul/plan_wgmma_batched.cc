@@ -66,15 +66,16 @@ std::string refusal_of_wgmma_batched(const Problem& problem, const Device& devic
   }
   if (problem.has_c) return "does not support c";
   if (has_epilogue(problem)) return "does not support a bias or an activation";
-  const std::string why = refusal_of_tensor_core(problem, device);
-  if (!why.empty()) return why;
-  return copies_bytes(problem) > 0 ? "supports only factors whose rows are a multiple of 16 bytes"
-                                   : "";
+  if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
+  if (problem.scaled) return "supports only alpha = 1";
+  if (copies_bytes(problem) > 0) {
+    return "supports only factors whose rows are a multiple of 16 bytes";
+  }
+  return refusal_of_tensor_sizes(problem, kWgmmaBatchedTile);
 }
 
 bool prefers_wgmma_batched(const Problem& problem, const Device& device) {
-  const bool writes_pairs = problem.result_dtype != DType::kFloat32 || problem.n % 2 == 0;
-  return problem.batch > 1 && writes_pairs && batched_steps(problem) <= kMostBatchedSteps &&
+  return problem.batch > 1 && batched_steps(problem) <= kMostBatchedSteps &&
          refusal_of_wgmma_batched(problem, device).empty() &&
          wgmma_batched_time(problem, device) < tensor_core_or_split_k_time(problem, device);
 }
@@ -88,11 +89,7 @@ Config configure_wgmma_batched(const Problem& problem, const Device& device) {
   config.blocks = batched_tiles(problem);
   config.stages = stages_of(problem, device);
   config.shared_bytes = wgmma_batched_shared_bytes(config.stages);
-  if (problem.result_dtype == DType::kFloat32) {
-    config.vector_bytes = row_bytes % 8 == 0 ? 8 : 4;
-  } else {
-    config.vector_bytes = row_bytes % 16 == 0 ? 16 : row_bytes % 4 == 0 ? 4 : 2;
-  }
+  config.vector_bytes = row_bytes % 16 == 0 ? 16 : row_bytes % 4 == 0 ? 4 : 2;
   return config;
 }
 

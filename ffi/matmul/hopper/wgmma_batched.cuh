@@ -10,12 +10,11 @@
 //
 // A block is one warpgroup. One of its threads copies slices of the factors, 128 bytes deep, into
 // stages: at the beginning as many as there are stages, and then each of the others when a stage
-// has been multiplied. The threads write the result: tensor copies would begin later, since they
-// first read a tensor map. Floats are written from the registers, four lanes a sector of 32 bytes.
-// Results of 16 bits, of which four lanes have only half a sector, pass through shared memory:
+// has been multiplied.
 //
-//     sums of a warp     16 rows of 64 columns, two neighbours per lane, in eight rows at a time
-//     a row in memory    128 bytes, by 8 or 32 lanes, as the alignment of rows allows
+// Results pass through shared memory, to be written by the threads in whole lines, the 64 columns
+// of a row, and in words as wide as all rows allow. Tensor copies would begin later, since they
+// first read a map.
 //
 // The leading dimensions of the factors are multiples of 16 bytes, as tensor copies require, and
 // the depth is at least 1.
@@ -51,11 +50,12 @@ struct WgmmaBatched {
   static constexpr int kABytes = kTile * kLineBytes;
   static constexpr int kStageBytes = 2 * kABytes;
   static_assert(kWaves == 1 && sizeof(Factor) == 2);
+  static_assert(kTile * kTile * sizeof(float) <= kStageBytes, "a stage has room for the results");
 };
 
 // Begins at a multiple of kAtomBytes in shared memory: the swizzle depends on the address. It is
-// followed by the stages, each with a's slice and then b's, and later, in their place, by a panel
-// of results: 64 lines of 128 bytes.
+// followed by the stages, each with a's slice and then b's, and later, in their place, by the
+// results.
 struct alignas(kAtomBytes) WgmmaBatchedStorage {
   Mbarrier full[kMostWgmmaBatchedStages];
 
@@ -77,7 +77,7 @@ struct WgmmaBatchedResult {
   bool is_float;  // else of the factors' type
   int rows;
   int cols;
-  int word_bytes;  // of which all rows are multiples: 16, 4 or 2, or 8 or 4 for floats
+  int word_bytes;  // 16, 4 or 2, of which all rows are multiples
 };
 
 // Neighbouring blocks share columns of b in the L2 cache.
@@ -90,48 +90,38 @@ __device__ __forceinline__ TilePosition locate(const WgmmaBatchedTiles& tiles, u
 
 // ---- Results ----
 
-// The first element of row `row` of the tile's matrix.
-template <class T>
-__device__ __forceinline__ T* row_of(const WgmmaBatchedResult& result, const TilePosition& at,
-                                     int row) {
-  return static_cast<T*>(result.data) + (std::int64_t{at.matrix} * result.rows + row) * result.cols;
+// The place of a byte in line `line` of the results. Pieces of 16 bytes are swizzled: those of
+// eight lines are in different banks.
+template <int kBytes>
+__device__ __forceinline__ unsigned char* place_in_line(unsigned char* lines, int line, int byte) {
+  return lines + line * kBytes + (byte / 16 ^ line % 8) * 16 + byte % 16;
 }
 
+// Fills the warp's rows of the results in shared memory with its sums.
 template <class Config>
-__device__ __forceinline__ void write_floats(const float (&sums)[Config::kSums],
-                                             const WgmmaBatchedResult& result,
-                                             const TilePosition& at) {
-  const int first = at.col + static_cast<int>(threadIdx.x) % 4 * 2;
+__device__ __forceinline__ void fill_floats(const float (&sums)[Config::kSums],
+                                            unsigned char* lines) {
+  constexpr int kBytes = Config::kTile * static_cast<int>(sizeof(float));
+  const int row = row_of_sums<Config>(0, 0);
+  const int col = static_cast<int>(threadIdx.x) % 4 * 2;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int row = at.row + row_of_sums<Config>(0, 0) + 8 * half;
-    if (row >= result.rows) return;
-    float* const line = row_of<float>(result, at, row);
-#pragma unroll
-    for (int i = 0; i < Config::kSums / 4; ++i) {
-      const int col = first + 8 * i;
-      const float2 pair = make_float2(sums[4 * i + 2 * half], sums[4 * i + 2 * half + 1]);
-      if (result.word_bytes == sizeof(float2)) {
-        if (col < result.cols) *reinterpret_cast<float2*>(line + col) = pair;
-      } else {
-        if (col < result.cols) line[col] = pair.x;
-        if (col + 1 < result.cols) line[col + 1] = pair.y;
-      }
-    }
+  for (int i = 0; i < Config::kSums; i += 2) {
+    const int byte = (i / 4 * 8 + col) * static_cast<int>(sizeof(float));
+    *reinterpret_cast<float2*>(place_in_line<kBytes>(lines, row + i % 4 / 2 * 8, byte)) =
+        make_float2(sums[i], sums[i + 1]);
   }
 }
 
-// Fills the warp's rows of the panel with its sums, rounded. Pieces of 16 bytes are swizzled as
-// tensor copies do it, so that the pieces of eight rows are in different banks.
+// The same, rounded to 16 bits.
 template <class Config>
-__device__ __forceinline__ void fill_panel(const float (&sums)[Config::kSums],
-                                           unsigned char* panel) {
+__device__ __forceinline__ void fill_rounded(const float (&sums)[Config::kSums],
+                                             unsigned char* lines) {
   using T = typename Config::Factor;
   // Lane i gives the address of row i % 8 of matrix i / 8. The matrices are rows 0 to 7 and 8 to 15
   // of eight columns, then of the next eight.
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int row = static_cast<int>(threadIdx.x) / kWarpSize * 16 + lane % 16;
-  const unsigned line = shared_address(panel + row * kLineBytes);
+  const unsigned line = shared_address(lines + row * kLineBytes);
 #pragma unroll
   for (int piece = 0; piece < 8; piece += 2) {
     const auto word = [&](int i) {
@@ -143,32 +133,38 @@ __device__ __forceinline__ void fill_panel(const float (&sums)[Config::kSums],
   }
 }
 
-// Writes the warp's rows of the panel. All rows of the result are multiples of kBytes bytes: 16, 4,
-// or 2, then a lane writes the two elements of a word one by one.
-template <int kBytes>
-__device__ __forceinline__ void write_panel(const unsigned char* panel,
-                                            const WgmmaBatchedResult& result,
+// Writes the warp's rows of results of kBytes bytes, by words of kWordBytes. Single results of 16
+// bits are read in pairs.
+template <int kBytes, int kWordBytes>
+__device__ __forceinline__ void write_lines(unsigned char* lines, const WgmmaBatchedResult& result,
                                             const TilePosition& at) {
-  using Word = std::conditional_t<kBytes == 16, uint4, std::uint32_t>;
-  constexpr int kWordBytes = sizeof(Word);
-  constexpr int kLanes = kLineBytes / kWordBytes;
+  using Word = std::conditional_t<kWordBytes == 16, uint4, std::uint32_t>;
+  constexpr int kLineBytes = kWgmmaBatchedTile * kBytes;
+  constexpr int kReadBytes = sizeof(Word);
+  constexpr int kLanes = kLineBytes / kReadBytes < kWarpSize ? kLineBytes / kReadBytes : kWarpSize;
   constexpr int kRowsAtOnce = kWarpSize / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int first_row = static_cast<int>(threadIdx.x) / kWarpSize * 16;
   const int end = min(first_row + 16, result.rows - at.row);
-  const int byte = lane % kLanes * kWordBytes;
-  const int col = at.col + byte / 2;
+  const int left = (result.cols - at.col) * kBytes;
   int row = first_row + lane / kLanes;
-  auto* to = row_of<std::uint16_t>(result, at, at.row + row) + col;
+  const std::int64_t step = std::int64_t{result.cols} * kBytes;
+  unsigned char* to = static_cast<unsigned char*>(result.data) +
+                      (std::int64_t{at.matrix} * result.rows + at.row + row) * step +
+                      at.col * kBytes;
 #pragma unroll 4
-  for (; row < end; row += kRowsAtOnce, to += std::int64_t{kRowsAtOnce} * result.cols) {
-    const Word word = *reinterpret_cast<const Word*>(panel + row * kLineBytes +
-                                                     (byte / 16 ^ row % 8) * 16 + byte % 16);
-    if constexpr (kBytes > 2) {
-      if (col < result.cols) *reinterpret_cast<Word*>(to) = word;
-    } else {
-      if (col < result.cols) to[0] = static_cast<std::uint16_t>(word);
-      if (col + 1 < result.cols) to[1] = static_cast<std::uint16_t>(word >> 16);
+  for (; row < end; row += kRowsAtOnce, to += kRowsAtOnce * step) {
+#pragma unroll
+    for (int first = 0; first < kLineBytes; first += kLanes * kReadBytes) {
+      const int byte = first + lane % kLanes * kReadBytes;
+      const Word word = *reinterpret_cast<const Word*>(place_in_line<kLineBytes>(lines, row, byte));
+      if constexpr (kWordBytes > 2) {
+        if (byte < left) *reinterpret_cast<Word*>(to + byte) = word;
+      } else {
+        auto* const pair = reinterpret_cast<std::uint16_t*>(to + byte);
+        if (byte < left) pair[0] = static_cast<std::uint16_t>(word);
+        if (byte + 2 < left) pair[1] = static_cast<std::uint16_t>(word >> 16);
+      }
     }
   }
 }
@@ -181,6 +177,9 @@ __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
                          const __grid_constant__ WgmmaBatchedResult result,
                          const __grid_constant__ WgmmaBatchedTiles tiles) {
 #if JAX_GPUOPS_HAS_WGMMA
+  constexpr bool kDeepA = Config::kDeepA;
+  constexpr bool kDeepB = Config::kDeepB;
+  constexpr int kTile = Config::kTile;
   unsigned char* const memory = shared_array<unsigned char>();
   const unsigned past_atom = shared_address(memory) % kAtomBytes;
   auto& storage =
@@ -190,16 +189,13 @@ __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
 
   // -- Copies --
   const auto copy = [&](int step, int stage) {
-    constexpr int kTile = Config::kTile;
     Mbarrier* const full = &storage.full[stage];
     unsigned char* const to = stages + stage * Config::kStageBytes;
     const int k = step * kStageDepth<typename Config::Factor>;
-    announce(full, slice_bytes<Config::kDeepA, kTile>(a, at.row) +
-                       slice_bytes<Config::kDeepB, kTile>(b, at.col));
-    copy_slice<Config::kDeepA, kTile, 1>(to, a, at.row, k, at.matrix * tiles.a_batch_stride, full,
-                                         0, 0);
-    copy_slice<Config::kDeepB, kTile, 1>(to + Config::kABytes, b, at.col, k,
-                                         at.matrix * tiles.b_batch_stride, full, 0, 0);
+    announce(full, slice_bytes<kDeepA, kTile>(a, at.row) + slice_bytes<kDeepB, kTile>(b, at.col));
+    copy_slice<kDeepA, kTile, 1>(to, a, at.row, k, at.matrix * tiles.a_batch_stride, full, 0, 0);
+    copy_slice<kDeepB, kTile, 1>(to + Config::kABytes, b, at.col, k,
+                                 at.matrix * tiles.b_batch_stride, full, 0, 0);
   };
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < tiles.stages; ++stage) {
@@ -211,8 +207,8 @@ __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
 
   // -- Products --
   float sums[1][Config::kSums];
-  const std::uint64_t first_a = matrix_descriptor<Config::kDeepA>(stages);
-  const std::uint64_t first_b = matrix_descriptor<Config::kDeepB>(stages + Config::kABytes);
+  const std::uint64_t first_a = matrix_descriptor<kDeepA>(stages);
+  const std::uint64_t first_b = matrix_descriptor<kDeepB>(stages + Config::kABytes);
   int stage = 0;
   unsigned phase = 0;
 #pragma unroll 1
@@ -233,13 +229,20 @@ __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
   hold(sums[0]);
 
   // -- Results --
-  if (result.is_float) return write_floats<Config>(sums[0], result, at);
   __syncthreads();  // no warp multiplies any stage any more
-  fill_panel<Config>(sums[0], stages);
+  if (result.is_float) {
+    fill_floats<Config>(sums[0], stages);
+  } else {
+    fill_rounded<Config>(sums[0], stages);
+  }
   __syncwarp();
-  if (result.word_bytes == 16) return write_panel<16>(stages, result, at);
-  if (result.word_bytes == 4) return write_panel<4>(stages, result, at);
-  write_panel<2>(stages, result, at);
+  if (result.is_float) {
+    if (result.word_bytes == 16) return write_lines<4, 16>(stages, result, at);
+    return write_lines<4, 4>(stages, result, at);
+  }
+  if (result.word_bytes == 16) return write_lines<2, 16>(stages, result, at);
+  if (result.word_bytes == 4) return write_lines<2, 4>(stages, result, at);
+  write_lines<2, 2>(stages, result, at);
 #else
   __trap();
 #endif
