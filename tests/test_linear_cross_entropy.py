@@ -271,6 +271,7 @@ def test_vmap_and_its_gradient(way):
         assert_close(results(functools.partial(ours, **options(way))), results(formula))
 
 
+@pytest.mark.any_version
 @every_way
 def test_derivatives_of_two_orders_in_both_modes(way):
     rows, width, _ = WAYS[way]
