@@ -104,8 +104,16 @@ def test_every_algorithm_for_every_gpu(sizes, algorithm, dtype, implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("sizes", [(33, 36, 20), (33, 37, 70), (300, 260, 520)], ids=str)
-@pytest.mark.parametrize("algorithm", [None, "bf16_x6", "fp16_x3"], ids=str)
+@pytest.mark.parametrize(
+    ("algorithm", "sizes"),
+    [
+        (algorithm, sizes)
+        for algorithm in (None, "bf16_x6", "fp16_x3")
+        # None multiplies by parts from this depth on.
+        for sizes in ((33, 36, 20), (33, 37, 70), (300, 260, 72 if algorithm else 520))
+    ],
+    ids=str,
+)
 def test_the_highest_precision(algorithm, sizes, on_tensor_cores):
     """After products by parts, another kernel adds the bias and applies the activation."""
     how = {**on_tensor_cores, "precision": "highest", "algorithm": algorithm}
