@@ -67,6 +67,7 @@ def test_every_step_of_a_ladder_is_an_algorithm(family):
     assert not {*ladder.steps} & {*ladder.aside}
 
 
+@pytest.mark.any_version
 @pytest.mark.skipif(run.has_gpu(), reason='"interpret" takes no arrays on a GPU')
 @pytest.mark.parametrize("family", ops.FAMILIES)
 def test_main_table_without_a_gpu_runs_every_portable_algorithm(family):

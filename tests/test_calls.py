@@ -15,44 +15,65 @@ from bench.problem import Variant
 from bench.report import console
 from bench.results import FAILED, REFUSED, WRONG, XLA, Result, Run, Unfinished
 
-DRAWN = {draw: cases.problems(draw, gpu=True) for draw in cases.DRAWS.values()}
-CALLS = DRAWN[cases.FIRST]
+DRAWS = list(cases.DRAWS.values())
 HOST = cases.problems(gpu=False)
 
-of_each_draw = pytest.mark.parametrize("draw", DRAWN, ids=lambda draw: draw.name)
+
+def drawn(draw=cases.FIRST):
+    """The calls of a draw: no tests of another file wait for them, as they would at import."""
+    return cases.problems(draw, gpu=True)
+
+
+@pytest.fixture
+def problem(request):
+    draw, number = request.param
+    return drawn(draw)[number]
+
+
+of_each_draw = pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.name)
 of_each_call = pytest.mark.parametrize(
-    "problem", [call for calls in DRAWN.values() for call in calls], ids=str
+    "problem",
+    [
+        pytest.param((draw, number), id=line)
+        for draw in DRAWS
+        for number, line in enumerate(draw.file.read_text().splitlines())
+    ],
+    indirect=True,
 )
 
 
 # Which they are
 
 
+@pytest.mark.any_version
 @of_each_draw
 def test_calls_are_those_that_were_drawn_once(draw):
     assert draw.file.read_text() == cases.text(draw)
 
 
+@pytest.mark.any_version
 @of_each_draw
 def test_there_are_300_calls_of_a_draw(draw):
-    assert len(DRAWN[draw]) == 300
-    families = collections.Counter(ops.OPS[each.op].family for each in DRAWN[draw])
+    assert len(drawn(draw)) == 300
+    families = collections.Counter(ops.OPS[each.op].family for each in drawn(draw))
     assert families == cases.COUNTS
     assert sum(cases.COUNTS.values()) == 300
 
 
+@pytest.mark.any_version
 def test_no_call_is_drawn_twice():
-    calls = [(p.op, p.shape, p.dtype, p.options_text()) for of in DRAWN.values() for p in of]
+    calls = [(p.op, p.shape, p.dtype, p.options_text()) for draw in DRAWS for p in drawn(draw)]
     assert len(set(calls)) == len(calls)
 
 
+@pytest.mark.any_version
 @of_each_draw
 def test_calls_come_by_family_and_name_their_model(draw):
-    families = [ops.OPS[each.op].family for each in DRAWN[draw]]
+    families = [ops.OPS[each.op].family for each in drawn(draw)]
     assert list(dict.fromkeys(families)) == list(ops.FAMILIES)
     assert families == sorted(families, key=ops.FAMILIES.index)
-    assert len(model_names(DRAWN[draw])) >= 40
-    assert len(model_names(DRAWN[draw]) & listed_names(draw.models)) >= 40
+    assert len(model_names(drawn(draw))) >= 40
+    assert len(model_names(drawn(draw)) & listed_names(draw.models)) >= 40
 
 
 def model_names(calls):
@@ -64,6 +85,7 @@ def listed_names(group):
     return {each.name for each in listed}
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("draw", "lengths"),
     [(cases.SECOND, {64, 729, 1370, 8192}), (cases.THIRD, {81, 676, 1101, 6144})],
@@ -71,17 +93,18 @@ def listed_names(group):
 )
 def test_a_later_draw_is_of_other_models_and_lengths_too(draw, lengths):
     assert not listed_names(models.FIRST) & listed_names(models.FURTHER)
-    names = model_names(DRAWN[draw])
+    names = model_names(drawn(draw))
     assert names & listed_names(models.FIRST)
     assert len(names & listed_names(models.FURTHER)) >= 40
-    others = {length for other in DRAWN if other != draw for length in other.lengths}
+    others = {length for other in DRAWS if other != draw for length in other.lengths}
     assert not set(draw.lengths) & others
-    assert lengths <= {size for p in DRAWN[draw] for size in p.shape}
+    assert lengths <= {size for p in drawn(draw) for size in p.shape}
 
 
+@pytest.mark.any_version
 @of_each_draw
 def test_calls_are_of_many_kinds(draw):
-    calls = DRAWN[draw]
+    calls = drawn(draw)
     by_op = collections.Counter(each.op for each in calls)
     assert {
         "softmax", "softmax_vjp", "log_softmax", "log_softmax_vjp", "logsumexp", "cross_entropy",
@@ -100,8 +123,9 @@ def test_calls_are_of_many_kinds(draw):
     assert any(math.prod(p.shape) % 2 for p in calls)
 
 
+@pytest.mark.any_version
 def test_calls_have_sizes_that_are_no_powers_of_two():
-    assert {50257, 1500, 197, 77} <= {size for p in CALLS for size in p.shape}
+    assert {50257, 1500, 197, 77} <= {size for p in drawn() for size in p.shape}
 
 
 @pytest.mark.any_version
@@ -114,9 +138,10 @@ def test_call_fits_a_gpu(problem):
         assert ops.floating_point_operations(problem) <= 2**44
 
 
+@pytest.mark.any_version
 @of_each_draw
 def test_few_calls_are_large(draw):
-    large = [each for each in DRAWN[draw] if cases._largest(each) > 256 << 20]
+    large = [each for each in drawn(draw) if cases._largest(each) > 256 << 20]
     assert 0 < len(large) <= 30
 
 
@@ -138,19 +163,21 @@ def test_call_can_be_traced(problem):
     assert types(ops.ours(problem.op)) == types(op.upstream)
 
 
+@pytest.mark.any_version
 @of_each_draw
 def test_quick_runs_an_example_of_each_op(draw):
     quick = [each.op for each in cases.problems(draw, gpu=True, quick=True)]
-    assert quick == list(dict.fromkeys(each.op for each in DRAWN[draw]))
+    assert quick == list(dict.fromkeys(each.op for each in drawn(draw)))
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("arguments", "draw"),
     [([], cases.FIRST), *((["--draw", name], draw) for name, draw in cases.DRAWS.items())],
 )
 def test_the_command_line_names_a_draw(arguments, draw):
     options = command_line._parser().parse_args(["calls", *arguments])
-    assert command_line._problems(options, gpu=True) == DRAWN[draw]
+    assert command_line._problems(options, gpu=True) == drawn(draw)
 
 
 # How None is judged
@@ -177,6 +204,7 @@ def made_up_pair(named, default, *, taken, problem=None):
     ]
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("named", "default", "taken", "ahead", "missed", "slow"),
     [
@@ -202,6 +230,7 @@ def lines(*pairs):
     return report.demands_text([result for pair in pairs for result in pair])
 
 
+@pytest.mark.any_version
 def test_none_must_run_9_of_10_kernels_that_are_ahead():
     taken = made_up_pair(1.5, 1.5, taken=True)
     missed = made_up_pair(1.5, 1.0, taken=False)
@@ -215,6 +244,7 @@ def test_none_must_run_9_of_10_kernels_that_are_ahead():
     assert "8 of them (89%; asked are 90%): not met." in share
 
 
+@pytest.mark.any_version
 def test_no_call_of_none_may_be_slow():
     good, slow = made_up_pair(0.5, 1.0, taken=False), made_up_pair(0.5, 0.974, taken=False)
     _, least = lines(good, slow)
@@ -222,6 +252,7 @@ def test_no_call_of_none_may_be_slow():
     assert "not met. The least is 0.974x, softmax 2x3x33x33" in least
 
 
+@pytest.mark.any_version
 def test_without_a_speed_nothing_is_asked():
     assert lines(made_up_pair(REFUSED, FAILED, taken=False)) == []
     share, _ = lines(made_up_pair(REFUSED, 1.0, taken=False))
@@ -232,7 +263,7 @@ def test_without_a_speed_nothing_is_asked():
 def made_up_run():
     """Of every third call None misses the kernel, one is slow, one refused, one wrong."""
     found = []
-    for i, problem in enumerate(CALLS):
+    for i, problem in enumerate(drawn()):
         named, default = (1.5, 1.0) if i % 3 == 0 else (1.2, 1.2)
         if i == 1:
             named, default = 0.9, 0.9
@@ -245,6 +276,7 @@ def made_up_run():
     return Run("calls", results.environment(commit="abc"), found)
 
 
+@pytest.mark.any_version
 def test_tables_summary_and_verdict_of_a_timed_run(capsys):
     done = made_up_run()
     for family in ops.FAMILIES:
@@ -253,7 +285,7 @@ def test_tables_summary_and_verdict_of_a_timed_run(capsys):
     console().print(report.verdict(done, timed=True))
     out = capsys.readouterr().out
     assert out.count(" missed") >= 100
-    assert all(each.shape_text() in out for each in CALLS[:2])
+    assert all(each.shape_text() in out for each in drawn()[:2])
     (total,) = [line.split() for line in out.splitlines() if line.strip().startswith("all ")]
     assert total[1:3] == ["300", "298"]
     assert total[-3:] == ["297", "197", "1"]
@@ -261,10 +293,12 @@ def test_tables_summary_and_verdict_of_a_timed_run(capsys):
     assert "1 of 599 results are wrong or failed" in out
 
 
+@pytest.mark.any_version
 def test_family_without_a_notable_call_has_no_table():
     assert report.table(made_up_pair(1.5, 1.5, taken=True)) is None
 
 
+@pytest.mark.any_version
 def test_json_round_trip(tmp_path):
     done = made_up_run()
     done.save(tmp_path / "run.json")
@@ -298,6 +332,7 @@ def test_wrong_result_is_reported(monkeypatch, capsys):
     assert "2 of 2 results are wrong or failed" in capsys.readouterr().out
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("commit", ["abc", "def"])
 def test_a_run_that_was_cut_short_goes_on(commit, tmp_path, monkeypatch):
     """Where it is of the same sources; else it begins anew."""
@@ -329,6 +364,7 @@ def test_a_run_that_was_cut_short_goes_on(commit, tmp_path, monkeypatch):
     assert [each.problem for each in Run.load(out).results] == [p for p in chosen for _ in range(2)]
 
 
+@pytest.mark.any_version
 def test_timed_command_prints_a_summary(monkeypatch, capsys):
     """As on a GPU."""
     done = made_up_run()
@@ -337,7 +373,7 @@ def test_timed_command_prints_a_summary(monkeypatch, capsys):
     by_problem = iter(zip(done.results[::2], done.results[1::2], strict=True))
     monkeypatch.setattr(run.Runner, "run_all", lambda *_: map(list, by_problem))
     solve, _ = command_line._COMMANDS["calls"]
-    solve(unfinished, CALLS, options, True)
+    solve(unfinished, drawn(), options, True)
     out = capsys.readouterr().out
     assert "summary, relative to plain JAX" in out
     assert "Not run: warp on" in out

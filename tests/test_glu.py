@@ -240,6 +240,7 @@ def test_gradients(activation, on_tensor_cores):
     assert kept == [jnp.bfloat16] * 2
 
 
+@pytest.mark.any_version
 def test_derivatives_of_the_primitive():
     """In float32, where XLA computes it, to the second order, forward and in reverse."""
     glu_p = helpers.primitive("glu")

@@ -84,11 +84,20 @@ def test_every_tile(tile, k, large_is_a, transpose_b, transpose_a, skinny):
 @pytest.mark.parametrize("m", range(1, 18))
 def test_any_number_of_rows_and_columns(m, k, transpose_b, transpose_a, skinny):
     """Of either factor, so that rows begin at any address."""
-    for rows, cols in ((m, 33), (33, m), (m, 16), (16, m)):
-        if min(rows, cols) > 16:
-            continue
-        a, b = factors(rows, cols, k)
-        y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **skinny)
+    sizes = [each for each in ((m, 33), (33, m), (m, 16), (16, m)) if min(each) <= 16]
+    pairs = [factors(rows, cols, k) for rows, cols in sizes]
+    stored = [(helpers.stored(a, transpose_a), helpers.stored(b, transpose_b)) for a, b in pairs]
+
+    @jax.jit  # one program is compiled faster than four
+    def products(stored):
+        return [
+            helpers.dot(*each, transpose_a, transpose_b, "float32", **skinny) for each in stored
+        ]
+
+    with helpers.recorded(skinny["implementation"]) as executions:
+        ys = jax.block_until_ready(products(stored))
+    assert [each["algorithm"] for each in executions] == len(pairs) * ["fma_skinny"]
+    for y, (a, b) in zip(ys, pairs, strict=True):
         assert_product(y, a, b)
 
 

@@ -350,6 +350,7 @@ def test_batch_invariant(dtype, kind, on_tensor_cores):
         product(a.astype(np.int8), b.astype(np.int8), np.ones((m, 2), np.float32), 1.0)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("dtype", "kind"), [*(("float8_e4m3fn", kind) for kind in KINDS), ("int8", "vector")]
 )

@@ -247,8 +247,9 @@ def test_a_few_rows_of_any_even_length(name, algorithm, dtype, implementation):
     where = np.random.default_rng(0).random(x.shape) < 0.5
     where[2:4, :8], where[4] = False, False
     with helpers.x64(dtype):
-        for options in ({}, {"where": where}, {"causal": True, "scale": -0.5}):
-            assert_accurate(name, ours(name, x, **options, **how), x, **options)
+        every_option = ({}, {"where": where}, {"causal": True, "scale": -0.5})
+        for options, y in under_each(every_option, functools.partial(ours, name, **how), x):
+            assert_accurate(name, y, x, **options)
 
 
 @pytest.mark.kernel

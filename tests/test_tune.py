@@ -13,6 +13,7 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from bench import __main__ as command_line
@@ -171,15 +172,17 @@ def test_a_result_is_checked(point):
     operands = jax.jit(functools.partial(tune._draw, point))()
     results = jax.jit(functools.partial(tune._alone, point, NAMED))(*operands)
     (y, *others), tree = jax.tree.flatten(results)
-    last = y.ravel()[-1]
-    wrong = [y.ravel().at[-1].add((1 + abs(last) // 2).astype(y.dtype))]
+    wrong = [np.array(y)]  # of numpy: each operation of jnp would be a program
+    last = wrong[0].reshape(-1)[-1:]
+    last += (1 + abs(last) // 2).astype(y.dtype)
     if jnp.issubdtype(y.dtype, jnp.inexact):
-        wrong.append(y.ravel().at[0].set(jnp.nan))
+        wrong.append(np.array(y))
+        wrong[1].flat[0] = np.nan
     with jax.enable_x64(True):
         excess = jax.jit(functools.partial(tune._excess, point))
         assert excess(results, *operands) <= 1
         for each in wrong:
-            changed = tree.unflatten([each.reshape(y.shape), *others])
+            changed = tree.unflatten([each, *others])
             assert not excess(changed, *operands) <= 1
 
 
