@@ -600,9 +600,10 @@ def assert_vmap(function, expected, axes):
 
         return results(*xs)
 
-    (y, gradient), (y_expected, expected) = map(value_and_gradient, (function, expected))
+    y, gradient = value_and_gradient(function)
+    y_expected, gradient_expected = value_and_gradient(expected)
     assert_close(y, y_expected)
-    assert_close(gradient, expected, 1e-4)
+    assert_close(gradient, gradient_expected, 1e-4)
 
 
 @pytest.mark.parametrize("axes", BATCHES, ids=str)

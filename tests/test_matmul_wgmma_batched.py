@@ -1,6 +1,7 @@
 """Batches of small products on Hopper's tensor cores: wgmma_batched."""
 
 import helpers
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -46,14 +47,15 @@ def test_rows_of_results_of_any_length(n, result, batched):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("share", ["a", "b"])
-def test_a_factor_of_the_whole_batch(share, batched):
+@helpers.every_layout
+def test_a_factor_of_the_whole_batch(transpose_a, transpose_b, share, batched):
     a, b = helpers.factor((3, 72, 40), "float16"), helpers.factor((3, 40, 72), "float16", seed=1)
-    helpers.assert_gemm_of_batch(a, b, share, False, False, **batched)
+    helpers.assert_gemm_of_batch(a, b, share, transpose_a, transpose_b, **batched)
 
 
 @pytest.mark.kernel
-def test_stages_have_room_for_all_blocks_at_once(batched):
-    """The fewer blocks, the more stages, but at most one for each step along k."""
+def test_how_many_stages(batched):
+    """The fewer blocks, the more, but one for each step along k; 3 if they do not all fit."""
     if batched["implementation"] != "interpret":
         pytest.skip("the host simulates 4 multiprocessors")
     stages = {}
@@ -80,11 +82,28 @@ def test_neighbours_of_a_factor_do_not_matter(transpose_a, transpose_b, batched)
 @pytest.mark.kernel
 def test_rows_do_not_depend_on_others(batched):
     """The depth is added in the same order in every tile, by any number of stages."""
-    a, b = helpers.factor((9, 200, 152), "bfloat16"), helpers.factor((9, 152, 136), "bfloat16")
-    expected = ops.matmul(a, b, **batched)
+    a, b = helpers.factor((9, 200, 520), "bfloat16"), helpers.factor((9, 520, 136), "bfloat16")
+    expected, config = helpers.recorded_dot(a, b, False, False, "bfloat16", **batched)
+    stages = {config["stages"]}
     for batch, m, n in [(1, 1, 136), (2, 27, 32), (3, 64, 64), (1, 200, 8)]:
-        y = ops.matmul(a[:batch, :m], b[:batch, :, :n], **batched)
+        parts = a[:batch, :m], b[:batch, :, :n]
+        y, config = helpers.recorded_dot(*parts, False, False, "bfloat16", **batched)
         helpers.assert_same_bits(y, expected[:batch, :m, :n])
+        stages.add(config["stages"])
+    if batched["implementation"] == "interpret":
+        assert stages == {3, 8}  # a GPU has room for all of these blocks
+
+
+@pytest.mark.kernel
+def test_special_values_stay_in_their_row_and_column(batched):
+    a, b = helpers.factor((2, 33, 72), "bfloat16"), helpers.factor((2, 72, 40), "bfloat16", seed=1)
+    expected = np.array(ops.matmul(a, b, **batched))
+    a[1, 3, 71], b[1, 2, 36], a[1, 7, 0] = np.inf, -np.inf, np.nan
+    y = np.array(ops.matmul(a, b, **batched))
+    assert not np.any(np.isfinite(helpers.exact(y[1, [3, 7]])))
+    assert not np.any(np.isfinite(helpers.exact(y[1, :, 36])))
+    y[1, [3, 7]], y[1, :, 36] = expected[1, [3, 7]], expected[1, :, 36]
+    helpers.assert_same_bits(y, expected)
 
 
 @pytest.mark.kernel
@@ -93,7 +112,7 @@ def test_any_order_of_threads(batched):
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
     a, b = (helpers.factor((6, *shape), "bfloat16") for shape in ((72, 264), (264, 72)))
     y = helpers.under_each_schedule(
-        lambda: ops.matmul(a, b, **batched), [(1, {}), (2, {}), *[(3, {"block": 1})]]
+        lambda: ops.matmul(a, b, **batched), [(1, {}), (2, {}), (3, {"warp": 0}), (4, {"warp": 3})]
     )
     helpers.assert_matmul(y, a, b)
 
@@ -109,13 +128,22 @@ def test_no_depth(batched):
     [
         ([(2, 8, 8)] * 2, "float32", "float16 and bfloat16, not float32"),
         ([(2, 8, 12), (2, 12, 8)], "bfloat16", "factors whose rows are a multiple of 16 bytes"),
+        ([(1, 8, 8), (1, 8, 2**28 + 8)], "bfloat16", r"at most 2\^28 columns"),
         ([(2, 8, 8), (2, 8, 12)], "bfloat16", "factors whose rows are a multiple of 16 bytes"),
     ],
     ids=str,
 )
 def test_refusals(shapes, dtype, why, batched):
-    with pytest.raises(ValueError, match=f"algorithm 'wgmma_batched' supports only {why}"):
+    with pytest.raises(ValueError, match=f"algorithm 'wgmma_batched' supports (only )?{why}"):
         ops.plan("matmul", shapes, dtype, **batched)
+
+
+def test_addresses_within_pieces(batched):
+    if batched["implementation"] != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    x = helpers.factor((2, 8, 8), "bfloat16")
+    with helpers.buffers_at(8), pytest.raises(Exception, match="requires arrays aligned to 16"):
+        jax.block_until_ready(ops.matmul(x, x, **batched))
 
 
 def test_refusal_of_a_bias(batched):

@@ -71,9 +71,8 @@ def assert_transposes(x, axes, **kwargs):
             with pytest.raises(ValueError, match=f"algorithm '{kwargs['algorithm']}'"):
                 jax_gpuops.transpose(jax.device_put(x), axes, **kwargs)
             return
-        y = jax_gpuops.transpose(
-            jax.device_put(x), axes, **kwargs
-        )  # jnp.asarray compiles a program
+        # jnp.asarray compiles a program.
+        y = jax_gpuops.transpose(jax.device_put(x), axes, **kwargs)
     assert y.dtype == x.dtype
     np.testing.assert_array_equal(bits(y), bits(np.transpose(x, axes)), strict=True)
 

@@ -244,7 +244,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "each, so that one is copied by TMA while others are multiplied or written.",
      "jax_gpuops",
      "float16 and bfloat16; arrays aligned to 16 bytes; factors whose rows are a multiple of 16 "
-     "bytes; no c, bias or activation; alpha = 1; compute capability 9.0",
+     "bytes; at most 2^28 columns; no c, bias or activation; alpha = 1; compute capability 9.0",
      "wgmma_batched_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor is read once, and each warp of a "
@@ -339,7 +339,8 @@ struct Config {
   std::int64_t tail_blocks = 0;
   int splits = 1;        // parts of the depth (the extent of k), for a block of a cluster each or,
                          // in parallel_split_k, for tiles of their own
-  int vector_bytes = 0;  // per copy to shared memory, if the kernel has copies of several sizes
+  int vector_bytes = 0;  // per copy to shared memory, if the kernel has copies of several sizes, or
+                         // in wgmma_batched per store of results
   std::int64_t shared_bytes = 0;
   bool promotes = false;   // adds the products of each stage separately: see Persistent
   bool turned = false;     // computes the transposed product: see Persistent and Turned
@@ -662,6 +663,20 @@ struct Tail {
 };
 Tail tail_of(const Problem& problem, const Config& config);
 
+// The shared memory of kernels whose mbarriers come before a ring of stages, each of `lines` lines
+// of factors; aligned as above.
+constexpr int ring_bytes(int stages, int lines) {
+  return 1024 + stages * lines * kTensorLineBytes + 1024 - 128;
+}
+
+// How many stages fit, at least one, if `blocks` blocks share a multiprocessor. The system reserves
+// 1 KiB for each.
+constexpr int ring_stages(int blocks, int lines) {
+  int most = 1;
+  while (blocks * (ring_bytes(most + 1, lines) + 1024) <= 228 * 1024) ++most;
+  return most;
+}
+
 // split_k
 inline constexpr int kMostSplits = 8;         // blocks of a cluster: the portable maximum
 inline constexpr int kMostSplitKStages = 16;  // SplitKStorage has mbarriers for so many
@@ -675,18 +690,9 @@ struct SplitKTile {
 
   constexpr int threads() const { return 128 * (rows / 64) + 32; }
 
-  // The mbarriers, and the ring of stages, in whose place the exchanged sums are received later;
-  // aligned as above.
-  constexpr int shared_bytes(int stages) const {
-    return 1024 + stages * (rows + cols) * kTensorLineBytes + 1024 - 128;
-  }
-
-  // As many as fit if `blocks` blocks share a multiprocessor; the system reserves 1 KiB for each.
-  constexpr int stages(int blocks) const {
-    int most = 1;
-    while (blocks * (shared_bytes(most + 1) + 1024) <= 228 * 1024) ++most;
-    return most;
-  }
+  // The exchanged sums are received in place of the stages.
+  constexpr int shared_bytes(int stages) const { return ring_bytes(stages, rows + cols); }
+  constexpr int stages(int blocks) const { return ring_stages(blocks, rows + cols); }
 };
 
 inline constexpr SplitKTile kSplitKTiles[] = {{64, 128, 2, 86}, {128, 128, 2, 86}};
@@ -704,12 +710,8 @@ inline std::int64_t partial_bytes(const Problem& problem) {
 
 inline constexpr int kWgmmaBatchedTile = 64;  // rows and columns
 inline constexpr int kMostWgmmaBatchedStages = 8;
-inline constexpr int kResidentWgmmaBatched = 8;  // blocks on a multiprocessor, by their registers
-
-// The mbarriers and the stages; aligned as those of TensorCoreTile.
-constexpr int wgmma_batched_shared_bytes(int stages) {
-  return 1024 + stages * 2 * kWgmmaBatchedTile * kTensorLineBytes + 1024 - 128;
-}
+inline constexpr int kResidentWgmmaBatched = 8;  // blocks on a multiprocessor, at most
+inline constexpr int kWgmmaBatchedLines = 2 * kWgmmaBatchedTile;  // of a stage
 
 // skinny
 

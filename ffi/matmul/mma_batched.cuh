@@ -485,15 +485,15 @@ __global__ void __launch_bounds__(Kernel::kThreads, Kernel::kTable.resident)
     const int following = copy_slice(other_stage);
 #pragma unroll
     for (int step = 0; step < Kernel::kSteps; ++step) {
-      const int left = depth - step * kMmaDepth<T>;
-      if (left <= 0) break;
+      const int depth_left = depth - step * kMmaDepth<T>;
+      if (depth_left <= 0) break;
       MmaWord<T> a[Kernel::kRowTiles][4];
       MmaWord<T> b[Kernel::kColTiles][4];
       a_reader.load(stage, step, a);
       b_reader.load(stage + LinesA::kBytes, step, b);
-      if (left < kMmaDepth<T>) {
-        a_reader.clear_beyond(left, a);
-        b_reader.clear_beyond(left, b);
+      if (depth_left < kMmaDepth<T>) {
+        a_reader.clear_beyond(depth_left, a);
+        b_reader.clear_beyond(depth_left, b);
       }
 #pragma unroll
       for (int i = 0; i < Kernel::kRowTiles; ++i) {

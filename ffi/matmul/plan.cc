@@ -271,8 +271,9 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
             "so few rows or columns that reading the other factor takes most of the time"};
   }
   if (wants_tensor_cores(problem) && prefers_wgmma_batched(problem, device)) {
-    return {Algorithm::kWgmmaBatched,
-            "a batch of products so small that blocks of one tile each fit the GPU"};
+    return {
+        Algorithm::kWgmmaBatched,
+        "a batch of products with so few steps along k that blocks of one tile each are faster"};
   }
   if (chooses_mma_batched(problem) && refusal_of_mma_batched(problem, device).empty()) {
     return {Algorithm::kMmaBatched,

@@ -87,38 +87,10 @@ std::int64_t tensor_core_copies_bytes(const Problem& problem);
 // The time of a launch before and after its products.
 inline constexpr double kLaunchTime = 2700;
 
-// Bytes read or written per nanosecond: from memory by all multiprocessors together, and by one
-// alone; from the L2 cache by all together, if their blocks do not begin at the same time. Factors
-// that another tile has read come from the L2 cache while others come from memory.
-inline constexpr double kMemoryRate = 4500;
-inline constexpr double kOwnMemoryRate = 60;
-inline constexpr double kCacheRate = 12500;
-inline constexpr double kRereadRate = 30000;
-// The latency of a copy to shared memory.
-inline constexpr double kCopyLatency = 900;
-
-// The time of `steps` consecutive copies, if it is only latency, with `stages` of them in flight.
-inline double latency_of(std::int64_t steps, int stages) {
-  return static_cast<double>(steps) * kCopyLatency / stages;
-}
-
-// The rows of a and the columns of b, of all matrices that are not shared.
-inline double lines_of_factors(const Problem& problem) {
-  return static_cast<double>((problem.share_a ? 1 : problem.batch) * problem.m +
-                             (problem.share_b ? 1 : problem.batch) * problem.n);
-}
-
 // The time in which `readers` multiprocessors read the factors of `tiles` tiles over the whole
 // depth.
-inline double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows,
-                        std::int64_t cols, std::int64_t readers) {
-  const auto depth = static_cast<double>(problem.k * bytes_of(problem.dtype));
-  const double once = lines_of_factors(problem);
-  const auto all =
-      static_cast<double>(tiles * (std::min(rows, problem.m) + std::min(cols, problem.n)));
-  const double rate = std::min(kMemoryRate, static_cast<double>(readers) * kOwnMemoryRate);
-  return depth * (once / rate + std::max(all - once, 0.0) / kRereadRate);
-}
+double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows, std::int64_t cols,
+                 std::int64_t readers);
 
 // ---- The kernels on tensor cores ----
 //

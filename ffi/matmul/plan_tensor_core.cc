@@ -63,8 +63,16 @@ constexpr double kCopyShare = 0.5;
 // nanosecond.
 constexpr double kExchangeTime = 3000;
 constexpr double kExchangeRate = 10;
-// kCacheRate for the blocks of split_k, which begin at the same time.
+// Bytes of factors read per nanosecond: from memory by all multiprocessors together, and by one
+// alone, which also writes results at this rate; from the L2 cache, of data that another tile has
+// read; in total from the L2 cache by tiles that do not begin together, and by the blocks of
+// split_k, which do. Last, the latency of a copy.
+constexpr double kMemoryRate = 4500;
+constexpr double kOwnMemoryRate = 60;
+constexpr double kRereadRate = 30000;
+constexpr double kCacheRate = 12500;
 constexpr double kSplitKCacheRate = 8500;
+constexpr double kCopyLatency = 900;
 // parallel_split_k: the time of its second launch apart from the partial sums, and the bytes of
 // these that are written and read again per nanosecond. If they and the factors do not fit the L2
 // cache, they pass through memory.
@@ -101,6 +109,12 @@ double time_of(std::int64_t turns, std::int64_t steps, int rows, int cols, int s
   return static_cast<double>(turns * steps) * (rows * cols / (64.0 * 128.0)) * step * 100 / speed;
 }
 
+// The rows of a and the columns of b, of all matrices that are not shared.
+double lines_of_factors(const Problem& problem) {
+  return static_cast<double>((problem.share_a ? 1 : problem.batch) * problem.m +
+                             (problem.share_b ? 1 : problem.batch) * problem.n);
+}
+
 // The time in which the factors that tensor copies cannot read are copied, from memory to memory.
 double copies_time(const Problem& problem, bool copies_b) {
   double bytes = 0;
@@ -110,6 +124,11 @@ double copies_time(const Problem& problem, bool copies_b) {
   add(stored_a(problem));
   if (copies_b) add(stored_b(problem));
   return bytes > 0 ? kLaunchTime + bytes / kMemoryRate : 0;
+}
+
+// The time of `steps` consecutive copies, if it is only latency, with `stages` of them in flight.
+double latency_of(std::int64_t steps, int stages) {
+  return static_cast<double>(steps) * kCopyLatency / stages;
 }
 
 // The cluster tiles, in the order of TileOrder.
@@ -460,6 +479,16 @@ ParallelSplitKChoice best_parallel_split_k(const Problem& problem, const Device&
 }
 
 }  // namespace
+
+double read_time(const Problem& problem, std::int64_t tiles, std::int64_t rows, std::int64_t cols,
+                 std::int64_t readers) {
+  const auto depth = static_cast<double>(problem.k * bytes_of(problem.dtype));
+  const double once = lines_of_factors(problem);
+  const auto all =
+      static_cast<double>(tiles * (std::min(rows, problem.m) + std::min(cols, problem.n)));
+  const double rate = std::min(kMemoryRate, static_cast<double>(readers) * kOwnMemoryRate);
+  return depth * (once / rate + std::max(all - once, 0.0) / kRereadRate);
+}
 
 std::int64_t tensor_core_copies_bytes(const Problem& problem) {
   return copies_bytes(problem) - (turns_floats(problem) ? copy_bytes(stored_b(problem)) : 0);

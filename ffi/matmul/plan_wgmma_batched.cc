@@ -18,9 +18,12 @@ constexpr double kBlockTime = 1250;
 constexpr double kBlockStepTime = 270;
 constexpr double kSharedTileTime = 300;
 constexpr double kSharedStepTime = 150;
+// The kernel counts the bytes of a row by ints.
+constexpr std::int64_t kMostBatchedColumns = 1 << 28;
 // The most steps for which the plan chooses it: blocks that multiply while they copy are faster.
 constexpr std::int64_t kMostBatchedSteps = 16;
-// The stages of a block if there are several waves of blocks: while one waits, others multiply.
+// The most stages if not all blocks are resident at the same time: while one waits, others
+// multiply.
 constexpr int kStagesOfManyBlocks = 3;
 
 std::int64_t batched_tiles(const Problem& problem) {
@@ -32,18 +35,13 @@ std::int64_t batched_steps(const Problem& problem) {
   return divide_up(problem.k * bytes_of(problem.dtype), kTensorLineBytes);
 }
 
-// As many as there is room for if all blocks are resident at the same time. The system reserves
-// 1 KiB of shared memory for each.
 int stages_of(const Problem& problem, const Device& device) {
-  constexpr int kSharedBytes = 228 * 1024;
-  const std::int64_t blocks = divide_up(batched_tiles(problem), device.multiprocessors);
   const auto steps = static_cast<int>(
       std::clamp<std::int64_t>(batched_steps(problem), 1, kMostWgmmaBatchedStages));
-  for (int stages = steps; stages > 0; --stages) {
-    const int fit = kSharedBytes / (wgmma_batched_shared_bytes(stages) + 1024);
-    if (blocks <= std::min(fit, kResidentWgmmaBatched)) return stages;
-  }
-  return std::min(steps, kStagesOfManyBlocks);
+  const std::int64_t blocks =
+      std::max<std::int64_t>(divide_up(batched_tiles(problem), device.multiprocessors), 1);
+  if (blocks > kResidentWgmmaBatched) return std::min(steps, kStagesOfManyBlocks);
+  return std::min(steps, ring_stages(static_cast<int>(blocks), kWgmmaBatchedLines));
 }
 
 double wgmma_batched_time(const Problem& problem, const Device& device) {
@@ -71,6 +69,7 @@ std::string refusal_of_wgmma_batched(const Problem& problem, const Device& devic
   if (copies_bytes(problem) > 0) {
     return "supports only factors whose rows are a multiple of 16 bytes";
   }
+  if (problem.n > kMostBatchedColumns) return "supports at most 2^28 columns";
   return refusal_of_tensor_sizes(problem, kWgmmaBatchedTile);
 }
 
@@ -88,7 +87,7 @@ Config configure_wgmma_batched(const Problem& problem, const Device& device) {
   config.tile_cols = kWgmmaBatchedTile;
   config.blocks = batched_tiles(problem);
   config.stages = stages_of(problem, device);
-  config.shared_bytes = wgmma_batched_shared_bytes(config.stages);
+  config.shared_bytes = ring_bytes(config.stages, kWgmmaBatchedLines);
   config.vector_bytes = row_bytes % 16 == 0 ? 16 : row_bytes % 4 == 0 ? 4 : 2;
   return config;
 }

@@ -8,15 +8,6 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
-namespace {
-
-template <class T, bool kDeep>
-FactorMaps maps_of_batched_factor(const void* data, const StoredFactor& stored) {
-  return maps_of_factor<T, kDeep>({data, stored, stored.length}, kWgmmaBatchedTile);
-}
-
-}  // namespace
-
 template <class T>
 void launch_wgmma_batched(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers) {
@@ -37,10 +28,13 @@ void launch_wgmma_batched(const Queue& queue, const Config& config, const Proble
     constexpr bool kDeepB = decltype(deep_b)::value;
     FactorMaps a{}, b{};
     if (!queue.preparing) {
-      a = maps_of_batched_factor<T, kDeepA>(buffers.a, stored_a(problem));
-      b = maps_of_batched_factor<T, kDeepB>(buffers.b, stored_b(problem));
+      const StoredFactor in_a = stored_a(problem), in_b = stored_b(problem);
+      a = maps_of_factor<T, kDeepA>({buffers.a, in_a, in_a.length}, kWgmmaBatchedTile);
+      b = maps_of_factor<T, kDeepB>({buffers.b, in_b, in_b.length}, kWgmmaBatchedTile);
     }
     using Kernel = WgmmaBatched<T, kDeepA, kDeepB>;
+    static_assert(ring_bytes(1, kWgmmaBatchedLines) ==
+                  kSharedBytes<WgmmaBatchedStorage> + Kernel::kStageBytes);
     launch_kernel<wgmma_batched_kernel<Kernel>>(queue, shape, a, b, result, tiles);
   });
 }

@@ -13,8 +13,8 @@
 // has been multiplied.
 //
 // Results pass through shared memory, to be written by the threads in whole lines, the 64 columns
-// of a row, and in words as wide as all rows allow. Tensor copies would begin later, since they
-// first read a map.
+// of a row, by words of 16, 4 or 2 bytes. Tensor copies of results would first have to fetch their
+// map.
 //
 // The leading dimensions of the factors are multiples of 16 bytes, as tensor copies require, and
 // the depth is at least 1.
@@ -139,9 +139,9 @@ template <int kBytes, int kWordBytes>
 __device__ __forceinline__ void write_lines(unsigned char* lines, const WgmmaBatchedResult& result,
                                             const TilePosition& at) {
   using Word = std::conditional_t<kWordBytes == 16, uint4, std::uint32_t>;
-  constexpr int kLineBytes = kWgmmaBatchedTile * kBytes;
+  constexpr int kRowBytes = kWgmmaBatchedTile * kBytes;
   constexpr int kReadBytes = sizeof(Word);
-  constexpr int kLanes = kLineBytes / kReadBytes < kWarpSize ? kLineBytes / kReadBytes : kWarpSize;
+  constexpr int kLanes = kRowBytes / kReadBytes < kWarpSize ? kRowBytes / kReadBytes : kWarpSize;
   constexpr int kRowsAtOnce = kWarpSize / kLanes;
   const int lane = static_cast<int>(threadIdx.x) % kWarpSize;
   const int first_row = static_cast<int>(threadIdx.x) / kWarpSize * 16;
@@ -155,9 +155,9 @@ __device__ __forceinline__ void write_lines(unsigned char* lines, const WgmmaBat
 #pragma unroll 4
   for (; row < end; row += kRowsAtOnce, to += kRowsAtOnce * step) {
 #pragma unroll
-    for (int first = 0; first < kLineBytes; first += kLanes * kReadBytes) {
+    for (int first = 0; first < kRowBytes; first += kLanes * kReadBytes) {
       const int byte = first + lane % kLanes * kReadBytes;
-      const Word word = *reinterpret_cast<const Word*>(place_in_line<kLineBytes>(lines, row, byte));
+      const Word word = *reinterpret_cast<const Word*>(place_in_line<kRowBytes>(lines, row, byte));
       if constexpr (kWordBytes > 2) {
         if (byte < left) *reinterpret_cast<Word*>(to + byte) = word;
       } else {
