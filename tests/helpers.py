@@ -248,6 +248,16 @@ def recorded_dot(a, b, transpose_a, transpose_b, dtype, **how):
     return y, execution["config"]
 
 
+def assert_products(batch, sizes, transpose_a, transpose_b, dtype, result, **how):
+    """Checks a batch of products of m x k by k x n; returns the config of the kernel that ran."""
+    m, n, k = sizes
+    a, b = factor((batch, m, k), dtype), factor((batch, k, n), dtype, seed=1)
+    y, config = recorded_dot(a, b, transpose_a, transpose_b, result, **how)
+    assert y.dtype == result
+    assert_matmul(y, a, b)
+    return config
+
+
 def assert_product(actual, expected, magnitude, depth):
     """Checks that sums of `depth` products are as exact as their accumulator allows.
 

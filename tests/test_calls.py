@@ -19,8 +19,9 @@ DRAWS = list(cases.DRAWS.values())
 HOST = cases.problems(gpu=False)
 
 
+@functools.cache
 def drawn(draw=cases.FIRST):
-    """The calls of a draw: no tests of another file wait for them, as they would at import."""
+    """The calls of a draw, drawn when a test asks: at import, other tests would wait for them."""
     return cases.problems(draw, gpu=True)
 
 

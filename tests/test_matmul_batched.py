@@ -33,11 +33,8 @@ def batched(implementation):
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile(tile, transpose_a, transpose_b, dtype, result, batched):
     """With rows, columns and a depth that no tile divides."""
-    m, n = TILES[tile]
-    a, b = helpers.factor((2, m, 70), dtype), helpers.factor((2, 70, n), dtype, seed=1)
-    y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **batched)
-    assert y.dtype == result
-    helpers.assert_matmul(y, a, b)
+    sizes, layout = (*TILES[tile], 70), (transpose_a, transpose_b)
+    config = helpers.assert_products(2, sizes, *layout, dtype, result, **batched)
     assert (config["tile_rows"], config["tile_cols"]) == tile
 
 
@@ -54,10 +51,7 @@ def test_every_tile(tile, transpose_a, transpose_b, dtype, result, batched):
 )
 def test_rows_of_any_length(sizes, transpose_a, transpose_b, dtype, batched):
     """Lines are copied in whole pieces of 16 bytes, which other lines share."""
-    m, n, k = sizes
-    a, b = helpers.factor((3, m, k), dtype), helpers.factor((3, k, n), dtype, seed=1)
-    y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, dtype, **batched)
-    helpers.assert_matmul(y, a, b)
+    helpers.assert_products(3, sizes, transpose_a, transpose_b, dtype, dtype, **batched)
 
 
 @pytest.mark.kernel

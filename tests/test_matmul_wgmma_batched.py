@@ -28,11 +28,7 @@ def batched(implementation):
 )
 def test_every_layout(sizes, transpose_a, transpose_b, dtype, result, batched):
     """With one tile or several, some at an edge; with one step, several, and more than stages."""
-    m, n, k = sizes
-    a, b = helpers.factor((3, m, k), dtype), helpers.factor((3, k, n), dtype, seed=1)
-    y, _ = helpers.recorded_dot(a, b, transpose_a, transpose_b, result, **batched)
-    assert y.dtype == result
-    helpers.assert_matmul(y, a, b)
+    helpers.assert_products(3, sizes, transpose_a, transpose_b, dtype, result, **batched)
 
 
 @pytest.mark.kernel
@@ -40,9 +36,7 @@ def test_every_layout(sizes, transpose_a, transpose_b, dtype, result, batched):
 @pytest.mark.parametrize("n", [2, 3, 63, 66, 100, 131])
 def test_rows_of_results_of_any_length(n, result, batched):
     """Results are written in words of 16, 4 and 2 bytes, whatever their rows allow."""
-    a, b = helpers.factor((2, 70, 40), "bfloat16"), helpers.factor((2, 40, n), "bfloat16", seed=1)
-    y, _ = helpers.recorded_dot(a, b, False, True, result, **batched)
-    helpers.assert_matmul(y, a, b)
+    helpers.assert_products(2, (70, n, 40), False, True, "bfloat16", result, **batched)
 
 
 @pytest.mark.kernel
@@ -60,9 +54,8 @@ def test_how_many_stages(batched):
         pytest.skip("the host simulates 4 multiprocessors")
     stages = {}
     for batch, k in [(4, 1024), (16, 1024), (32, 1024), (48, 1024), (4, 64)]:
-        a, b = (helpers.factor((batch, *shape), "bfloat16") for shape in ((8, k), (k, 8)))
-        y, config = helpers.recorded_dot(a, b, False, False, "bfloat16", **batched)
-        helpers.assert_matmul(y, a, b)
+        sizes, dtypes = (8, 8, k), ("bfloat16", "bfloat16")
+        config = helpers.assert_products(batch, sizes, False, False, *dtypes, **batched)
         stages[batch, k] = config["stages"]
     assert stages == {(4, 1024): 8, (16, 1024): 3, (32, 1024): 1, (48, 1024): 3, (4, 64): 1}
 

@@ -117,12 +117,7 @@ def text(draw: Draw) -> str:
 
 def memory(problem: Problem) -> int:
     """Returns the bytes of operands and results, in their own dtypes and in float64."""
-    return _memory(problem.op, problem.shape, problem.dtype, tuple(problem.options.items()))
-
-
-@functools.cache  # tracing takes most of the time of a draw
-def _memory(name: str, shape: Shape, dtype: str, options: tuple[tuple[str, Any], ...]) -> int:
-    op, problem = ops.OPS[name], Problem(name, shape, dtype, dict(options))
+    op = ops.OPS[problem.op]
     function = functools.partial(op.upstream, **ops.keywords(problem))
     operands = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in op.operands(problem)]
     results = jax.eval_shape(lambda *xs: op.apply(function, *op.prepare(function, *xs)), *operands)

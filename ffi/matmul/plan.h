@@ -112,7 +112,7 @@ inline std::int64_t blocks_of(std::int64_t tiles, int cluster_rows, const Device
 std::string refusal_of_c(const Problem& problem);
 
 // Why tensor copies, and kernels whose smallest tile has 64 rows and `least_cols` columns, do not
-// take arrays of these sizes.
+// take arrays of this alignment and these sizes.
 std::string refusal_of_tensor_sizes(const Problem& problem, std::int64_t least_cols);
 std::string refusal_of_tensor_core(const Problem& problem, const Device& device);
 double tensor_core_time(const Problem& problem, const Device& device);

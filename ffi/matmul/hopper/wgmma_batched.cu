@@ -8,6 +8,7 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
+
 template <class T>
 void launch_wgmma_batched(const Queue& queue, const Config& config, const Problem& problem,
                           const Buffers& buffers) {

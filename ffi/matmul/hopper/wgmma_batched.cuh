@@ -197,6 +197,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
     copy_slice<kDeepB, kTile, 1>(to + Config::kABytes, b, at.col, k,
                                  at.matrix * tiles.b_batch_stride, full, 0, 0);
   };
+  // The other threads use the mbarriers only after the barrier.
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < tiles.stages; ++stage) {
       initialise(&storage.full[stage]);
