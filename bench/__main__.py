@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 import pathlib
 import re
 import sys
@@ -163,15 +162,18 @@ def _problems(options: argparse.Namespace, gpu: bool) -> list[Problem]:
 
 
 def _variants(problem: Problem, options: argparse.Namespace, gpu: bool) -> list[Variant]:
+    """Returns the ways to run a problem, those of peers last."""
     named = "cuda" if gpu else "interpret"
     if options.command == "ladder":
         aside = documents.LADDERS[ops.OPS[problem.op].family].aside
-        return [Variant(named, each) for each in run.algorithms(problem) if each not in aside]
-    if options.algorithm:
-        return [Variant(named, each) for each in options.algorithm]
-    if gpu or options.command == "main":
-        return run.variants(problem)
-    return [Variant(named)]
+        ours = [Variant(named, each) for each in run.algorithms(problem) if each not in aside]
+    elif options.algorithm:
+        ours = [Variant(named, each) for each in options.algorithm]
+    elif gpu or options.command == "main":
+        ours = run.variants(problem)
+    else:
+        ours = [Variant(named)]
+    return ours + [Variant(peer=name) for name in peers.NAMES if options.peers]
 
 
 def _solve(
@@ -184,17 +186,15 @@ def _solve(
     with report.progress(console) as progress:
         task = progress.add_task("", total=len(problems))
         for family in ops.FAMILIES:
-            results = []
-            for problem in problems:
-                if ops.OPS[problem.op].family != family:
-                    continue
-                progress.update(task, description=str(problem))
-                others = [Variant(peer=name) for name in peers.NAMES if options.peers]
-                variants = _variants(problem, options, gpu) + others
-                results += unfinished.solve(
-                    problem, functools.partial(runner.run, problem, variants)
-                )
+            own = [each for each in problems if ops.OPS[each.op].family == family]
+            new = [each for each in own if not unfinished.found(each)]
+            missing = [(each, _variants(each, options, gpu)) for each in new]
+            progress.advance(task, len(own) - len(missing))
+            for found in runner.run_all(missing):
+                unfinished.add(found)
+                progress.update(task, description=str(found[0].problem))
                 progress.advance(task)
+            results = [result for each in own for result in unfinished.found(each)]
             if not results:
                 continue
             runner.rate(results)

@@ -78,7 +78,7 @@ class Runner:
         return self._finish(_prepare(problem, variants))
 
     def run_all(
-        self, problems: Sequence[Problem], variants: Sequence[Variant], *, cores: int | None = None
+        self, problems: Sequence[tuple[Problem, Sequence[Variant]]], *, cores: int | None = None
     ) -> Iterator[list[Result]]:
         """Runs many problems, each as `run` does.
 
@@ -86,8 +86,7 @@ class Runner:
         of a batch of problems are compiled in parallel before any of the batch runs.
 
         Args:
-          problems: the problems.
-          variants: the ways to run each.
+          problems: the problems, each with the ways to run it.
           cores: the number of problems that are compiled at a time; None for one per core.
 
         Yields:
@@ -98,7 +97,7 @@ class Runner:
         with concurrent.futures.ThreadPoolExecutor(cores) as pool:
             for first in range(0, len(problems), size):
                 batch = problems[first : first + size]
-                for each in list(pool.map(lambda problem: _prepare(problem, variants), batch)):
+                for each in list(pool.map(lambda problem: _prepare(*problem), batch)):
                     yield self._finish(each)
 
     def _finish(self, prepared: _Prepared) -> list[Result]:

@@ -310,7 +310,8 @@ def test_many_problems_run_as_each_alone():
     fails = ops.make("softmax", (9, 70), "float32", axis=5)
     problems = [*fits[:2], fails, *fits[2:]]
     variants = [Variant("xla"), Variant(named_implementation())]
-    found = list(run.Runner(timed=False).run_all(problems, variants, cores=1))
+    each_with_variants = [(each, variants) for each in problems]
+    found = list(run.Runner(timed=False).run_all(each_with_variants, cores=1))
     assert [[each.problem for each in group] for group in found] == [2 * [p] for p in problems]
     alone = [run.Runner(timed=False).run(each, variants) for each in problems]
     assert found == alone
@@ -678,23 +679,23 @@ def test_a_run_that_was_cut_short_goes_on(commit, solved_again, tmp_path, monkey
     arguments = ["--only", "^softmax (33x130|7x65) ", "--json", str(out), "--commit"]
     solved = []
 
-    def solve(self, problem, variants):
-        solved.append(problem.shape)
-        return [Result(problem, "softmax", None, None, "warp")]
+    def solve(self, problems):
+        for problem, _ in problems:
+            solved.append(problem.shape)
+            yield [Result(problem, "softmax", None, None, "warp")]
 
-    def cut_short(self, problem, variants):
-        if solved:
-            raise KeyboardInterrupt
-        return solve(self, problem, variants)
+    def cut_short(self, problems):
+        yield from solve(self, problems[:1])
+        raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "has_gpu", lambda: False)  # for problems of the host everywhere
-    monkeypatch.setattr(run.Runner, "run", cut_short)
+    monkeypatch.setattr(run.Runner, "run_all", cut_short)
     with pytest.raises(KeyboardInterrupt):
         command_line.main([*arguments, "abc"])
     assert solved == [(33, 130)]
     assert not out.exists()
     solved.clear()
-    monkeypatch.setattr(run.Runner, "run", solve)
+    monkeypatch.setattr(run.Runner, "run_all", solve)
     command_line.main([*arguments, commit])
     assert solved == solved_again
     assert [each.problem.shape for each in Run.load(out).results] == [(33, 130), (7, 65)]

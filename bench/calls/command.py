@@ -35,12 +35,12 @@ def solve(
     """Runs calls, with a progress bar, and prints the notable ones of each family."""
     runner = run.Runner(timed=gpu, seconds=0.02 if options.quick else 0.05)
     variants = [Variant(), Variant("cuda" if gpu else "interpret")]
-    missing = [each for each in chosen if not unfinished.found(each)]
+    missing = [(each, variants) for each in chosen if not unfinished.found(each)]
     console = shared.console()
     console.print(shared.environment_text(unfinished.run), style="bold")
     with shared.progress(console) as progress:
         task = progress.add_task("", total=len(missing))
-        for results in runner.run_all(missing, variants):
+        for results in runner.run_all(missing):
             unfinished.add(results)
             progress.update(task, description=str(results[0].problem))
             progress.advance(task)
