@@ -123,6 +123,7 @@ def test_addresses_within_pieces(batched):
         ((4096, 49, 32, 49), True),
         ((4096, 27, 128, 27), True),
         ((4096, 27, 27, 128), True),  # a small depth
+        ((8192, 9, 3, 9), True),
         ((48, 77, 77, 64), True),
         ((96, 200, 64, 200), False),
         ((64, 512, 64, 512), False),

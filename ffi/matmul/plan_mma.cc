@@ -53,7 +53,6 @@ int mma_vector_bytes(const Problem& problem) {
 constexpr std::int64_t kMostBatchedExtent = 64;
 // Results with at most so many rows and columns, which leave most of a larger tile empty.
 constexpr std::int64_t kMostSmallExtent = 80;
-constexpr std::int64_t kLeastBatchedDepth = 16;
 constexpr std::int64_t kMostBatchedDepth = 512;
 // The fewest tiles, of small results and of others: with fewer, most multiprocessors are idle, and
 // the larger tiles of tensor_core take no longer.
@@ -120,7 +119,7 @@ std::string refusal_of_mma_batched(const Problem& problem, const Device& device)
 
 bool suits_mma_batched(const Problem& problem) {
   if (problem.batch == 1 || problem.dtype == DType::kFloat64 || problem.has_c || problem.scaled ||
-      is_8_bit(problem.dtype) || problem.gated || problem.k < kLeastBatchedDepth ||
+      is_8_bit(problem.dtype) || problem.gated ||
       (problem.dtype == DType::kFloat32 && !may_use_tf32(problem))) {
     return false;
   }
