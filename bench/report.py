@@ -7,7 +7,14 @@ from collections.abc import Iterable, Sequence
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -75,6 +82,11 @@ def progress(console: Console) -> Progress:
     """Returns the progress bar of a run."""
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn()]
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
+
+
+def describe(bar: Progress, task: TaskID, text: str) -> None:
+    """Shows what a task does now, before its bar."""
+    bar.update(task, description=text)
 
 
 def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Table:

@@ -78,7 +78,11 @@ class Runner:
         return self._finish(_prepare(problem, variants))
 
     def run_all(
-        self, problems: Sequence[tuple[Problem, Sequence[Variant]]], *, cores: int | None = None
+        self,
+        problems: Sequence[tuple[Problem, Sequence[Variant]]],
+        *,
+        announce: Callable[[str], None] = lambda _: None,
+        cores: int | None = None,
     ) -> Iterator[list[Result]]:
         """Runs many problems, each as `run` does.
 
@@ -87,6 +91,7 @@ class Runner:
 
         Args:
           problems: the problems, each with the ways to run it.
+          announce: called with what is done next: compile a batch, or run a problem.
           cores: the number of problems that are compiled at a time; None for one per core.
 
         Yields:
@@ -97,7 +102,9 @@ class Runner:
         with concurrent.futures.ThreadPoolExecutor(cores) as pool:
             for first in range(0, len(problems), size):
                 batch = problems[first : first + size]
+                announce(f"compiling {len(batch)} of {len(problems)} cases")
                 for each in list(pool.map(lambda problem: _prepare(*problem), batch)):
+                    announce(str(each.problem))
                     yield self._finish(each)
 
     def _finish(self, prepared: _Prepared) -> list[Result]:

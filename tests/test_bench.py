@@ -311,7 +311,12 @@ def test_many_problems_run_as_each_alone():
     problems = [*fits[:2], fails, *fits[2:]]
     variants = [Variant("xla"), Variant(named_implementation())]
     each_with_variants = [(each, variants) for each in problems]
-    found = list(run.Runner(timed=False).run_all(each_with_variants, cores=1))
+    announced = []
+    runner = run.Runner(timed=False)
+    found = list(runner.run_all(each_with_variants, announce=announced.append, cores=1))
+    names = list(map(str, problems))
+    compiling = ["compiling 4 of 6 cases"], ["compiling 2 of 6 cases"]
+    assert announced == [*compiling[0], *names[:4], *compiling[1], *names[4:]]
     assert [[each.problem for each in group] for group in found] == [2 * [p] for p in problems]
     alone = [run.Runner(timed=False).run(each, variants) for each in problems]
     assert found == alone
@@ -679,13 +684,13 @@ def test_a_run_that_was_cut_short_goes_on(commit, solved_again, tmp_path, monkey
     arguments = ["--only", "^softmax (33x130|7x65) ", "--json", str(out), "--commit"]
     solved = []
 
-    def solve(self, problems):
+    def solve(self, problems, *, announce):
         for problem, _ in problems:
             solved.append(problem.shape)
             yield [Result(problem, "softmax", None, None, "warp")]
 
-    def cut_short(self, problems):
-        yield from solve(self, problems[:1])
+    def cut_short(self, problems, *, announce):
+        yield from solve(self, problems[:1], announce=announce)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "has_gpu", lambda: False)  # for problems of the host everywhere

@@ -342,15 +342,15 @@ def test_a_run_that_was_cut_short_goes_on(commit, tmp_path, monkeypatch):
     chosen = [each for each in HOST if each.op in ("softmax", "transpose")]
     solved = []
 
-    def solve(self, problems):
+    def solve(self, problems, *, announce):
         for each, variants in problems:
             assert variants == [Variant(), Variant("interpret")]
             solved.append(each)
             family = ops.OPS[each.op].family
             yield [Result(each, family, v.implementation, None, KERNEL) for v in variants]
 
-    def cut_short(self, problems):
-        yield from solve(self, problems[:2])
+    def cut_short(self, problems, *, announce):
+        yield from solve(self, problems[:2], announce=announce)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "has_gpu", lambda: False)
@@ -372,7 +372,7 @@ def test_timed_command_prints_a_summary(monkeypatch, capsys):
     options = command_line._parser().parse_args(["calls"])
     unfinished = Unfinished(Run("calls", results.environment(commit="abc")), None)
     by_problem = iter(zip(done.results[::2], done.results[1::2], strict=True))
-    monkeypatch.setattr(run.Runner, "run_all", lambda *_: map(list, by_problem))
+    monkeypatch.setattr(run.Runner, "run_all", lambda *_, **__: map(list, by_problem))
     solve, _ = command_line._COMMANDS["calls"]
     solve(unfinished, drawn(), options, True)
     out = capsys.readouterr().out

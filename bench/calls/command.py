@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Sequence
 
 from bench import ops, run
@@ -40,9 +41,9 @@ def solve(
     console.print(shared.environment_text(unfinished.run), style="bold")
     with shared.progress(console) as progress:
         task = progress.add_task("", total=len(missing))
-        for results in runner.run_all(missing):
+        announce = functools.partial(shared.describe, progress, task)
+        for results in runner.run_all(missing, announce=announce):
             unfinished.add(results)
-            progress.update(task, description=str(results[0].problem))
             progress.advance(task)
     done = unfinished.run.results
     for family in ops.FAMILIES:
