@@ -186,15 +186,10 @@ def _solve(
     console.print(report.environment_text(unfinished.run), style="bold")
     with report.progress(console) as progress:
         task = progress.add_task("", total=len(problems))
-        announce = functools.partial(report.describe, progress, task)
+        variants = functools.partial(_variants, options=options, gpu=gpu)
         for family in ops.FAMILIES:
             own = [each for each in problems if ops.OPS[each.op].family == family]
-            new = [each for each in own if not unfinished.found(each)]
-            missing = [(each, _variants(each, options, gpu)) for each in new]
-            progress.advance(task, len(own) - len(missing))
-            for found in runner.run_all(missing, announce=announce):
-                unfinished.add(found)
-                progress.advance(task)
+            report.solve_all(runner, own, variants, unfinished, progress, task)
             results = [result for each in own for result in unfinished.found(each)]
             if not results:
                 continue

@@ -1,9 +1,9 @@
-"""Results as text: a table for each family, and a verdict."""
+"""Results as text: a table for each family, and a verdict; and the progress of a run."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from rich import box
 from rich.console import Console
@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from bench import documents, ops
-from bench.problem import Problem
-from bench.results import FAILED, REFUSED, WRONG, Result, Run, Way
+from bench.problem import Problem, Variant
+from bench.results import FAILED, REFUSED, WRONG, Result, Run, Unfinished, Way
+from bench.run import Runner
 
 _WIDTH = 240  # at most, of tables that go to a file or a pipe
 
@@ -84,9 +85,30 @@ def progress(console: Console) -> Progress:
     return Progress(*columns, TimeElapsedColumn(), console=console, transient=True)
 
 
-def describe(bar: Progress, task: TaskID, text: str) -> None:
-    """Shows what a task does now, before its bar."""
-    bar.update(task, description=text)
+def solve_all(
+    runner: Runner,
+    problems: Sequence[Problem],
+    variants: Callable[[Problem], Sequence[Variant]],
+    unfinished: Unfinished,
+    bar: Progress,
+    task: TaskID,
+) -> None:
+    """Runs the problems that an unfinished run lacks, and adds their results to it.
+
+    Args:
+      runner: runs them.
+      problems: the problems.
+      variants: returns the ways to run a problem.
+      unfinished: the run.
+      bar: the progress bar; it says what is done.
+      task: the task of the bar, advanced by one for each problem.
+    """
+    missing = [each for each in problems if not unfinished.found(each)]
+    bar.advance(task, len(problems) - len(missing))
+    ways = [(each, variants(each)) for each in missing]
+    for results in runner.run_all(ways, announce=lambda text: bar.update(task, description=text)):
+        unfinished.add(results)
+        bar.advance(task)
 
 
 def table(results: Sequence[Result], *, timed: bool, ladder: bool = False) -> Table:

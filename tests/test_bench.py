@@ -315,8 +315,8 @@ def test_many_problems_run_as_each_alone():
     runner = run.Runner(timed=False)
     found = list(runner.run_all(each_with_variants, announce=announced.append, cores=1))
     names = list(map(str, problems))
-    compiling = ["compiling 4 of 6 cases"], ["compiling 2 of 6 cases"]
-    assert announced == [*compiling[0], *names[:4], *compiling[1], *names[4:]]
+    first, second = "compiling 4 of 6 cases", "compiling 2 of 6 cases"
+    assert announced == [first, *names[:4], second, *names[4:]]
     assert [[each.problem for each in group] for group in found] == [2 * [p] for p in problems]
     alone = [run.Runner(timed=False).run(each, variants) for each in problems]
     assert found == alone

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import functools
 from collections.abc import Sequence
 
 from bench import ops, run
@@ -36,15 +35,11 @@ def solve(
     """Runs calls, with a progress bar, and prints the notable ones of each family."""
     runner = run.Runner(timed=gpu, seconds=0.02 if options.quick else 0.05)
     variants = [Variant(), Variant("cuda" if gpu else "interpret")]
-    missing = [(each, variants) for each in chosen if not unfinished.found(each)]
     console = shared.console()
     console.print(shared.environment_text(unfinished.run), style="bold")
     with shared.progress(console) as progress:
-        task = progress.add_task("", total=len(missing))
-        announce = functools.partial(shared.describe, progress, task)
-        for results in runner.run_all(missing, announce=announce):
-            unfinished.add(results)
-            progress.advance(task)
+        task = progress.add_task("", total=len(chosen))
+        shared.solve_all(runner, chosen, lambda _: variants, unfinished, progress, task)
     done = unfinished.run.results
     for family in ops.FAMILIES:
         own = [each for each in done if each.family == family]
