@@ -298,7 +298,15 @@ def _unaligned(dtype: str) -> Sequence[int]:
 
 
 def _inner(
-    kernel: str, dtype: str, columns, inners, counts, *, width: int = 1, **options: Any
+    kernel: str,
+    dtype: str,
+    columns,
+    inners,
+    counts,
+    *,
+    width: int = 1,
+    smallest: int | None = None,
+    **options: Any,
 ) -> Grid:
     """Rows along an axis that is not the last, `inner` of them interleaved in memory.
 
@@ -314,7 +322,7 @@ def _inner(
     vertices = {
         (n, inner, outer): (point(n, inner, outer),)
         for n, inner, outer in itertools.product(columns, inners, counts)
-        if _is_measured(n * inner * outer, dtype)
+        if _is_measured(n * inner * outer, dtype, smallest)
     }
     return Grid(
         _name(vertices, "another axis" if width == 1 else "axes apart, channels last"),
@@ -342,7 +350,7 @@ def _attention(
 ) -> Grid:
     """Matrices of scores with masks; a class holds for all kinds of `masks`.
 
-    The number of rows is rounded down to whole matrices: for odd lengths by up to an eighth. With a
+    The number of rows is rounded down to whole matrices: for odd lengths by up to a quarter. With a
     mask, classes hold without the factor, too: 107 pairs of points on an H200 were as far ahead
     with it as without, within 1 %.
     """
@@ -356,7 +364,7 @@ def _attention(
         return Point(kernel, shape, dtype, (3,), mask, _SCALE)
 
     def exists(n: int, rows: int) -> bool:
-        is_taken = rows // n >= 7 if is_odd else rows % n == 0 or "causal" not in masks[0]
+        is_taken = rows // n >= 3 if is_odd else rows % n == 0 or "causal" not in masks[0]
         return _is_measured(n * rows, dtype) and is_taken
 
     vertices = {
@@ -382,7 +390,7 @@ def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
     columns: tuple[int, ...] = (73, 193, 257, 2049)
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
         columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)
-    counts = tuple(2**e for e in (10, 11, 14, 17, 20))
+    counts = tuple(2**e for e in (10, 11, 12, 14, 17, 20))
     return _attention(kernel, dtype, masks, columns, counts, _unaligned(dtype)[::2])
 
 
@@ -405,10 +413,10 @@ def _softmax() -> Iterator[Grid]:
         yield _inner("log_softmax_cotangent", dtype, channels, pixels, (1, 32))
     widths, matrices = (128, 256, 512, 2048, 8192), sorted({*_counts(3), 2**16})
     for dtype in floats:
-        for mask in (["causal"], ["padding", "full"], ["causal padding"]):
-            yield _attention("softmax", dtype, mask, widths, matrices)
+        yield _attention("softmax", dtype, ["causal padding"], widths, matrices)
         for mask in (["causal"], ["padding", "full"]):
-            yield _attention("softmax_tangent", dtype, mask, (128, 512, 2048, 8192), _counts(3))
+            yield _attention("softmax", dtype, mask, (64, *widths), matrices)
+            yield _attention("softmax_tangent", dtype, mask, (64, 128, 512, 2048, 8192), _counts(3))
         for kernel in ("softmax", "softmax_tangent"):
             for mask in (["causal"], ["padding", "full"]):
                 yield _odd_attention(kernel, dtype, mask)
@@ -425,25 +433,31 @@ def _softmax() -> Iterator[Grid]:
     for dtype in floats:
         yield _inner("log_softmax", dtype, (16, 256), (2**14, 2**17, 2**20), (1, 32))
     for dtype in floats:
-        lengths = (8, 32, 128, 512, 2048, 32768, 131072, 524288)
+        lengths = (8, 32, 128, 512, 2048, 32768, 524288)
         yield _rows("cross_entropy", dtype, lengths, _FEWER_COUNTS)
     for dtype in floats:
-        yield _rows("cross_entropy_cotangent", dtype, _powers(3, 19, 4), _FEWER_COUNTS)
+        lengths = (1000, 2048, 32768, 524288)
+        lengths = (8, 128, *lengths) if dtype == "bfloat16" else lengths
+        yield _rows("cross_entropy_cotangent", dtype, lengths, _FEWER_COUNTS)
     for dtype in floats:
-        yield _rows("logsumexp", dtype, (8, 32, 2048, 32768, 524288), _FEWER_COUNTS)
+        lengths = (8, 32, 2048, 32768, 524288)
+        yield _rows("logsumexp", dtype, lengths, _FEWER_COUNTS, smallest=2**9)
     for dtype in floats:
         lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
         yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS)
-    for kernel in ("cross_entropy", "cross_entropy_cotangent", "softmax_tangent"):
-        for dtype in floats[:1] if kernel == "cross_entropy_cotangent" else floats:
-            patches = (257,) if kernel == "softmax_tangent" else ()  # 16 x 16, and one more
-            yield from _odd_rows(kernel, dtype, sorted({*_odd(5, 17, 4), *patches}), _counts(4))
-    for kernel, dtype in itertools.product(("log_softmax", "logsumexp"), floats):
-        yield from _odd_rows(kernel, dtype, _odd(5, 17, 4), _counts(4))
+    counts = sorted({*_counts(4), 64})
+    for kernel, dtype in itertools.product(("cross_entropy", "log_softmax", "logsumexp"), floats):
+        lengths = sorted({*_odd(5, 17, 4), *((32769,) if kernel == "log_softmax" else ())})
+        yield from _odd_rows(kernel, dtype, lengths, counts)
+    yield from _odd_rows("cross_entropy_cotangent", "bfloat16", _odd(5, 17, 4), counts)
+    yield from _odd_rows("cross_entropy_cotangent", "float32", (8193, 131073), counts[1:])
+    lengths = (33, 257, 8193, 131073)  # 257: 16 x 16 patches, and one more
+    for dtype in floats:
+        yield from _odd_rows("softmax_tangent", dtype, lengths, _counts(4), smallest=2**13)
     yield _rows("logsumexp_cotangent", "bfloat16", _powers(3, 19, 4), _FEWER_COUNTS)
 
 
-_LENGTHS = (8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**18, 2**24)
+_LENGTHS = (8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**24)
 """Row lengths of softmax, which is ahead for some and behind for others."""
 
 _FEWER_COUNTS = (*_powers(0, 18, 3), 2**24)
@@ -460,7 +474,7 @@ def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
 
 
 def _reduce() -> Iterator[Grid]:
-    columns, counts = (64, 16384, 2**26), _counts(4)
+    counts = _counts(4)
     places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
     tokens = (128, 512, 4096, 65536)
     sums = [("bfloat16", "float32"), ("float32", "float32")]
@@ -473,30 +487,32 @@ def _reduce() -> Iterator[Grid]:
         yield _inner("mean_and_var", dtype, _powers(6, 18, 4), *_NORMS, width=16, result=result)
     lengths = (128, 2048, 32768, 2**27)
     for dtype, result in sums:
-        yield _rows("mean_and_var", dtype, lengths, counts, result=result)
-        norms = (64, 256, 1024, 16384), (1, 64)
-        yield _inner("mean_and_var", dtype, tokens, *norms, result=result)
-        yield _rows("var", dtype, (2048, 2**15, 2**27), counts, result=result)
+        yield _rows("mean_and_var", dtype, lengths, counts, smallest=2**11, result=result)
+        norms = (64, 256, 1024, 4096, 16384), (1, 64)
+        yield _inner("mean_and_var", dtype, tokens, *norms, smallest=2**13, result=result)
+        yield _rows("var", dtype, (512, 2048, 2**15, 2**27), counts, result=result)
         yield _inner("var", dtype, tokens, *places[1:], result=result)
     widths, rows = (512, 1024, 4096), (256, 4096, 16384)
     for dtype in ("bfloat16", "float32"):
         yield _rows("mean", dtype, widths, rows, result=dtype)
-    yield _rows("sum", "bfloat16", columns, counts, result="float32")
-    sizes = (128, 1024, 4096, 65536), (64, 256, 1024, 4096, 16384)  # also gradients of biases
+    sizes = (128, 1024, 2048, 4096, 65536), (64, 256, 1024, 4096, 16384)
     yield _inner("sum", "bfloat16", *sizes, places[2], result="float32")
+    biases = (1024, 2048, 8192, 65536), (512, 1024, 4096), (1,)  # their gradients
+    yield _inner("sum", "float32", *biases, result="float32")
     for dtype in ("float32", "int32"):
         yield _inner("sum", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
-        lengths, images = (49, 196, 512, 1536), (1, 8, 64, 512)
+        lengths, images = (49, 196, 512, 1024, 1536), (1, 8, 64, 512)
         yield _inner("mean", dtype, lengths, (256, 512, 2048), images, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("max", dtype, (128, 2048, 32768, 2**27), counts, result=dtype)
         yield _inner("max", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
-        yield _inner("argmax", dtype, (256, 4096, 65536), places[1], (1, 8, 64), result="int32")
+        classes = (16, 256, 4096, 65536) if dtype == "bfloat16" else (16, 4096)
+        yield _inner("argmax", dtype, classes, places[1], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
-    yield from _odd_rows("sum", "float32", (9, 33, 129, 1025), counts, result="float32")
+    yield from _odd_rows("sum", "float32", (9, 33, 129), counts, result="float32")
     for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies
         yield from _odd_rows("argmax", dtype, (17, 129, 1025, 50257), counts, result="int32")
 
@@ -535,42 +551,46 @@ def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
     )
 
 
-# Products. The tensor cores read 8-bit factors only if they are contiguous along k, and XLA is slow
-# with others.
+# Products. The tensor cores read integers of 8 bits only if they are contiguous along k, and XLA is
+# slow with others.
 
 
 def _matmul() -> Iterator[Grid]:
     sizes = (2, 16, 128, 256, 1024, 8192), (1024, 3072, 8192), (384, 768, 2048)
     yield _layers("linear", "bfloat16", *sizes, activation="gelu")
-    sizes = (2048, 16384, 65536), (384, 4096), (193, 1025)
-    yield _layers("linear", "bfloat16", *sizes, activation="gelu")
-    yield _layers("linear", "bfloat16", sizes[0][::2], *sizes[1:], activation="relu")
+    sizes = (2048, 65536), (384, 4096), (193, 1025)
+    for activation in ("gelu", "relu"):
+        yield _layers("linear", "bfloat16", *sizes, activation=activation)
     # In TF32, JAX's default, XLA copies a b that is stored row by row.
     sizes = (192, 384, 1024, 4096), (384, 1024, 4096), (512, 1024, 4096)
     yield _products("float32", _LAYOUTS["NN"], *sizes)
-    sizes = (4096, 8192, 32768), (4096, 16384), (1024, 4096)
-    yield _layers("linear", "float32", *sizes, activation="gelu_exact")
+    sizes = (192, 4096, 32768), (4096, 16384), (1024, 4096)
+    yield _layers("linear", "float32", *sizes, activation="gelu")
+    yield _layers("linear", "float32", sizes[0][1:], *sizes[1:], activation="gelu_exact")
     for axes in _LAYOUTS.values():
         sizes = (1024, 8192), (1024, 3072, 65536), (512, 1024, 8192)
         yield _products("float32", axes, *sizes, "highest")
     for activation in ("", "gelu"):
-        sizes = (1024, 8192), (768, 6400), (768, 6400)
+        sizes = (1024, 16384), (768, 6400), (768, 6400)
         how = {"activation": activation, "precision": "highest"}
         yield _layers("linear", "float32", *sizes, **how)
     # Sizes for which k is divided among blocks.
     yield _products("bfloat16", _LAYOUTS["NT"], (128, 256, 1024), (512, 1024), (2048, 4096))
     # Vocabularies of odd sizes, and other odd sizes.
     yield _products("bfloat16", _LAYOUTS["NN"], (1025, 8193), (1025, 50257), (1025, 8193))
-    yield _products("float32", _LAYOUTS["NN"], (512, 4096), (8193, 50257), (312, 4096))
-    yield _products("bfloat16", _LAYOUTS["NT"], (1025,), (1025, 50257), (1025, 8193))
+    for layout in ("NN", "NT"):
+        yield _products("float32", _LAYOUTS[layout], (512, 4096), (8193, 50257), (312, 4096))
+    yield _products("float32", _LAYOUTS["NT"], (1024, 4096), (8193, 50257), (384, 2048), "highest")
+    # Fewer elements than fill the GPU.
+    sizes = (128, 768), (256, 1024, 3072), (256, 1024, 4096)
+    yield _products("bfloat16", _LAYOUTS["NN"], *sizes)
+    yield _layers("linear", "bfloat16", *sizes)
     heads = {"batch": (16, 64)}
     yield _products("float32", (2, 2), (512, 2048), (512, 2048), (128,), "highest", **heads)
     yield _layers("glu", "bfloat16", (1024, 4096), (8192, 14336), (2048, 4096), activation="silu")
     yield _layers("glu", "bfloat16", (1024, 8192), (5120, 16384), (2048, 4096), activation="gelu")
     of_bytes = (2048, 8192), (2048, 8192), (2048, 8192)
     yield _products("int8", _LAYOUTS["NN"], *of_bytes, result="int32")
-    for precision in ("default", "highest"):
-        yield _products("float8_e4m3fn", _LAYOUTS["NN"], *of_bytes, precision, "bfloat16")
 
 
 _LAYOUTS = {"NN": (1, 0), "NT": (1, 1), "TN": (0, 0)}
