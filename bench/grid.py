@@ -490,7 +490,7 @@ def _reduce() -> Iterator[Grid]:
         yield _rows("mean_and_var", dtype, lengths, counts, smallest=2**11, result=result)
         norms = (64, 256, 1024, 4096, 16384), (1, 64)
         yield _inner("mean_and_var", dtype, tokens, *norms, smallest=2**13, result=result)
-        yield _rows("var", dtype, (512, 2048, 2**15, 2**27), counts, result=result)
+        yield _rows("var", dtype, (2048, 2**15, 2**27), counts, result=result)
         yield _inner("var", dtype, tokens, *places[1:], result=result)
     widths, rows = (512, 1024, 4096), (256, 4096, 16384)
     for dtype in ("bfloat16", "float32"):

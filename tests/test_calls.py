@@ -89,7 +89,11 @@ def listed_names(group):
 @pytest.mark.any_version
 @pytest.mark.parametrize(
     ("draw", "lengths"),
-    [(cases.SECOND, {64, 729, 1370, 8192}), (cases.THIRD, {81, 676, 1101, 6144})],
+    [
+        (cases.SECOND, {64, 729, 1370, 8192}),
+        (cases.THIRD, {81, 676, 1101, 6144}),
+        (cases.FOURTH, {90, 361, 850, 5000}),
+    ],
     ids=lambda each: getattr(each, "name", ""),
 )
 def test_a_later_draw_is_of_other_models_and_lengths_too(draw, lengths):

@@ -13,6 +13,7 @@ import pytest
 from jax.test_util import check_grads
 
 import jax_gpuops
+from jax_gpuops import _cross_entropy, _softmax
 
 ROWS = ("warp", "small_block", "block", "block_two_pass", "split", "cluster", "cluster_shared")
 PRODUCTION = helpers.algorithms("softmax", "staged", "strided", *ROWS)
@@ -352,6 +353,32 @@ def test_gradient(masked, dtype, implementation):
     for (x, labels, g, where), actual in zip(cases, gradients, strict=True):
         assert actual.dtype == x.dtype
         assert_accurate_gradient(actual, x, labels, g, where=where)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("algorithm", ["elementwise", "flat"])
+def test_gradient_by_every_kernel(algorithm, dtype, implementation):
+    """Packs hold elements of many rows, of two, or of one; the last may be cut off."""
+    cases = []
+    for rows, classes in ((23, 1), (17, 2), (9, 3), (5, 9), (4, 16), (31, 33), (3, 257), (1, 2500)):
+        x, g = helpers.normal((rows, classes), dtype, scale=3), helpers.normal(rows, dtype, seed=1)
+        cases.append((x, random_labels(rows, classes).astype(("int32", "int64")[rows % 2]), g))
+    kernel = {"implementation": implementation, "algorithm": algorithm}
+
+    def gradient(x, labels, g):
+        accumulator = "float64" if dtype == "float64" else "float32"
+        _, *residuals = _softmax._logsumexp_with_residuals_p.bind(
+            x, axes=(1,), scale=1.0, causal=False, implementation="xla", algorithm=None
+        )
+        return _cross_entropy._cross_entropy_cotangent_p.bind(
+            x, *residuals, g.astype(accumulator), labels, axes=(1,), **kernel
+        )
+
+    with jax.enable_x64(True):
+        gradients = jax.jit(lambda cases: [gradient(*each) for each in cases])(cases)
+    for (x, labels, g), actual in zip(cases, gradients, strict=True):
+        assert_accurate_gradient(actual, x, labels, g)
 
 
 def masks_of_any_phase(shape):

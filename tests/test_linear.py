@@ -213,20 +213,33 @@ def test_rows_that_tensor_copies_cannot_take(
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
-@pytest.mark.parametrize("algorithm", ["split_k", "skinny", "mma_pipelined", "mma_batched"])
+@pytest.mark.parametrize(
+    "algorithm", ["split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"]
+)
 @pytest.mark.parametrize(
     "sizes", [(5, 131, 261), (16, 136, 264), (72, 264, 264), (131, 9, 264)], ids=str
 )
 def test_the_other_kernels_on_tensor_cores(sizes, algorithm, dtype, result, on_tensor_cores):
     if algorithm == "skinny" and (min(sizes) > 16 or dtype == "float32"):
         pytest.skip("not a problem of skinny")
+    if algorithm == "parallel_split_k" and dtype == "float32" and sizes[1] % 4 != 0:
+        pytest.skip("not a problem of parallel_split_k")
     how = {**on_tensor_cores, "algorithm": algorithm}
     assert_every_activation(*operands_of_tensor_cores(*sizes, dtype, result), result, **how)
 
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(
-    "algorithm", [*LADDER, "tensor_core", "split_k", "skinny", "mma_pipelined", "mma_batched"]
+    "algorithm",
+    [
+        *LADDER,
+        "tensor_core",
+        "split_k",
+        "parallel_split_k",
+        "skinny",
+        "mma_pipelined",
+        "mma_batched",
+    ],
 )
 def test_no_bias_and_no_activation_is_the_product(algorithm, on_tensor_cores):
     x, w, _ = operands(16, 136, 136, "bfloat16")
@@ -627,8 +640,10 @@ def test_vmap_of_vmap(inner, outer, implementation):
 
 
 @pytest.mark.parametrize("mapped", ["x", "w", "b"])
-def test_vmap_on_tensor_cores(mapped, on_tensor_cores):
+@pytest.mark.parametrize("algorithm", ["tensor_core", "parallel_split_k"])
+def test_vmap_on_tensor_cores(algorithm, mapped, on_tensor_cores):
     """Rows are folded; other batches have a shared factor or a shared bias."""
+    on_tensor_cores = {**on_tensor_cores, "algorithm": algorithm}
     x, w, b = operands(72, 136, 64, "bfloat16")
     axes = {"x": (0, None, None), "w": (None, 0, None), "b": (0, None, 0)}[mapped]
     xs = [

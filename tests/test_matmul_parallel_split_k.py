@@ -211,12 +211,12 @@ def test_refusals(shapes, dtype, reason, split):
         jax_gpuops.matmul(a, b, **split)
 
 
-def test_no_epilogue(split):
+def test_neither_c_nor_a_gate(split):
     x, w = jnp.ones((8, 136), "bfloat16"), jnp.ones((136, 8), "bfloat16")
-    with pytest.raises(ValueError, match="'parallel_split_k' does not support a bias or an activ"):
-        jax_gpuops.linear(x, w, w[0], **split)
     with pytest.raises(ValueError, match="'parallel_split_k' does not support c"):
         jax_gpuops.gemm(x, w, jnp.ones((8, 8), "bfloat16"), beta=1, **split)
+    with pytest.raises(ValueError, match="'parallel_split_k' does not support gated products"):
+        jax_gpuops.glu(x, w, w, activation="silu", **split)
 
 
 @pytest.mark.parametrize("k", [1024, 1032])

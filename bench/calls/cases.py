@@ -91,9 +91,19 @@ THIRD = Draw(
     file=_FOLDER / "calls_third.txt",
     earlier=SECOND,
 )
+"""Drawn after that. Most grids were then revised by its calls."""
+
+FOURTH = Draw(
+    "fourth",
+    models.FIRST + models.FURTHER,
+    (60, 90, 144, 210, 250, 324, 361, 500, 600, 850, 1152, 1700, 2304, 3500, 5000),
+    seed=2032,
+    file=_FOLDER / "calls_fourth.txt",
+    earlier=THIRD,
+)
 """Drawn after that, for an independent test."""
 
-DRAWS = {each.name: each for each in (FIRST, SECOND, THIRD)}
+DRAWS = {each.name: each for each in (FIRST, SECOND, THIRD, FOURTH)}
 
 Site = Callable[[random.Random, Draw], Problem]
 

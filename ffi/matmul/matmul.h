@@ -233,11 +233,11 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "align_rows_kernel transpose_rows_kernel split_k_kernel"},
     {"parallel_split_k",
      "Tensor cores for few tiles of a large depth k: blocks of tensor_core multiply parts of the "
-     "depth, and a second kernel adds their partial sums.",
+     "depth, and a second kernel adds their partial sums and applies a bias and an activation.",
      "jax_gpuops, after NVIDIA CUTLASS's parallel split-K",
      "float16 and bfloat16, and float32 in TF32 with an a that is K-major, a b that is not, and "
-     "rows of b that are a multiple of 16 bytes; else those of split_k, no bias or activation, and "
-     "results of at most 2^23 elements, with n rounded up to a multiple of 8",
+     "rows of b that are a multiple of 16 bytes; else those of split_k, and results of at most "
+     "2^23 elements, with n rounded up to a multiple of 8",
      "align_rows_kernel persistent_kernel turned_kernel split_k_reduce_kernel"},
     {"wgmma_batched",
      "Tensor cores for batches of small products: several blocks per multiprocessor, with a tile "

@@ -76,7 +76,7 @@ constexpr double kCopyLatency = 900;
 // parallel_split_k: the time of its second launch apart from the partial sums, and the bytes of
 // these that are written and read again per nanosecond. If they and the factors do not fit the L2
 // cache, they pass through memory.
-constexpr double kReduceTime = 1800;
+constexpr double kReduceTime = 1300;
 constexpr double kPartialRate = 3200;
 // The size of the L2 cache of an H100 and an H200.
 constexpr double kCacheBytes = 50e6;
@@ -92,8 +92,6 @@ constexpr std::int64_t kMostPartialBytes = std::int64_t{64} << 20;
 constexpr std::int64_t kLeastParallelSplitRows = 65;
 constexpr std::int64_t kLeastParallelSplitRowsOfFloats = 17;
 constexpr std::int64_t kLeastParallelSplitSteps = 16;
-// The fraction of the time that it must save: the error of the estimates.
-constexpr double kLeastParallelSplitGain = 0.05;
 
 std::int64_t depth_steps(const Problem& problem) {
   const auto bytes = bytes_of(problem.dtype);
@@ -670,7 +668,6 @@ std::string refusal_of_parallel_split_k(const Problem& problem, const Device& de
   if (!is_16_bit_float(problem.dtype) && problem.dtype != DType::kFloat32) {
     return "supports float16, bfloat16 and float32, not " + text(info(problem.dtype).name);
   }
-  if (has_epilogue(problem)) return "does not support a bias or an activation";
   const std::string why = refusal_of_splits(problem, device);
   if (!why.empty()) return why;
   if (problem.dtype == DType::kFloat32 && !turns_floats(problem)) {
@@ -696,8 +693,8 @@ bool suits_parallel_split_k(const Problem& problem) {
   const bool is_float32 = turns_floats(problem) && may_use_tf32(problem);
   const std::int64_t least_rows =
       is_float32 ? kLeastParallelSplitRowsOfFloats : kLeastParallelSplitRows;
-  return (is_16_bit_float(problem.dtype) || is_float32) && !has_epilogue(problem) &&
-         !problem.has_c && !problem.scaled && !suits_skinny(problem) && problem.m >= least_rows &&
+  return (is_16_bit_float(problem.dtype) || is_float32) && !problem.gated && !problem.has_c &&
+         !problem.scaled && !suits_skinny(problem) && problem.m >= least_rows &&
          depth_steps(problem) >= kLeastParallelSplitSteps && split_tiles(problem) >= 1 &&
          split_tiles(problem) <= kMostSplitTiles / 2;
 }
@@ -709,7 +706,7 @@ bool prefers_parallel_split_k(const Problem& problem, const Device& device) {
   const double others = std::min(tensor_core_time(problem, device), split_k_time(problem, device));
   const double time =
       copies_time(problem, !turns_floats(problem)) + best_parallel_split_k(problem, device).time;
-  return time < others * (1 - kLeastParallelSplitGain);
+  return time < others;
 }
 
 Config configure_parallel_split_k(const Problem& problem, const Device& device) {

@@ -1,4 +1,5 @@
 #include "softmax/elementwise.cuh"
+#include "softmax/flat.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
@@ -9,6 +10,7 @@ RegisterLaunchers elementwise_launchers() {
   return {kDTypeOf<T>,
           {
               {Algorithm::kElementwise, launch_elementwise<T>, nullptr},
+              {Algorithm::kFlat, launch_flat<T>, nullptr},
           }};
 }
 

@@ -165,7 +165,7 @@ class RowGradient {
   using A = Accumulator<T>;
 
   __device__ __forceinline__ RowGradient(const KernelArgs<T>& args, std::int64_t number)
-      : label_(has_labels(args.function) ? args.label(number) : -1),
+      : label_(args.label_if_any(number)),
         cotangent_(args.g[number] * args.scale),
         weight_(cotangent_) {
     const A maximum = args.maximum[number];

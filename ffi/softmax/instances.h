@@ -194,6 +194,7 @@ inline constexpr std::int64_t kStagedOwnBytes = 128;  // of shared memory, besid
 
 inline constexpr int kElementwiseThreads = 256;
 inline constexpr int kElementwisePacks = 4;  // loads in flight
+inline constexpr int kFlatThreads = 256;
 
 // The elements that a thread of column holds: 8 bytes side by side, and kColumnHeld along the axis.
 // For an axis of up to 32, at most 8 in blocks of 128 threads.

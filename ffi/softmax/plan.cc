@@ -103,12 +103,51 @@ Config configure_elementwise(const Problem& problem) {
   return config;
 }
 
+std::string refusal_of_flat(const Problem& problem) {
+  if (problem.inner != 1) return "supports only the last axis; 'elementwise' supports any axis";
+  if (has_mask(problem)) return "does not support a mask or causal; 'elementwise' does";
+  if (!is_aligned(problem)) {
+    return "requires arrays aligned to 16 bytes; 'elementwise' supports any alignment";
+  }
+  if (problem.rows() * problem.columns > std::numeric_limits<std::int32_t>::max()) {
+    return "supports fewer than 2^31 elements; 'elementwise' supports any number";
+  }
+  return "";
+}
+
+Config configure_flat(const Problem& problem) {
+  Config config;
+  config.threads = kFlatThreads;
+  config.packs = 1;
+  config.blocks = divide_up(problem.rows() * problem.columns,
+                            std::int64_t{config.threads} * pack_elements(problem));
+  return config;
+}
+
+// Whether flat is faster than elementwise: if latency counts, for rows of up to 128 bytes, and for
+// up to kFlatColumns elements if warps of elementwise would write parts of lines. Aligned rows of
+// 16 bits do not suffer from that, nor do arrays in the L2 cache. elementwise alone is invariant,
+// since the results of the two may differ in their last bit.
+constexpr std::int64_t kFlatColumns = 1024;
+constexpr std::int64_t kFlatBytes = std::int64_t{1} << 25;
+bool prefers_flat(const Problem& problem) {
+  if (problem.batch_invariant || !refusal_of_flat(problem).empty()) return false;
+  const std::int64_t row_bytes = problem.columns * element_bytes(problem);
+  if (is_little_work(problem) || row_bytes <= 128) return true;
+  if (problem.columns > kFlatColumns) return false;
+  if (!has_whole_packs(problem)) return true;
+  return row_bytes % 128 != 0 && element_bytes(problem) >= 4 &&
+         problem.rows() * row_bytes >= kFlatBytes;
+}
+
 // ---- All algorithms ----
 
 // Why an algorithm cannot take a problem; empty if it can.
 std::string refusal(Algorithm algorithm, const Problem& problem, const Device& device) {
-  if ((algorithm == Algorithm::kElementwise) != is_elementwise(problem.function)) {
-    return algorithm == Algorithm::kElementwise
+  const bool has_no_reduction =
+      algorithm == Algorithm::kElementwise || algorithm == Algorithm::kFlat;
+  if (has_no_reduction != is_elementwise(problem.function)) {
+    return has_no_reduction
                ? "computes only the gradients of logsumexp and cross entropy"
                : "does not compute the gradients of logsumexp and cross entropy; 'elementwise' "
                  "does";
@@ -138,6 +177,8 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
       return refusal_of_column_two_pass(problem);
     case Algorithm::kStrip:
       return refusal_of_strip(problem, device);
+    case Algorithm::kFlat:
+      return refusal_of_flat(problem);
     default:
       return "";
   }
@@ -175,6 +216,8 @@ Config config_of(Algorithm algorithm, const Problem& problem, std::string_view n
       return configure_strip(problem);
     case Algorithm::kElementwise:
       return configure_elementwise(problem);
+    case Algorithm::kFlat:
+      return configure_flat(problem);
     default:
       return configure_ladder(algorithm, problem);
   }
@@ -195,7 +238,10 @@ Choice choose_column(const Problem& problem, const Device& device) {
 
 Choice choose(const Problem& problem, const Device& device) {
   if (is_elementwise(problem.function)) {
-    return {Algorithm::kElementwise, "the function needs no reduction"};
+    return prefers_flat(problem)
+               ? Choice{Algorithm::kFlat,
+                        "the function needs no reduction, and rows are short or few"}
+               : Choice{Algorithm::kElementwise, "the function needs no reduction"};
   }
   const std::string rows = columns_text(problem);
   if (problem.inner != 1) return choose_column(problem, device);

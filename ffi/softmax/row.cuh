@@ -130,7 +130,24 @@ struct KernelArgs {
   __device__ std::int64_t label(std::int64_t row) const {
     const std::int64_t given = wide_labels ? static_cast<const std::int64_t*>(labels)[row]
                                            : static_cast<const std::int32_t*>(labels)[row];
-    const std::int64_t column = given < 0 ? given + rows.columns : given;
+    return column_of(given);
+  }
+
+  // The same, and a negative number if there are no labels. A branch around the load would delay it
+  // until the loads before it have arrived, so without labels it reads something else.
+  __device__ std::int64_t label_if_any(std::int64_t row) const {
+    const bool has_labels = labels != nullptr;
+    const auto* const words = static_cast<const std::int32_t*>(has_labels ? labels : maximum);
+    const std::int32_t low = words[wide_labels ? 2 * row : row];
+    const std::int32_t high = wide_labels ? words[2 * row + 1] : low >> 31;
+    const auto given = static_cast<std::int64_t>(
+        std::uint64_t{static_cast<std::uint32_t>(high)} << 32 | static_cast<std::uint32_t>(low));
+    return has_labels ? column_of(given) : -1;
+  }
+
+ private:
+  __device__ std::int64_t column_of(std::int64_t label) const {
+    const std::int64_t column = label < 0 ? label + rows.columns : label;
     return column < rows.columns ? column : -1;
   }
 };

@@ -141,8 +141,9 @@ enum class Algorithm {
   kColumnTwoPass,
   kStrip,
   kElementwise,
+  kFlat,
 };
-inline constexpr int kAlgorithmCount = static_cast<int>(Algorithm::kElementwise) + 1;
+inline constexpr int kAlgorithmCount = static_cast<int>(Algorithm::kFlat) + 1;
 
 // The ladder steps from the reference documents. They compute softmax (the last two also
 // log_softmax and logsumexp) without a mask or scale.
@@ -235,6 +236,13 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
      "strip_kernel"},
     {"elementwise", "The gradients of logsumexp and cross entropy, which need no reduction.", kOurs,
      "logsumexp_cotangent and cross_entropy_cotangent", "elementwise_kernel"},
+    {"flat",
+     "The same by packs of the whole array, which may hold elements of several rows: for short "
+     "rows of any alignment.",
+     kOurs,
+     "logsumexp_cotangent and cross_entropy_cotangent along the last axis; no mask; arrays aligned "
+     "to 16 bytes, of fewer than 2^31 elements",
+     "flat_kernel"},
 };
 
 inline constexpr std::string_view name_of(Algorithm algorithm) {

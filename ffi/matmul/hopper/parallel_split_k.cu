@@ -17,12 +17,15 @@ void launch_parallel_split_k(const Queue& queue, const Config& config, const Pro
                          config.splits * partial_bytes(problem)));
   Problem split = problem;
   split.result_dtype = DType::kFloat32;
+  split.has_bias = false;
+  split.epilogue = EpilogueOp::kNone;
   Buffers to_partials = buffers;
   to_partials.result = partials;
+  to_partials.bias = nullptr;
   launch_tensor_core<T>(queue, config, split, to_partials);
   const auto reduce = [&](auto type) {
     launch_split_k_reduce<typename decltype(type)::type>(queue, config.splits, problem, partials,
-                                                         buffers.result);
+                                                         buffers);
   };
   if constexpr (std::is_same_v<T, float>) {
     dispatch<float>(problem.result_dtype, reduce);

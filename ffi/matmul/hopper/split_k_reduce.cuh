@@ -1,6 +1,6 @@
 // matmul, algorithm `parallel_split_k`: split-K through global memory, for few tiles of a large
 // depth. tensor_core's persistent kernel computes each split's partial sums, as floats, and the
-// kernel below adds them:
+// kernel below adds them, and then the bias, and applies the activation:
 //
 //     partial sums   [split][batch][m][n]  ->  result [batch][m][n]
 //
@@ -14,6 +14,7 @@
 #include "core/integer.h"
 #include "core/launch.h"
 #include "core/ptx/early_launch.cuh"
+#include "matmul/epilogue.cuh"
 #include "matmul/hopper/depth_shares.cuh"
 #include "matmul/matmul.h"
 
@@ -35,9 +36,11 @@ struct SplitKReduction {
   unsigned count;   // of packs of four columns in all rows
   Divisor per_row;  // packs
   bool packed;      // packs of the result are complete and aligned
+  Finish finish;
+  Divisor rows;  // of a matrix of the batch
 };
 
-template <class Result>
+template <class Result, bool kFinishes>
 __global__ void __launch_bounds__(kReduceThreads)
     split_k_reduce_kernel(const __grid_constant__ SplitKReduction<Result> reduction) {
   const unsigned i = blockIdx.x * kReduceThreads + threadIdx.x;
@@ -46,6 +49,12 @@ __global__ void __launch_bounds__(kReduceThreads)
   const std::int64_t row = at.quotient;
   const int col = static_cast<int>(at.remainder) * 4;
   const float* from = reduction.partials + row * reduction.pitch + col;
+  float bias[4] = {};
+  if constexpr (kFinishes) {
+    const std::int64_t matrix = reduction.rows.quotient(at.quotient);
+#pragma unroll
+    for (int j = 0; j < 4; ++j) bias[j] = bias_of<Result>(reduction.finish, matrix, col + j);
+  }
   wait_for_kernel_before();  // which writes the partial sums
   float4 sum{};
 #pragma unroll 1
@@ -64,6 +73,15 @@ __global__ void __launch_bounds__(kReduceThreads)
     }
     from += kReduceLoads * reduction.split_stride;
   }
+  if constexpr (kFinishes) {
+    sum = make_float4(sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]);
+    dispatch_activation(reduction.finish.op, [&](auto op) {
+      constexpr EpilogueOp kOp = decltype(op)::value;
+      constexpr bool kFast = sizeof(Result) == 2;
+      sum = make_float4(activated<kOp, kFast>(sum.x), activated<kOp, kFast>(sum.y),
+                        activated<kOp, kFast>(sum.z), activated<kOp, kFast>(sum.w));
+    });
+  }
   write_four(sum, reduction.result + row * reduction.cols + col, reduction.cols - col,
              reduction.packed);
 }
@@ -71,12 +89,12 @@ __global__ void __launch_bounds__(kReduceThreads)
 // Launched early, to start as soon as the blocks of the kernel before have exited.
 template <class Result>
 void launch_split_k_reduce(const Queue& queue, int splits, const Problem& problem,
-                           const float* partials, void* result) {
+                           const float* partials, const Buffers& buffers) {
   const std::int64_t per_row = divide_up(problem.n, 4);
   const std::int64_t count = problem.batch * problem.m * per_row;
   SplitKReduction<Result> reduction{};
   reduction.partials = partials;
-  reduction.result = static_cast<Result*>(result);
+  reduction.result = static_cast<Result*>(buffers.result);
   reduction.split_stride = partial_bytes(problem) / 4;
   reduction.splits = splits;
   reduction.cols = static_cast<int>(problem.n);
@@ -84,9 +102,13 @@ void launch_split_k_reduce(const Queue& queue, int splits, const Problem& proble
   reduction.count = static_cast<unsigned>(count);
   reduction.per_row = Divisor(per_row);
   reduction.packed = problem.n % 4 == 0;
+  reduction.finish = finish_of(problem, buffers);
+  reduction.rows = Divisor(problem.m);
   LaunchShape shape{dim3(grid_extent(divide_up(count, kReduceThreads))), kReduceThreads};
   shape.early = true;
-  launch_kernel<split_k_reduce_kernel<Result>>(queue, shape, reduction);
+  dispatch_value<false, true>(has_epilogue(problem), [&](auto finishes) {
+    launch_kernel<split_k_reduce_kernel<Result, finishes>>(queue, shape, reduction);
+  });
 }
 
 }  // namespace matmul
