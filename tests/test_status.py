@@ -120,7 +120,7 @@ def test_limits_of_the_softmax_algorithms_are_those_of_their_plans(
 ):
     long = {"split_pipelined": 20000, "strip": 300}
     for algorithm in jax_gpuops.algorithms("softmax"):
-        if algorithm.name == "elementwise":
+        if algorithm.name in ("elementwise", "flat"):
             continue
         columns, is_on_last_axis = long.get(algorithm.name, 64), options.get("axis") != 0
         shape = (other_size, columns) if is_on_last_axis else (columns, other_size)
