@@ -644,7 +644,7 @@ def test_vmap_of_vmap(inner, outer, implementation):
 def test_vmap_on_tensor_cores(algorithm, mapped, on_tensor_cores):
     """Rows are folded; other batches have a shared factor or a shared bias."""
     on_tensor_cores = {**on_tensor_cores, "algorithm": algorithm}
-    x, w, b = operands(72, 136, 64, "bfloat16")
+    x, w, b = operands(72, 136, 200, "bfloat16")
     axes = {"x": (0, None, None), "w": (None, 0, None), "b": (0, None, 0)}[mapped]
     xs = [
         each if axis is None else np.stack([each, each[::-1]])
