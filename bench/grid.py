@@ -390,7 +390,8 @@ def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
     columns: tuple[int, ...] = (73, 193, 257, 2049)
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
         columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)
-    counts = tuple(2**e for e in (10, 11, 12, 14, 17, 20))
+    more = (12,) if kernel == "softmax" else ()
+    counts = tuple(2**e for e in (10, 11, *more, 14, 17, 20))
     return _attention(kernel, dtype, masks, columns, counts, _unaligned(dtype)[::2])
 
 
@@ -411,12 +412,13 @@ def _softmax() -> Iterator[Grid]:
     for dtype in floats:  # the classes of pixels
         channels, pixels = (16, 64, 256), (2**14, 2**17, 2**20)
         yield _inner("log_softmax_cotangent", dtype, channels, pixels, (1, 32))
-    widths, matrices = (128, 256, 512, 2048, 8192), sorted({*_counts(3), 2**16})
+    widths, matrices = (256, 512, 2048, 8192), sorted({*_counts(3), 2**16})
     for dtype in floats:
-        yield _attention("softmax", dtype, ["causal padding"], widths, matrices)
+        yield _attention("softmax", dtype, ["causal padding"], (128, *widths), matrices)
         for mask in (["causal"], ["padding", "full"]):
-            yield _attention("softmax", dtype, mask, (64, *widths), matrices)
-            yield _attention("softmax_tangent", dtype, mask, (64, 128, 512, 2048, 8192), _counts(3))
+            few = {"causal": (64, 128), "padding": (64,) if dtype == "bfloat16" else (128,)}
+            yield _attention("softmax", dtype, mask, (*few[mask[0]], *widths), matrices)
+            yield _attention("softmax_tangent", dtype, mask, (64, *widths[1:]), _counts(3))
         for kernel in ("softmax", "softmax_tangent"):
             for mask in (["causal"], ["padding", "full"]):
                 yield _odd_attention(kernel, dtype, mask)
@@ -440,20 +442,22 @@ def _softmax() -> Iterator[Grid]:
         lengths = (8, 128, *lengths) if dtype == "bfloat16" else lengths
         yield _rows("cross_entropy_cotangent", dtype, lengths, _FEWER_COUNTS)
     for dtype in floats:
-        lengths = (8, 32, 2048, 32768, 524288)
+        lengths = (8, 32, 2048, 524288)
         yield _rows("logsumexp", dtype, lengths, _FEWER_COUNTS, smallest=2**9)
     for dtype in floats:
         lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
         yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS)
     counts = sorted({*_counts(4), 64})
-    for kernel, dtype in itertools.product(("cross_entropy", "log_softmax", "logsumexp"), floats):
-        lengths = sorted({*_odd(5, 17, 4), *((32769,) if kernel == "log_softmax" else ())})
-        yield from _odd_rows(kernel, dtype, lengths, counts)
+    for kernel, dtype in itertools.product(("cross_entropy", "logsumexp"), floats):
+        yield from _odd_rows(kernel, dtype, _odd(5, 17, 4), counts)
+    for dtype in floats:
+        yield from _odd_rows("log_softmax", dtype, (33, 513, 8193, 32769, 131073), _counts(4))
     yield from _odd_rows("cross_entropy_cotangent", "bfloat16", _odd(5, 17, 4), counts)
     yield from _odd_rows("cross_entropy_cotangent", "float32", (8193, 131073), counts[1:])
-    lengths = (33, 257, 8193, 131073)  # 257: 16 x 16 patches, and one more
     for dtype in floats:
-        yield from _odd_rows("softmax_tangent", dtype, lengths, _counts(4), smallest=2**13)
+        patches = (257,) if dtype == "float32" else ()  # 16 x 16, and one more
+        lengths = (33, *patches, 8193, 131073)
+        yield from _odd_rows("softmax_tangent", dtype, lengths, _counts(4)[1:], smallest=2**13)
     yield _rows("logsumexp_cotangent", "bfloat16", _powers(3, 19, 4), _FEWER_COUNTS)
 
 
@@ -485,8 +489,8 @@ def _reduce() -> Iterator[Grid]:
         pixels, channels = (64, 256, 16384, 65536), (64, *_powers(8, 17, 3))
         yield _images("mean_and_var", dtype, pixels, channels, result=result)
         yield _inner("mean_and_var", dtype, _powers(6, 18, 4), *_NORMS, width=16, result=result)
-    lengths = (128, 2048, 32768, 2**27)
     for dtype, result in sums:
+        lengths = (128, 2048, 2**27)
         yield _rows("mean_and_var", dtype, lengths, counts, smallest=2**11, result=result)
         norms = (64, 256, 1024, 4096, 16384), (1, 64)
         yield _inner("mean_and_var", dtype, tokens, *norms, smallest=2**13, result=result)
@@ -495,21 +499,19 @@ def _reduce() -> Iterator[Grid]:
     widths, rows = (512, 1024, 4096), (256, 4096, 16384)
     for dtype in ("bfloat16", "float32"):
         yield _rows("mean", dtype, widths, rows, result=dtype)
-    sizes = (128, 1024, 2048, 4096, 65536), (64, 256, 1024, 4096, 16384)
+    sizes = (128, 1024, 2048, 4096, 65536), (64, 1024, 4096, 16384)  # also gradients of biases
     yield _inner("sum", "bfloat16", *sizes, places[2], result="float32")
-    biases = (1024, 2048, 8192, 65536), (512, 1024, 4096), (1,)  # their gradients
-    yield _inner("sum", "float32", *biases, result="float32")
     for dtype in ("float32", "int32"):
         yield _inner("sum", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         lengths, images = (49, 196, 512, 1024, 1536), (1, 8, 64, 512)
         yield _inner("mean", dtype, lengths, (256, 512, 2048), images, result=dtype)
     for dtype in ("float32", "bfloat16"):
-        yield _rows("max", dtype, (128, 2048, 32768, 2**27), counts, result=dtype)
+        yield _rows("max", dtype, (128, 2048, 32768), counts[2:], result=dtype)
         yield _inner("max", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
-        classes = (16, 256, 4096, 65536) if dtype == "bfloat16" else (16, 4096)
+        classes = (256, 4096, 65536) if dtype == "bfloat16" else (4096,)
         yield _inner("argmax", dtype, classes, places[1], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield from _odd_rows("sum", "float32", (9, 33, 129), counts, result="float32")
@@ -523,7 +525,6 @@ def _reduce() -> Iterator[Grid]:
 
 def _transpose() -> Iterator[Grid]:
     yield _permuted("bfloat16", (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))  # heads
-    yield _permuted("bfloat16", (1, 0), (512, 16384), (512, 16384))
 
 
 def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
@@ -580,9 +581,9 @@ def _matmul() -> Iterator[Grid]:
     yield _products("bfloat16", _LAYOUTS["NN"], (1025, 8193), (1025, 50257), (1025, 8193))
     for layout in ("NN", "NT"):
         yield _products("float32", _LAYOUTS[layout], (512, 4096), (8193, 50257), (312, 4096))
-    yield _products("float32", _LAYOUTS["NT"], (1024, 4096), (8193, 50257), (384, 2048), "highest")
+    yield _products("float32", _LAYOUTS["NT"], (1024,), (8193, 50257), (384, 2048), "highest")
     # Fewer elements than fill the GPU.
-    sizes = (128, 768), (256, 1024, 3072), (256, 1024, 4096)
+    sizes = (128, 768), (256, 1024, 3072), (1024, 4096)
     yield _products("bfloat16", _LAYOUTS["NN"], *sizes)
     yield _layers("linear", "bfloat16", *sizes)
     heads = {"batch": (16, 64)}

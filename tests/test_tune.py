@@ -40,7 +40,7 @@ def test_a_vertex_is_a_problem_of_its_size(each):
             if "odd rows" in each.name:  # a vertex stands for longer rows, too, of whole matrices
                 columns, rows = point.shape[-1], math.prod(point.shape[:-1])
                 assert 0 <= columns - sizes["columns"] <= 3
-                assert 7 / 8 * sizes["outer"] <= rows <= sizes["outer"]
+                assert 3 / 4 * sizes["outer"] <= rows <= sizes["outer"]
                 sizes |= {"columns": columns, "outer": rows}
             if i > 0 and "odd sizes" in each.name:  # or for products of which some rows are aligned
                 _, k, n = point.shape
@@ -88,7 +88,6 @@ def test_products_are_of_every_layout_and_precision():
     products = [point for point in grid.points(GRIDS) if point.kernel == "gemm"]
     assert {(p.dtype, p.precision) for p in products} == {
         *(("float32", "highest"), ("float32", "default"), ("bfloat16", "default")),
-        *(("float8_e4m3fn", "default"), ("float8_e4m3fn", "highest")),
         ("int8", "default"),
     }
     layouts = {(p.problem["transpose_a"], p.problem["transpose_b"]) for p in products}
