@@ -1184,7 +1184,8 @@ void test_matmul() {
   check_matmul<matmul::Persistent<E5M2, B, true, true, 64, 128, 1, 2, 1, 0, false, true>>();
 }
 
-// More splits than the plan has for the executor's few multiprocessors.
+// More splits than the plan has for the executor's few multiprocessors; with an odd number of them,
+// a bias for each matrix, and relu.
 void test_split_k_reduce() {
   for (const int splits : {2, 4, 5, 9, 16}) {
     for (const int cols : {5, 64}) {
@@ -1192,12 +1193,17 @@ void test_split_k_reduce() {
       problem.batch = 2;
       problem.m = 9;
       problem.n = cols;
+      problem.has_bias = splits % 2 == 1;
+      problem.epilogue = problem.has_bias ? matmul::EpilogueOp::kRelu : matmul::EpilogueOp::kNone;
       const std::int64_t pitch = matmul::partial_pitch(problem);
       const std::int64_t rows = problem.batch * problem.m;
       const auto partials = random_lines<float>(splits * rows, cols, static_cast<int>(pitch), 3);
       Array<float> result(rows * cols + 1);
-      matmul::launch_split_k_reduce<float>(Queue{}, splits, problem, partials.data(),
-                                           result.data());
+      const auto bias = random_lines<float>(problem.batch, cols, cols, 4);
+      matmul::Buffers buffers{};
+      buffers.result = result.data();
+      buffers.bias = problem.has_bias ? bias.data() : nullptr;
+      matmul::launch_split_k_reduce<float>(Queue{}, splits, problem, partials.data(), buffers);
       std::int64_t wrong = 0;
       for (std::int64_t row = 0; row < rows; ++row) {
         for (int col = 0; col < cols; ++col) {
@@ -1205,6 +1211,7 @@ void test_split_k_reduce() {
           for (int split = 0; split < splits; ++split) {
             sum += partials[(split * rows + row) * pitch + col];
           }
+          if (problem.has_bias) sum = std::max(sum + bias[row / problem.m * cols + col], 0.0f);
           wrong += result[row * cols + col] != sum;
         }
       }
