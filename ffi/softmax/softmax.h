@@ -47,9 +47,6 @@ inline constexpr bool is_elementwise(Function function) {
 inline constexpr bool reduces(Function function) {
   return function == Function::kLogSumExp || function == Function::kCrossEntropy;
 }
-inline constexpr bool has_labels(Function function) {
-  return function == Function::kCrossEntropy || function == Function::kCrossEntropyCotangent;
-}
 
 // An `outer` x `columns` x `inner` array, reduced over the `columns` axis. Row r = o * inner + i
 // starts at element o * columns * inner + i, and its elements have stride `inner`. Arrays with one
