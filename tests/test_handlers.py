@@ -68,7 +68,7 @@ def mask(*shape):
             struct(4, 8, dtype="float8_e5m2"),
             [struct(4, 8, dtype="float8_e5m2"), (4,), (4,), (4,)],
             SOFTMAX,
-            "'elementwise' has no kernel for dtype float8_e5m2",
+            "'flat' has no kernel for dtype float8_e5m2",
         ),
         ("softmax", Y, [(4, 8), mask(8)], SOFTMAX, "where must have the rank of x"),
         ("softmax", Y, [(4, 8), mask(4, 7)], SOFTMAX, "where must broadcast to x"),
