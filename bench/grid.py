@@ -11,10 +11,10 @@ float16 is not measured: the classes of bfloat16 hold for it; nor is gelu_exact 
 (docs/policy.md).
 
 These are left out, so `None` leaves them to XLA: most arrays of less than 2^14 elements, masks and
-scales of functions other than softmax, causal softmax with more or fewer queries than keys,
-reductions with `where`, `prod`, `min` and `argmin`, axes that are not adjacent except for
-`mean_and_var`, batches of products except in float32 at the highest precision, and products with an
-addend.
+scales of functions other than softmax, causal softmax with more or fewer queries than keys, masked
+float32 rows of a multiple of 8 bytes and not of 16, reductions with `where`, `prod`, `min` and
+`argmin`, sums of aligned rows, axes that are not adjacent except for `mean_and_var`, batches of
+products except in float32 at the highest precision, 8-bit floats, and products with an addend.
 """
 
 from __future__ import annotations
@@ -386,7 +386,10 @@ def _attention(
 
 
 def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
-    """The same for rows that are not aligned to 16 bytes, of the least and the most alignment."""
+    """The same for rows that are not aligned to 16 bytes.
+
+    Those of bfloat16 have the least and the most alignment, those of float32 only the least.
+    """
     columns: tuple[int, ...] = (73, 193, 257, 2049)
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
         columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)

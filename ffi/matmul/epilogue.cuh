@@ -89,6 +89,18 @@ __device__ __noinline__ A activated(EpilogueOp op, A x) {
   return result;
 }
 
+// The activation of four sums, after their bias is added.
+template <bool kFast>
+__device__ __forceinline__ float4 finished(EpilogueOp op, float4 sum, const float (&bias)[4]) {
+  sum = make_float4(sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]);
+  dispatch_activation(op, [&](auto constant) {
+    constexpr EpilogueOp kOp = decltype(constant)::value;
+    sum = make_float4(activated<kOp, kFast>(sum.x), activated<kOp, kFast>(sum.y),
+                      activated<kOp, kFast>(sum.z), activated<kOp, kFast>(sum.w));
+  });
+  return sum;
+}
+
 // The bias of a column of a matrix of the batch; 0 if there is none, or no such column.
 template <class Result>
 __device__ __forceinline__ Accumulator<Result> bias_of(const Finish& finish, std::int64_t matrix,

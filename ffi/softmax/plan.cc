@@ -118,7 +118,6 @@ std::string refusal_of_flat(const Problem& problem) {
 Config configure_flat(const Problem& problem) {
   Config config;
   config.threads = kFlatThreads;
-  config.packs = 1;
   config.blocks = divide_up(problem.rows() * problem.columns,
                             std::int64_t{config.threads} * pack_elements(problem));
   return config;

@@ -241,14 +241,7 @@ __device__ __forceinline__ void finish(SplitKStorage& storage, const SplitKResul
     const int row = (i - group * high) * Config::kPieceRows + lane / 4 + (lower ? 8 : 0);
     const int left = result.cols - at.col - col;
     if (row >= rows || left <= 0) continue;
-    if (result.finishes) {
-      sum = make_float4(sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]);
-      dispatch_activation(result.finish.op, [&](auto op) {
-        constexpr EpilogueOp kOp = decltype(op)::value;
-        sum = make_float4(activated<kOp, false>(sum.x), activated<kOp, false>(sum.y),
-                          activated<kOp, false>(sum.z), activated<kOp, false>(sum.w));
-      });
-    }
+    if (result.finishes) sum = finished</*kFast=*/false>(result.finish.op, sum, bias);
     const std::int64_t to =
         (std::int64_t{at.matrix} * result.rows + at.row + row) * result.cols + at.col + col;
     if (result.is_float) {

@@ -74,13 +74,7 @@ __global__ void __launch_bounds__(kReduceThreads)
     from += kReduceLoads * reduction.split_stride;
   }
   if constexpr (kFinishes) {
-    sum = make_float4(sum.x + bias[0], sum.y + bias[1], sum.z + bias[2], sum.w + bias[3]);
-    dispatch_activation(reduction.finish.op, [&](auto op) {
-      constexpr EpilogueOp kOp = decltype(op)::value;
-      constexpr bool kFast = sizeof(Result) == 2;
-      sum = make_float4(activated<kOp, kFast>(sum.x), activated<kOp, kFast>(sum.y),
-                        activated<kOp, kFast>(sum.z), activated<kOp, kFast>(sum.w));
-    });
+    sum = finished</*kFast=*/sizeof(Result) == 2>(reduction.finish.op, sum, bias);
   }
   write_four(sum, reduction.result + row * reduction.cols + col, reduction.cols - col,
              reduction.packed);
