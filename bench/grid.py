@@ -11,8 +11,7 @@ float16 is not measured: the classes of bfloat16 hold for it; nor is gelu_exact 
 (docs/policy.md).
 
 These are left out, so `None` leaves them to XLA: most arrays of less than 2^14 elements, masks and
-scales of functions other than softmax, causal softmax with more or fewer queries than keys, masked
-float32 rows of a multiple of 8 bytes and not of 16, reductions with `where`, `prod`, `min` and
+scales of functions other than softmax, causal softmax with more or fewer queries than keys, reductions with `where`, `prod`, `min` and
 `argmin`, sums of aligned rows, axes that are not adjacent except for `mean_and_var`, batches of
 products except in float32 at the highest precision, 8-bit floats, and products with an addend.
 """
@@ -350,22 +349,26 @@ def _attention(
 ) -> Grid:
     """Matrices of scores with masks; a class holds for all kinds of `masks`.
 
-    The number of rows is rounded down to whole matrices: for odd lengths by up to a quarter. With a
-    mask, classes hold without the factor, too: 107 pairs of points on an H200 were as far ahead
-    with it as without, within 1 %.
+    The number of rows is rounded down to whole matrices: for odd lengths by up to a quarter. Rows
+    that are too few for that are those of single queries, as of a new token. With a mask, classes
+    hold without the factor, too: 107 pairs of points on an H200 were as far ahead with it as
+    without, within 1 %.
     """
     is_odd = columns[0] % 2 == 1
 
     def point(n: int, rows: int, mask: str) -> Point:
-        queries = n if rows >= n else rows
+        if is_odd:
+            queries = n if rows // n >= 3 else 1
+        else:
+            queries = n if rows % n == 0 else min(rows, 2 ** (n.bit_length() - 1))
         matrices = rows // queries
-        batch = matrices if is_odd else 2 ** (matrices.bit_length() // 2)
+        batch = matrices if is_odd and queries > 1 else 2 ** (matrices.bit_length() // 2)
         shape = (batch, matrices // batch, queries, n)
         return Point(kernel, shape, dtype, (3,), mask, _SCALE)
 
     def exists(n: int, rows: int) -> bool:
-        is_taken = rows // n >= 3 if is_odd else rows % n == 0 or "causal" not in masks[0]
-        return _is_measured(n * rows, dtype) and is_taken
+        is_whole = rows // n >= 3 if is_odd else rows % n == 0
+        return _is_measured(n * rows, dtype) and (is_whole or "causal" not in masks[0])
 
     vertices = {
         (n, rows): tuple(
@@ -385,17 +388,19 @@ def _attention(
     )
 
 
-def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
+def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Iterator[Grid]:
     """The same for rows that are not aligned to 16 bytes.
 
-    Those of bfloat16 have the least and the most alignment, those of float32 only the least.
+    Those of bfloat16 are one grid, of the least and the most alignment.
     """
-    columns: tuple[int, ...] = (73, 193, 257, 2049)
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
-        columns = (65, 77, 513, 2049) if dtype == "float32" else (65, 513, 2049)
-    more = (12,) if kernel == "softmax" else ()
-    counts = tuple(2**e for e in (10, 11, *more, 14, 17, 20))
-    return _attention(kernel, dtype, masks, columns, counts, _unaligned(dtype)[::2])
+        columns = (77, 513, 2049) if dtype == "float32" else (49, 65, 513, 2049)
+        counts = tuple(2**e for e in (11, 12, 14, 17, 20))
+    else:
+        columns = (49, 193, 2049) if masks == ["causal"] else (49, 2049)
+        counts = tuple(2**e for e in (10, 14, 17, 20))
+    for more in [(0,), (1,)] if dtype == "float32" else [(0, 3)]:
+        yield _attention(kernel, dtype, masks, columns, counts, more)
 
 
 # The softmax family
@@ -403,32 +408,44 @@ def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Grid:
 
 def _softmax() -> Iterator[Grid]:
     floats = ("bfloat16", "float32")
-    for dtype in floats:
-        lengths = sorted({*_LENGTHS, *((1500,) if dtype == "float32" else ())})
-        yield _rows("softmax", dtype, lengths, _counts(2), smallest=2**12)
+    # For bfloat16, XLA takes the longer for a row the further its length is below a power of two.
+    lengths = sorted({*_LENGTHS, 136, 240, 264, 480, 520, 960})
+    counts = (*_powers(0, 10, 2), *_powers(14, 18, 2), 2**24)
+    yield _rows("softmax", "bfloat16", lengths, counts, smallest=2**12)
+    lengths = sorted({*_LENGTHS, 8, 1500})
+    counts = sorted({*_counts(2)} - {4, 2**22})
+    yield _rows("softmax", "float32", lengths, counts, smallest=2**12)
     for dtype in floats:
         lengths = (8, 128, 2048, 131072, 524288)
-        yield _rows("softmax_tangent", dtype, lengths, _counts(3), smallest=2**9)
+        less = {512, 2**15} if dtype == "bfloat16" else {2**12, 2**18}
+        counts = sorted({*_counts(3)} - less)
+        yield _rows("softmax_tangent", dtype, lengths, counts, smallest=2**9)
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         inners = _powers(8, 20, 4) if kernel == "softmax" else (256, 4096, 2**14, 2**16, 2**20)
-        yield _inner(kernel, dtype, (16, 128, 1024, 8192), inners, (1, 32, 1024))
+        lengths = (16, 128, 1024, 8192) if dtype == "bfloat16" else (16, 128, 8192)
+        if kernel == "softmax_tangent":
+            lengths = (16, 128, 1024)
+        yield _inner(kernel, dtype, lengths, inners, (1, 32, 1024))
     for dtype in floats:  # the classes of pixels
-        channels, pixels = (16, 64, 256), (2**14, 2**17, 2**20)
+        channels, pixels = (16, 64, 256), (2**14, 2**16, 2**17, 2**20)
         yield _inner("log_softmax_cotangent", dtype, channels, pixels, (1, 32))
-    widths, matrices = (256, 512, 2048, 8192), sorted({*_counts(3), 2**16})
+    matrices = tuple(2**e for e in (10, 12, 15, 16, 18, 21))
     for dtype in floats:
-        yield _attention("softmax", dtype, ["causal padding"], (128, *widths), matrices)
-        for mask in (["causal"], ["padding", "full"]):
-            shortest = (64, 128)  # with padding one of the two, since the other changes no class
-            if mask[0] == "padding":
-                shortest = (64,) if dtype == "bfloat16" else (128,)
-            yield _attention("softmax", dtype, mask, (*shortest, *widths), matrices)
-            yield _attention("softmax_tangent", dtype, mask, (64, *widths[1:]), _counts(3))
+        widths = (128, 256, 512, 2048, 8192)
+        yield _attention("softmax", dtype, ["causal padding"], widths, matrices)
+        widths = (64, 256, 512, 2048, 8192)
+        yield _attention("softmax", dtype, ["causal"], widths, matrices)
+        widths = ((64,) if dtype == "bfloat16" else ()) + (256, 512, 1152, 2048, 8192)
+        counts = (2**6, *matrices)
+        yield _attention("softmax", dtype, ["padding", "full"], widths, counts)
+        widths, counts = (64, 512, 2048, 8192), sorted({*_counts(3)} - {2**12})
+        yield _attention("softmax_tangent", dtype, ["causal"], widths, _counts(3))
+        yield _attention("softmax_tangent", dtype, ["padding", "full"], widths, counts)
         for kernel in ("softmax", "softmax_tangent"):
             for mask in (["causal"], ["padding", "full"]):
-                yield _odd_attention(kernel, dtype, mask)
+                yield from _odd_attention(kernel, dtype, mask)
     for dtype in floats:
-        lengths = sorted({*_powers(3, 15, 2), 1000, 2**19})
+        lengths = (512, 1000, 2048, 8192, 2**15, 2**19)
         yield _rows("log_softmax", dtype, lengths, _FEWER_COUNTS)
     for dtype in floats:
         columns = (33, 513, 8193, *((30521,) if dtype == "float32" else ()), 50257, 131073)
@@ -466,7 +483,7 @@ def _softmax() -> Iterator[Grid]:
     yield _rows("logsumexp_cotangent", "bfloat16", _powers(3, 19, 4), _FEWER_COUNTS)
 
 
-_LENGTHS = (8, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**24)
+_LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32000, 2**24)
 """Row lengths of softmax, which is ahead for some and behind for others."""
 
 _FEWER_COUNTS = (*_powers(0, 18, 3), 2**24)
@@ -493,6 +510,9 @@ def _reduce() -> Iterator[Grid]:
     for dtype, result in sums:
         pixels, channels = (64, 256, 16384, 65536), (64, *_powers(8, 17, 3))
         yield _images("mean_and_var", dtype, pixels, channels, result=result)
+        for more in _unaligned(dtype)[::2]:  # 13 x 13 to 149 x 149 pixels
+            sizes = (169 + more, 22201 + more), (256, 4096, 16384)
+            yield _images("mean_and_var", dtype, *sizes, result=result)
         yield _inner("mean_and_var", dtype, _powers(6, 18, 4), *_NORMS, width=16, result=result)
     for dtype, result in sums:
         lengths = (128, 2048, 2**27)
@@ -501,18 +521,24 @@ def _reduce() -> Iterator[Grid]:
         yield _inner("mean_and_var", dtype, tokens, *norms, smallest=2**13, result=result)
         yield _rows("var", dtype, (2048, 2**15, 2**27), counts, result=result)
         yield _inner("var", dtype, tokens, *places[1:], result=result)
-    widths, rows = (512, 1024, 4096), (256, 4096, 16384)
-    for dtype in ("bfloat16", "float32"):
+    for dtype in ("bfloat16", "float32"):  # of hidden states, and of maps of 7 x 7 pixels and more
+        widths, rows = (64, 512, 1024, 4096, 8192), (64, 256, 4096, 16384)
         yield _rows("mean", dtype, widths, rows, result=dtype)
-    sizes = (128, 1024, 2048, 4096, 65536), (64, 1024, 4096, 16384)  # also gradients of biases
+        counts_of_maps = (512, 4096, 16384, 65536)
+        yield from _odd_rows("mean", dtype, (49, 193), counts_of_maps, result=dtype)
+    # Also gradients of biases.
+    sizes = (128, 1024, 2048, 4096, 16384, 65536), (64, 1024, 4096, 16384)
     yield _inner("sum", "bfloat16", *sizes, places[2], result="float32")
-    for dtype in ("float32", "int32"):
-        yield _inner("sum", dtype, *places, result=dtype)
+    sizes = (128, 1024, 4096, 16384, 65536), (64, 1024, 4096, 16384)
+    yield _inner("sum", "float32", *sizes, places[2], result="float32")
+    yield _inner("sum", "int32", *places, result="int32")
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
-        lengths, images = (49, 196, 512, 1024, 1536), (1, 8, 64, 512)
+        lengths = (49, 196, 512, 1024, 1536, 4096)
+        images = (1, 8, 64, *((512,) if dtype == "bfloat16" else ()))
         yield _inner("mean", dtype, lengths, (256, 512, 2048), images, result=dtype)
     for dtype in ("float32", "bfloat16"):
-        yield _rows("max", dtype, (128, 2048, 32768), counts[2:], result=dtype)
+        vocabulary = (155648,) if dtype == "bfloat16" else ()
+        yield _rows("max", dtype, (128, 2048, 32768, *vocabulary), counts[2:], result=dtype)
         yield _inner("max", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):
         yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
@@ -570,7 +596,7 @@ def _matmul() -> Iterator[Grid]:
     # In TF32, JAX's default, XLA copies a b that is stored row by row.
     sizes = (192, 384, 1024, 4096), (384, 1024, 4096), (512, 1024, 4096)
     yield _products("float32", _LAYOUTS["NN"], *sizes)
-    sizes = (192, 4096, 32768), (4096, 16384), (1024, 4096)
+    sizes = (192, 4096, 32768), (3072, 4096, 16384), (768, 4096)
     yield _layers("linear", "float32", *sizes, activation="gelu")
     yield _layers("linear", "float32", sizes[0][1:], *sizes[1:], activation="gelu_exact")
     for axes in _LAYOUTS.values():
@@ -616,7 +642,8 @@ def _products(
     """Products of one layout.
 
     With odd sizes a vertex also stands for n and k of which one is aligned, and for even ones that
-    are not aligned. If only n is odd, it also stands for even n.
+    are not aligned. If only n is odd, it also stands for even n. Its own sizes are the least of
+    these.
 
     Args:
       dtype: the dtype of the factors.
@@ -632,8 +659,9 @@ def _products(
     more = [(0, 0)]  # of n and of k
     if cols[0] % 2 == 1:
         more = [(0, 0), (-1, 0), (0, -1), (3, 3)] if depths[0] % 2 == 1 else [(0, 0), (1, 0)]
+    least_n, least_k = map(min, zip(*more, strict=True))
     vertices = {
-        (*b, m, n, k): tuple(
+        (*b, m, n + least_n, k + least_k): tuple(
             Point("gemm", (*b, m, k + more_k, n + more_n), dtype, axes, **how)
             for more_n, more_k in more
         )
@@ -650,8 +678,8 @@ def _products(
         {
             **({"batch": tuple(batch)} if batch else {}),
             "m": tuple(rows),
-            "n": tuple(cols),
-            "k": tuple(depths),
+            "n": tuple(n + least_n for n in cols),
+            "k": tuple(k + least_k for k in depths),
         },
         vertices,
         open=("m", "n"),

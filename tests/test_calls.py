@@ -93,6 +93,7 @@ def listed_names(group):
         (cases.SECOND, {64, 729, 1370, 8192}),
         (cases.THIRD, {81, 676, 1101, 6144}),
         (cases.FOURTH, {90, 361, 850, 5000}),
+        (cases.FIFTH, {56, 275, 945, 4000}),
     ],
     ids=lambda each: getattr(each, "name", ""),
 )

@@ -35,17 +35,20 @@ def test_a_vertex_is_a_problem_of_its_size(each):
     """So what is measured is what a class of the grid is asked about."""
     assert each.fixed.keys() | each.axes.keys() <= _measurements.KEYS[each.fixed["op"]] | {"op"}
     for vertex, points in each.vertices.items():
-        for i, point in enumerate(points):
+        for point in points:
             sizes = dict(zip(each.axes, vertex, strict=True))
             if "odd rows" in each.name:  # a vertex stands for longer rows, too, of whole matrices
                 columns, rows = point.shape[-1], math.prod(point.shape[:-1])
                 assert 0 <= columns - sizes["columns"] <= 3
                 assert 3 / 4 * sizes["outer"] <= rows <= sizes["outer"]
                 sizes |= {"columns": columns, "outer": rows}
-            if i > 0 and "odd sizes" in each.name:  # or for products of which some rows are aligned
+            if "odd sizes" in each.name:  # or for products of which some rows are aligned
                 _, k, n = point.shape
-                more = {(-1, 0), (0, -1), (3, 3)} if point.kernel == "gemm" else {(1, 0), (3, 0)}
-                more |= {(0, 1)} if sizes["k"] % 2 == 0 else set()  # n alone is odd
+                more = {(1, 1), (0, 1), (1, 0), (4, 4)}
+                if point.kernel == "linear":
+                    more = {(0, 0), (3, 0)}
+                elif sizes["n"] % 2 == 1:  # n alone is odd
+                    more = {(0, 0), (0, 1)}
                 assert (k - sizes["k"], n - sizes["n"]) in more
                 sizes |= {"k": k, "n": n}
             assert _measurements.contains(each.fixed | sizes, point.problem), point
