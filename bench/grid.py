@@ -2,8 +2,9 @@
 
 In a grid only sizes vary; dtype, options and alignment are the same. Rows are aligned if their
 bytes are a multiple of 16, and are then read faster by XLA and by our kernels. Rows that are not
-aligned have a grid for each smaller power of two that divides their bytes. With a mask, these are
-one grid, whose vertices stand for several lengths: a kernel has to be faster for all of them.
+aligned have a grid for each smaller power of two that divides their bytes. Masked rows of bfloat16
+that are not aligned are one grid, whose vertices stand for several lengths: a kernel has to be
+faster for all of them.
 
 A product is aligned if the rows of both factors, as they are stored, and of the result are aligned.
 
@@ -227,6 +228,17 @@ def _name(vertices: dict[tuple[int, ...], tuple[Point, ...]], *words: str) -> st
     return " ".join(filter(None, [first.kernel, first.dtype, result, *words]))
 
 
+def _ends(sizes: Sequence[int], more: Sequence[int]) -> dict[int, int]:
+    """Names sizes that each stand for others, larger by each number in `more`.
+
+    Returns:
+      The first by the least size that it stands for, the last by the largest, and others as they
+      are.
+    """
+    names = dict(zip(sizes, sizes, strict=True))
+    return names | {sizes[0]: sizes[0] + min(more)} | {sizes[-1]: sizes[-1] + max(more)}
+
+
 def _rows(
     kernel: str,
     dtype: str,
@@ -257,7 +269,11 @@ def _rows(
     is_aligned = fixed["aligned"] == 16
     factor = {"scaled": [0, 1]} if kernel in _WITH_FACTOR else {}
     return Grid(
-        _name(vertices, "" if is_aligned else f"aligned to {fixed['aligned']} bytes"),
+        _name(
+            vertices,
+            "one row" if tuple(counts) == (1,) else "",
+            "" if is_aligned else f"aligned to {fixed['aligned']} bytes",
+        ),
         fixed | factor,
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
@@ -284,9 +300,11 @@ def _images(kernel: str, dtype: str, columns, counts, **options: Any) -> Grid:
         for n, rows in itertools.product(columns, counts)
         if _is_measured(n * rows, dtype)
     }
+    fixed = _fixed(vertices, inner=1)
+    is_aligned = fixed["aligned"] == 16
     return Grid(
-        _name(vertices, "axes apart"),
-        _fixed(vertices, inner=1),
+        _name(vertices, "axes apart", "" if is_aligned else f"aligned to {fixed['aligned']} bytes"),
+        fixed,
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
         open=("outer",),
@@ -346,65 +364,87 @@ def _attention(
     masks: Sequence[str],
     columns: Sequence[int],
     counts: Sequence[int],
+    *,
     stands_for: Sequence[int] = (0,),
+    is_aligned: bool = True,
 ) -> Grid:
     """Matrices of scores with masks; a class holds for all kinds of `masks`.
 
-    The number of rows is rounded down to whole matrices: for odd lengths by up to a quarter. Rows
-    that are too few for that are those of single queries, as of a new token. With a mask, classes
-    hold without the factor, too: 107 pairs of points on an H200 were as far ahead with it as
-    without, within 1 %.
+    Of aligned rows, matrices have as many queries as columns, or a power of two if that does not
+    divide the rows; fewer rows are one matrix. Of others they are as many square ones as fit, which
+    leaves out up to a quarter of the rows; if these are fewer than three, rows have one query each,
+    as of a new token. With a mask, classes hold without the factor, too: 107 pairs of points on an
+    H200 were as far ahead with it as without, within 1 %.
+
+    Args:
+      kernel: as in `Point`.
+      dtype: as in `Point`.
+      masks: the kinds of masks.
+      columns: the row lengths.
+      counts: the numbers of rows.
+      stands_for: what is added to a length for the points of a vertex.
+      is_aligned: whether the rows are aligned.
     """
-    is_odd = columns[0] % 2 == 1
 
     def point(n: int, rows: int, mask: str) -> Point:
-        if is_odd:
-            queries = n if rows // n >= 3 else 1
-        else:
+        if is_aligned:
             queries = n if rows % n == 0 else min(rows, 2 ** (n.bit_length() - 1))
+        else:
+            queries = n if rows // n >= 3 else 1
         matrices = rows // queries
-        batch = matrices if is_odd and queries > 1 else 2 ** (matrices.bit_length() // 2)
+        is_square = not is_aligned and queries > 1
+        batch = matrices if is_square else 2 ** (matrices.bit_length() // 2)
         shape = (batch, matrices // batch, queries, n)
         return Point(kernel, shape, dtype, (3,), mask, _SCALE)
 
     def exists(n: int, rows: int) -> bool:
-        is_whole = rows // n >= 3 if is_odd else rows % n == 0
+        is_whole = rows % n == 0 if is_aligned else rows // n >= 3
         return _is_measured(n * rows, dtype) and (is_whole or "causal" not in masks[0])
 
+    names = _ends(columns, stands_for)
     vertices = {
-        (n, rows): tuple(
+        (names[n], rows): tuple(
             point(n + more, rows, mask) for more, mask in itertools.product(stands_for, masks)
         )
         for n, rows in itertools.product(columns, counts)
         if exists(n, rows)
     }
     causal = {"queries": [1, MOST], "square": 1} if "causal" in masks[0] else {}
-    odd = "odd rows" if is_odd else ""
+    fixed = _fixed(vertices, inner=1, scaled=[0, 1], **causal)
+    words = "" if is_aligned else f"rows aligned to {fixed['aligned']} bytes"
     return Grid(
-        _name(vertices, " or ".join(masks), f"scale={_SCALE}", odd),
-        _fixed(vertices, inner=1, scaled=[0, 1], **causal),
-        {"columns": tuple(columns), "outer": tuple(counts)},
+        _name(vertices, " or ".join(masks), f"scale={_SCALE}", words),
+        fixed,
+        {"columns": tuple(names.values()), "outer": tuple(counts)},
         vertices,
         open=("outer",),
     )
 
 
 def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Iterator[Grid]:
-    """The same for rows that are not aligned to 16 bytes.
+    """The same for rows that are not aligned.
 
-    Those of bfloat16 are one grid, of the least and the most alignment.
+    Those of bfloat16 are one grid, of the least and the most alignment, and those of float32 one
+    for each alignment.
     """
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
-        columns = (77, 513, 2049) if dtype == "float32" else (49, 65, 513, 2049)
+        columns = (49, 65, 513, 2049) if dtype == "bfloat16" else (77, 513, 2049)
         counts = tuple(2**e for e in (11, 12, 14, 17, 20))
     else:
-        columns = (49, 193, 2049) if masks == ["causal"] else (49, 2049)
+        shortest = (49, 193) if masks == ["causal"] else (193,) if dtype == "bfloat16" else (49,)
+        columns = (*shortest, 2049)
         counts = tuple(2**e for e in (10, 14, 17, 20))
-    for more in [(0,), (1,)] if dtype == "float32" else [(0, 3)]:
-        yield _attention(kernel, dtype, masks, columns, counts, more)
+    options: dict[str, Any] = {"is_aligned": False}
+    if dtype == "bfloat16":
+        yield _attention(kernel, dtype, masks, columns, counts, stands_for=(0, 3), **options)
+        return
+    for more in _unaligned(dtype):
+        lengths = [n + more for n in columns]
+        yield _attention(kernel, dtype, masks, lengths, counts, **options)
 
 
-# The softmax family. Numbers of rows whose points changed no class are left out.
+# The softmax family. Lengths and numbers of rows without which the table took the same calls of
+# published models are left out.
 
 
 def _softmax() -> Iterator[Grid]:
@@ -423,9 +463,8 @@ def _softmax() -> Iterator[Grid]:
     yield _rows("softmax_tangent", "float32", lengths, counts, smallest=2**9)
     for kernel, dtype in itertools.product(("softmax", "softmax_tangent"), floats):
         inners = _powers(8, 20, 4) if kernel == "softmax" else (256, 4096, 2**14, 2**16, 2**20)
-        lengths = (16, 128, 1024, 8192) if dtype == "bfloat16" else (16, 128, 8192)
-        if kernel == "softmax_tangent":
-            lengths = (16, 128, 1024)
+        longer = {("softmax", "bfloat16"): (1024, 8192), ("softmax", "float32"): (8192,)}
+        lengths = (16, 128, *longer.get((kernel, dtype), (1024,)))
         yield _inner(kernel, dtype, lengths, inners, (1, 32, 1024))
     for dtype in floats:  # the classes of pixels
         channels, pixels = (16, 64, 256), (2**14, 2**16, 2**17, 2**20)
@@ -505,13 +544,14 @@ def _reduce() -> Iterator[Grid]:
     places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
     tokens = (128, 512, 4096, 65536)
     sums = [("bfloat16", "float32"), ("float32", "float32")]
-    # The mean of losses, and of hidden states.
+    # The mean of losses.
     losses = _powers(7, 17, 2)
     yield _rows("mean", "float32", losses, (1,), smallest=128, result="float32")
     for dtype, result in sums:
         pixels, channels = (64, 256, 16384, 65536), (64, *_powers(8, 17, 3))
         yield _images("mean_and_var", dtype, pixels, channels, result=result)
-        for more in _unaligned(dtype)[::2]:  # 13 x 13 to 149 x 149 pixels
+        # 13 x 13 to 149 x 149 pixels, and their even neighbours, which are multiples of 4.
+        for more in _unaligned(dtype)[::2]:
             sizes = (169 + more, 22201 + more), (256, 4096, 16384)
             yield _images("mean_and_var", dtype, *sizes, result=result)
         yield _inner("mean_and_var", dtype, _powers(6, 18, 4), *_NORMS, width=16, result=result)
@@ -643,8 +683,7 @@ def _products(
     """Products of one layout.
 
     With odd sizes a vertex also stands for n and k of which one is aligned, and for even ones that
-    are not aligned. If only n is odd, it also stands for even n. Its own sizes are the least of
-    these.
+    are not aligned. If only n is odd, it also stands for even n.
 
     Args:
       dtype: the dtype of the factors.
@@ -660,9 +699,10 @@ def _products(
     more = [(0, 0)]  # of n and of k
     if cols[0] % 2 == 1:
         more = [(0, 0), (-1, 0), (0, -1), (3, 3)] if depths[0] % 2 == 1 else [(0, 0), (1, 0)]
-    least_n, least_k = map(min, zip(*more, strict=True))
+    more_of_n, more_of_k = zip(*more, strict=True)
+    names_of_n, names_of_k = _ends(cols, more_of_n), _ends(depths, more_of_k)
     vertices = {
-        (*b, m, n + least_n, k + least_k): tuple(
+        (*b, m, names_of_n[n], names_of_k[k]): tuple(
             Point("gemm", (*b, m, k + more_k, n + more_n), dtype, axes, **how)
             for more_n, more_k in more
         )
@@ -679,8 +719,8 @@ def _products(
         {
             **({"batch": tuple(batch)} if batch else {}),
             "m": tuple(rows),
-            "n": tuple(n + least_n for n in cols),
-            "k": tuple(k + least_k for k in depths),
+            "n": tuple(names_of_n.values()),
+            "k": tuple(names_of_k.values()),
         },
         vertices,
         open=("m", "n"),
@@ -712,17 +752,18 @@ def _layers(
     """
     how = {"result": dtype, "precision": precision, "activation": activation}
     is_odd = depths[0] % 2 == 1
+    stands_for = _unaligned(dtype)[::2] if is_odd else (0,)
+    names = _ends(depths, stands_for)
     vertices = {
-        (m, n, k): tuple(
-            Point(kernel, (m, k + more, n), dtype, (1, 0), **how)
-            for more in (_unaligned(dtype)[::2] if is_odd else (0,))
+        (m, n, names[k]): tuple(
+            Point(kernel, (m, k + more, n), dtype, (1, 0), **how) for more in stands_for
         )
         for m, n, k in itertools.product(rows, cols, depths)
     }
     return Grid(
         _name(vertices, activation, precision, "odd sizes" if is_odd else ""),
         _fixed(vertices),
-        {"m": tuple(rows), "n": tuple(cols), "k": tuple(depths)},
+        {"m": tuple(rows), "n": tuple(cols), "k": tuple(names.values())},
         vertices,
         open=("m", "n"),
     )

@@ -34,24 +34,33 @@ NAMED = "cuda" if run.has_gpu() else "interpret"
 def test_a_vertex_is_a_problem_of_its_size(each):
     """So what is measured is what a class of the grid is asked about."""
     assert each.fixed.keys() | each.axes.keys() <= _measurements.KEYS[each.fixed["op"]] | {"op"}
+    whole = {name: [sizes[0], sizes[-1]] for name, sizes in each.axes.items()}
     for vertex, points in each.vertices.items():
+        sizes = dict(zip(each.axes, vertex, strict=True))
+        for name in {"columns", "n", "k"} & sizes.keys():  # of one of its points, or between them
+            of_points = [point.problem[name] for point in points]
+            assert min(of_points) <= sizes[name] <= max(of_points)
         for point in points:
-            sizes = dict(zip(each.axes, vertex, strict=True))
-            if "odd rows" in each.name:  # a vertex stands for longer rows, too, of whole matrices
-                columns, rows = point.shape[-1], math.prod(point.shape[:-1])
-                assert 0 <= columns - sizes["columns"] <= 3
-                assert 3 / 4 * sizes["outer"] <= rows <= sizes["outer"]
-                sizes |= {"columns": columns, "outer": rows}
-            if "odd sizes" in each.name:  # or for products of which some rows are aligned
-                _, k, n = point.shape
-                more = {(1, 1), (0, 1), (1, 0), (4, 4)}
-                if point.kernel == "linear":
-                    more = {(0, 0), (3, 0)}
-                elif sizes["n"] % 2 == 1:  # n alone is odd
-                    more = {(0, 0), (0, 1)}
-                assert (k - sizes["k"], n - sizes["n"]) in more
-                sizes |= {"k": k, "n": n}
-            assert _measurements.contains(each.fixed | sizes, point.problem), point
+            own = {name: point.problem[name] for name in {"columns", "n", "k"} & sizes.keys()}
+            if "rows aligned to" in each.name:  # fewer rows, of whole matrices
+                own["outer"] = math.prod(point.shape[:-1])
+                assert 3 / 4 * sizes["outer"] <= own["outer"] <= sizes["outer"]
+            of_rows = {name: size for name, size in own.items() if name == "outer"}
+            assert _measurements.contains(each.fixed | sizes | own, point.problem), point
+            assert _measurements.contains(each.fixed | whole | of_rows, point.problem), point
+
+
+@pytest.mark.any_version
+def test_a_vertex_stands_for_every_alignment_of_its_grid():
+    for each in GRIDS:
+        aligned = each.fixed.get("aligned")
+        for points in each.vertices.values():
+            found = {_measurements.traits(point.problem)["aligned"] for point in points}
+            assert [min(found), max(found)] == aligned or found == {aligned}, each.name
+
+
+def test_names_of_grids_differ():
+    assert len({each.name for each in GRIDS}) == len(GRIDS)
 
 
 @pytest.mark.any_version
@@ -576,9 +585,10 @@ def test_many_cells_become_few_classes_which_hold_for_float16_if_for_bfloat16():
 
 
 def test_a_vertex_that_stands_for_several_lengths_needs_them_all():
-    each = grid._attention("softmax", "bfloat16", ["causal"], (65, 513), (2**14, 2**17), (0, 3))
+    options = {"stands_for": (0, 3), "is_aligned": False}
+    each = grid._attention("softmax", "bfloat16", ["causal"], (65, 513), (2**14, 2**17), **options)
     states = dict.fromkeys(grid.points([each]), "ours")
-    first, one = each.vertices[513, 2**17]
+    first, one = each.vertices[516, 2**17]
     classes = table_of(each, states | {one: "behind"})
     problem = first.problem
     assert any(_measurements.contains(entry, problem) for entry in table_of(each, states))

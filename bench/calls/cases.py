@@ -101,7 +101,7 @@ FOURTH = Draw(
     file=_FOLDER / "calls_fourth.txt",
     earlier=THIRD,
 )
-"""Drawn after that. Most grids were then revised by its calls, too."""
+"""Drawn after that. Most grids were then revised according to its calls, too."""
 
 FIFTH = Draw(
     "fifth",
