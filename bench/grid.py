@@ -228,6 +228,11 @@ def _name(vertices: dict[tuple[int, ...], tuple[Point, ...]], *words: str) -> st
     return " ".join(filter(None, [first.kernel, first.dtype, result, *words]))
 
 
+def _alignment(fixed: dict[str, Any]) -> str:
+    """The words for rows that are not aligned, in a name."""
+    return "" if fixed["aligned"] == 16 else f"aligned to {fixed['aligned']} bytes"
+
+
 def _ends(sizes: Sequence[int], more: Sequence[int]) -> dict[int, int]:
     """Names sizes that each stand for others, larger by each number in `more`.
 
@@ -266,14 +271,9 @@ def _rows(
         if _is_measured(n * rows, dtype, smallest)
     }
     fixed = _fixed(vertices, inner=1)
-    is_aligned = fixed["aligned"] == 16
     factor = {"scaled": [0, 1]} if kernel in _WITH_FACTOR else {}
     return Grid(
-        _name(
-            vertices,
-            "one row" if tuple(counts) == (1,) else "",
-            "" if is_aligned else f"aligned to {fixed['aligned']} bytes",
-        ),
+        _name(vertices, "one row" if tuple(counts) == (1,) else "", _alignment(fixed)),
         fixed | factor,
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
@@ -301,9 +301,8 @@ def _images(kernel: str, dtype: str, columns, counts, **options: Any) -> Grid:
         if _is_measured(n * rows, dtype)
     }
     fixed = _fixed(vertices, inner=1)
-    is_aligned = fixed["aligned"] == 16
     return Grid(
-        _name(vertices, "axes apart", "" if is_aligned else f"aligned to {fixed['aligned']} bytes"),
+        _name(vertices, "axes apart", _alignment(fixed)),
         fixed,
         {"columns": tuple(columns), "outer": tuple(counts)},
         vertices,
@@ -411,9 +410,8 @@ def _attention(
     }
     causal = {"queries": [1, MOST], "square": 1} if "causal" in masks[0] else {}
     fixed = _fixed(vertices, inner=1, scaled=[0, 1], **causal)
-    words = "" if is_aligned else f"rows aligned to {fixed['aligned']} bytes"
     return Grid(
-        _name(vertices, " or ".join(masks), f"scale={_SCALE}", words),
+        _name(vertices, " or ".join(masks), f"scale={_SCALE}", _alignment(fixed)),
         fixed,
         {"columns": tuple(names.values()), "outer": tuple(counts)},
         vertices,
