@@ -233,15 +233,16 @@ def _alignment(fixed: dict[str, Any]) -> str:
     return "" if fixed["aligned"] == 16 else f"aligned to {fixed['aligned']} bytes"
 
 
-def _ends(sizes: Sequence[int], more: Sequence[int]) -> dict[int, int]:
+def _ends(sizes: Sequence[int], more: Sequence[int], *, is_open: bool = False) -> dict[int, int]:
     """Names sizes that each stand for others, larger by each number in `more`.
 
     Returns:
-      The first by the least size that it stands for, the last by the largest, and others as they
-      are.
+      The first by the least size that it stands for; the last by the largest, unless classes extend
+      beyond the last; and others as they are.
     """
     names = dict(zip(sizes, sizes, strict=True))
-    return names | {sizes[0]: sizes[0] + min(more)} | {sizes[-1]: sizes[-1] + max(more)}
+    last = sizes[-1] if is_open else sizes[-1] + max(more)
+    return names | {sizes[0]: sizes[0] + min(more)} | {sizes[-1]: last}
 
 
 def _rows(
@@ -432,13 +433,14 @@ def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Iterator[Gr
         shortest = (49, 193) if masks == ["causal"] else (193,) if dtype == "bfloat16" else (49,)
         columns = (*shortest, 2049)
         counts = tuple(2**e for e in (10, 14, 17, 20))
-    options: dict[str, Any] = {"is_aligned": False}
     if dtype == "bfloat16":
-        yield _attention(kernel, dtype, masks, columns, counts, stands_for=(0, 3), **options)
-        return
-    for more in _unaligned(dtype):
-        lengths = [n + more for n in columns]
-        yield _attention(kernel, dtype, masks, lengths, counts, **options)
+        lengths, stands_for = [columns], _unaligned(dtype)[::2]
+    else:
+        lengths, stands_for = [tuple(n + more for n in columns) for more in _unaligned(dtype)], (0,)
+    for each in lengths:
+        yield _attention(
+            kernel, dtype, masks, each, counts, stands_for=stands_for, is_aligned=False
+        )
 
 
 # The softmax family. Lengths and numbers of rows without which the table took the same calls of
@@ -698,7 +700,8 @@ def _products(
     if cols[0] % 2 == 1:
         more = [(0, 0), (-1, 0), (0, -1), (3, 3)] if depths[0] % 2 == 1 else [(0, 0), (1, 0)]
     more_of_n, more_of_k = zip(*more, strict=True)
-    names_of_n, names_of_k = _ends(cols, more_of_n), _ends(depths, more_of_k)
+    names_of_n = _ends(cols, more_of_n, is_open=True)
+    names_of_k = _ends(depths, more_of_k)
     vertices = {
         (*b, m, names_of_n[n], names_of_k[k]): tuple(
             Point("gemm", (*b, m, k + more_k, n + more_n), dtype, axes, **how)
