@@ -15,7 +15,7 @@ from jax.test_util import check_grads
 import jax_gpuops
 
 FUNCTIONS = ("var", "std")
-ALGORITHMS = [a.name for a in jax_gpuops.algorithms("reduce") if "sum, prod" not in a.limits]
+ALGORITHMS = [a.name for a in jax_gpuops.algorithms("reduce") if not a.limits.startswith("sum,")]
 MASKING = test_reduce.MASKING
 
 _the_machine_has_the_algorithm = test_reduce._the_machine_has_the_algorithm
@@ -36,8 +36,12 @@ def upstream(name, x, axis=None, **keywords):
 def at_axis(algorithm, shape, dtype="float32"):
     """A shape of rows along the last axis, or of such as the algorithm takes, and their axis."""
     rows, columns = shape
+    each = helpers.np_dtype(dtype).itemsize
     if algorithm == "staged":
-        return (rows, min(columns, 1024 // helpers.np_dtype(dtype).itemsize)), -1
+        return (rows, min(columns, 1024 // each)), -1
+    if algorithm == "held":
+        columns += columns % 2 if dtype == "float64" else 0  # whole packs
+        return (rows, min(columns, (1 << 16) // each)), -1
     return ((*shape, 3), -2) if algorithm in ("column", "interleaved") else (shape, -1)
 
 
@@ -134,6 +138,51 @@ def test_rows_that_start_at_any_phase(algorithm, dtype, implementation):
     xs = [helpers.normal(shape, dtype) for shape in shapes]
     axis = at_axis(algorithm, (1, 1))[1]
     assert_each_right(xs, axis, implementation=implementation, algorithm=algorithm)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+def test_rows_that_registers_hold(dtype, implementation):
+    """Of a thread, of a part of a warp, a warp, several and a block; without packs for all lanes,
+    of one pack for each and of as many as a thread holds; in blocks that are full and not."""
+    pack = 16 // helpers.np_dtype(dtype).itemsize
+    packs = [(1, 1), (700, 2), (33, 3), (9, 17), (9, 31), (70, 33), (5, 128), (3, 129), (21, 160)]
+    packs += [(2, 1000), (1, 4096)]
+    xs = [3 + helpers.normal((rows, pack * n), dtype) for rows, n in packs]
+    assert_each_right(xs, -1, implementation=implementation, algorithm="held")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_rows_of_no_whole_packs_that_registers_hold(dtype, implementation):
+    """Read by elements, and by packs between edges of every length."""
+    pack = 16 // helpers.np_dtype(dtype).itemsize
+    # Of up to 64 elements, so many rows that they are not read by elements.
+    least = 400_000 if implementation == "cuda" else 1 << 13
+    shapes = [(1, 1), (700, 3), (33, 7), (33, 9), (100, 17), (50, 33), (7, 63)]
+    shapes += [(least // n + 1, n) for n in (2 * pack - 1, 2 * pack + 1, 33)]
+    shapes += [(9, 100), (7, 129), (20, 16 * 33), (5, pack * 129 + 1), (3, pack * 300 + 2)]
+    shapes += [(2, pack * 1021 - 3), (1, pack * 4096 - 1)]
+    xs = [3 + helpers.normal(shape, dtype) for shape in shapes]
+    assert_each_right(xs, -1, implementation=implementation, algorithm="held")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("columns", [5, 48, 63, 128, 197, 640, 2304, 2305])
+def test_held_rows_that_are_summed_again(columns, implementation):
+    """Since their first elements are far from their means. Other rows of the warp and the block
+    get the bits that they have among rows that are not."""
+    x = np.array(helpers.normal((40, columns), "float32"))
+    rows = np.arange(40) % 3 == 0
+    far = x.copy()
+    far[rows, : columns // 3 + 1] += 1e5
+    far[0, 0] = np.nan
+    call = functools.partial(mean_and_var, implementation=implementation, algorithm="held")
+    results, of_far = call(x, -1), call(far, -1)
+    for y, other in zip(results, of_far, strict=True):
+        np.testing.assert_array_equal(np.asarray(y)[~rows], np.asarray(other)[~rows])
+    assert_right(results, x, -1)
+    assert_right([y[1:] for y in of_far], far[1:], -1)
 
 
 @pytest.mark.any_version
@@ -799,7 +848,10 @@ def test_axes_that_lie_apart_of_symbolic_sizes(sizes, named, implementation):
 @pytest.mark.parametrize(
     ("shape", "axis", "algorithm"),
     [
-        ((16384, 8192), -1, "row"),
+        ((16, 2048), -1, "held"),
+        ((64, 197), -1, "held"),
+        ((16384, 8192), -1, "held"),
+        ((16, 20000), -1, "row"),
         ((64, 56, 56, 256), (0, 1, 2), "column"),
         ((1 << 20,), None, "multiple"),
     ],

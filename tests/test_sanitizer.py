@@ -261,7 +261,7 @@ CALLS = [
     (call_cross_entropy_gradient, ROW_GRADIENTS),
     (call_reduce, names("reduce")),
     (call_masked_reduce, ["multiple", "row", "cluster", "column"]),
-    (call_mean_and_var, [each for each in names("reduce")[5:] if each != "held"]),
+    (call_mean_and_var, names("reduce")[5:]),
     (call_masked_mean_and_var, ["multiple", "row", "cluster", "column"]),
     (call_transpose, names("transpose")),
     (call_matmul, names("matmul")),

@@ -2,23 +2,12 @@
 //
 // For small arrays, and for those in the L2 cache, instructions take most of the time. So there is
 // no loop here: a thread loads its whole share of a row before it folds any of it, and uses few
-// registers, so that the most threads are resident. The elements before a row's first whole pack of
-// 16 bytes and after its last one are its edges; a thread has at most one of them, so no pack is
-// masked:
+// registers, so that the most threads are resident. held_rows.cuh has the loads, and
+// held_moments.cuh the kernels for mean and variance.
 //
-//     addresses         |0              |16             |32             |48
-//     row (4 bytes)             x0  x1  x2  x3  x4  x5  x6  x7  x8  x9  x10
-//     8 threads                 t0  t1  |----- t0 ------|----- t1 ------| t2
-//
-// In rows with edges, threads without a pack load the row's last pack again: a conditional load
-// would need more registers, and the compiler would fold one pack before it loads the next. argmax
-// and argmin also fold that pack again: it does not change the result, and with a branch around it
-// the compiler would move the load into the branch. If threads have one pack at most, these two
-// have a kernel for that.
-//
-// Short rows that are not whole packs are read element by element, by a separate kernel, if the
-// array has no more elements than the GPU has resident threads: then no load depends on the
-// alignment of a row, and there are no edges.
+// In rows with edges, argmax and argmin also fold the last pack that threads without a pack load
+// again: it does not change the result, and with a branch around it the compiler would move the
+// load into the branch. If threads have one pack at most, these two have a kernel for that.
 //
 // Lanes combine by shuffles, and the warps of a row in shared memory; all of it in a tree.
 //
@@ -26,41 +15,14 @@
 // `x`, `rows` and the first members of `y`.
 #pragma once
 
-#include "core/ptx/memory.cuh"
 #include "core/shared.h"
 #include "core/vector.h"
+#include "reduce/held_rows.cuh"
 #include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
-
-// If a row has no more warps than this, each thread reads the partials of all of them.
-inline constexpr int kFewWarps = 4;
-
-struct HeldRows {
-  unsigned count;
-  unsigned columns;
-  unsigned bytes;  // of a row
-};
-
-template <class Element>
-struct HeldRow {
-  unsigned row;
-  bool exists;  // else it is the last row again, whose result another thread stores
-  const Element* begin;
-};
-
-// The row of the calling thread, in blocks of (threads per row) x (rows) threads.
-template <class Element>
-__device__ __forceinline__ HeldRow<Element> row_of_thread(const Element* x, const HeldRows& rows) {
-  const unsigned own = blockIdx.x * blockDim.y + threadIdx.y;
-  const bool exists = own < rows.count;
-  const unsigned row = exists ? own : rows.count - 1;
-  return {row, exists,
-          reinterpret_cast<const Element*>(reinterpret_cast<const unsigned char*>(x) +
-                                           std::uint64_t{row} * rows.bytes)};
-}
 
 // How many of the largest blocks fit a multiprocessor: two, for the most resident threads. But
 // argmax and argmin of rows with edges would then lack registers for all packs that they load.
@@ -78,62 +40,39 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   using Partial = typename Reducer::Partial;
   using Combine = typename Reducer::Combine;
   constexpr int kPack = kWidestPack<Element>;
-  constexpr unsigned kEach = sizeof(Element);
-  constexpr unsigned kBytes = kPack * kEach;
   const typename Reducer::Reader read(y);
   const int threads = blockDim.x;
   const int thread = threadIdx.x;
   const auto [row, has_row, begin] = row_of_thread(x, rows);
 
   // -- Load, then fold --
-  const auto address = reinterpret_cast<std::uintptr_t>(begin);
-  const unsigned head = kEdges ? -(static_cast<unsigned>(address) / kEach) % kPack : 0;
-  const int packs = static_cast<int>((rows.columns - head) / kPack);
-  const auto from = address + head * kEach;
-  const auto at = [&](int i) { return thread + i * threads; };
-  RegisterPack<Element, kPack> held[kPacks] = {};  // g++ does not see that all used are loaded
-#pragma unroll
-  for (int i = 0; i < kPacks; ++i) {
-    if constexpr (kEdges) {
-      const auto pack = static_cast<unsigned>(at(i) < packs ? at(i) : packs - 1);
-      // An integer address: with pointers, the compiler would compute each one from all terms.
-      std::uint32_t words[kBytes / 4];
-      read_once(reinterpret_cast<const void*>(from + std::uint64_t{pack} * kBytes), words);
-      std::memcpy(&held[i], words, kBytes);
-    } else if (at(i) < packs) {
-      held[i] = read_pack<kPack>(begin + at(i) * kPack);
-    }
-  }
-  const int edge_column = thread < static_cast<int>(head) ? thread : thread + packs * kPack;
-  const bool has_edge = kEdges && static_cast<unsigned>(edge_column) < rows.columns;
-  const Element edge = has_edge ? begin[static_cast<unsigned>(edge_column)] : Element{};
-
+  const HeldPacks<Element, kEdges, kPacks> share(begin, rows.columns);
   Partial of_thread;
   if constexpr (std::is_floating_point_v<Partial>) {  // in trees, since sums are rounded
     Partial of_pack[kPacks];
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
       Accumulator<Element> value[kPack];
-      read.widen(held[i], value);
-      of_pack[i] = at(i) < packs ? tree<Combine>(value) : Reducer::identity();
+      read.widen(share.held[i], value);
+      of_pack[i] = share.has(i) ? tree<Combine>(value) : Reducer::identity();
     }
     of_thread = tree<Combine>(of_pack);
-    if (has_edge) of_thread = Combine{}(of_thread, read(edge));
+    if (share.has_edge) of_thread = Combine{}(of_thread, read(share.edge));
   } else {
     typename Reducer::Fold fold;
 #pragma unroll
     for (int i = 0; i < kPacks; ++i) {
-      if (!kEdges && at(i) >= packs) break;
-      const int pack = at(i) < packs ? at(i) : packs - 1;
+      if (!kEdges && !share.has(i)) break;
+      const int pack = share.has(i) ? share.at(i) : share.packs - 1;
       Accumulator<Element> value[kPack];
-      read.widen(held[i], value);
-      fold.add(value, head + pack * kPack, 1);
+      read.widen(share.held[i], value);
+      fold.add(value, share.head + pack * kPack, 1);
     }
     of_thread = fold.value();
-    if (has_edge) {
+    if (share.has_edge) {
       typename Reducer::Fold of_edge;
-      const Accumulator<Element> value[1] = {read(edge)};
-      of_edge.add(value, edge_column, 1);
+      const Accumulator<Element> value[1] = {read(share.edge)};
+      of_edge.add(value, share.edge_column, 1);
       of_thread = Combine{}(of_thread, of_edge.value());
     }
   }
@@ -175,26 +114,21 @@ __global__ void __launch_bounds__(kMostHeldThreads, 2)
   const int thread = threadIdx.x;
   const auto [row, has_row, begin] = row_of_thread(x, rows);
 
-  const auto at = [&](int i) { return thread + i * threads; };
-  const auto has = [&](int i) { return at(i) < static_cast<int>(rows.columns); };
-  Element held[kHeldElements] = {};
-#pragma unroll
-  for (int i = 0; i < kHeldElements; ++i) {
-    if (has(i)) held[i] = begin[at(i)];
-  }
+  const HeldElements<Element> share(begin, rows.columns);
   Partial of_thread;
   if constexpr (std::is_floating_point_v<Partial>) {
     Partial terms[kHeldElements];
 #pragma unroll
-    for (int i = 0; i < kHeldElements; ++i) terms[i] = has(i) ? read(held[i]) : Reducer::identity();
+    for (int i = 0; i < kHeldElements; ++i)
+      terms[i] = share.has(i) ? read(share.held[i]) : Reducer::identity();
     of_thread = tree<Combine>(terms);
   } else {
     Accumulator<Element> value[kHeldElements];
     unsigned kept = 0;
 #pragma unroll
     for (int i = 0; i < kHeldElements; ++i) {
-      value[i] = read(held[i]);
-      if (has(i)) kept |= 1u << i;
+      value[i] = read(share.held[i]);
+      if (share.has(i)) kept |= 1u << i;
     }
     typename Reducer::Fold fold;
     fold.add_kept(value, kept, thread, threads);
@@ -207,21 +141,16 @@ __global__ void __launch_bounds__(kMostHeldThreads, 2)
 
 template <class Instance>
 void launch_held(const Call& call) {
-  using Element = typename Instance::Element;
   using Reducer = typename Instance::OfShortRows;
   const Config& config = call.config;
-  const int rows_per_block = config.threads / config.lanes;
-  const LaunchShape shape{grid_extent(divide_up(call.problem.rows(), rows_per_block)),
-                          dim3(config.lanes, rows_per_block), sizeof(BlockStorage<Reducer>)};
-  const HeldRows rows{static_cast<unsigned>(call.problem.rows()),
-                      static_cast<unsigned>(call.problem.columns),
-                      static_cast<unsigned>(call.problem.columns * sizeof(Element))};
+  const LaunchShape shape = held_shape(call, sizeof(BlockStorage<Reducer>));
+  const HeldRows rows(call.problem);
   const auto launch_with = [&](auto edges, auto packs) {
     launch_kernel<held_kernel<Reducer, decltype(edges)::value, decltype(packs)::value>>(
         call.queue, shape, Instance::elements(call), rows, call.result());
   };
   const std::integral_constant<int, kHeldPacks> most;
-  if constexpr (holds_edges(kDTypeOf<Element>)) {
+  if constexpr (holds_edges(kDTypeOf<typename Instance::Element>)) {
     if (config.pack == 1) {
       return launch_kernel<held_elements_kernel<Reducer>>(
           call.queue, shape, Instance::elements(call), rows, call.result());

@@ -121,9 +121,6 @@ int block_threads(const Problem& problem, const Device& device) {
 
 std::string refusal_of_held(const Problem& problem, const Device& device) {
   if (problem.masked) return "does not support a mask; 'row' does";
-  if (problem.function == Function::kMeanAndVar) {
-    return "does not compute mean and variance; 'row' does";
-  }
   if (const auto most = most_held_rows(problem); problem.rows() > most) {
     return "supports at most " + std::to_string(most) + " rows of " +
            std::to_string(row_bytes(problem)) + " bytes; 'row' supports any number";

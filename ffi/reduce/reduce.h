@@ -116,11 +116,11 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
     {"held",
      "As row, but without a loop: the threads load the whole row before they combine any of it.",
      "NVIDIA CUB, segmented reduction",
-     "sum, prod, max, min, argmax and argmin; no mask if x is floating-point; fewer than "
-     "2^32 - 1024 rows (2^31 if they have more than 256 bytes) that are contiguous in memory, of "
-     "at most 64 KiB, and of a multiple of 16 bytes unless float32, float16 or bfloat16; of these, "
-     "other rows of fewer than 7 elements (15 of 16 bits) only in small arrays",
-     "held_kernel held_elements_kernel"},
+     "no mask if x is floating-point; fewer than 2^32 - 1024 rows (2^31 if they have more than 256 "
+     "bytes) that are contiguous in memory, of at most 64 KiB, and of a multiple of 16 bytes "
+     "unless float32, float16 or bfloat16; of these, other rows of fewer than 7 elements (15 of "
+     "16 bits) only in small arrays",
+     "held_kernel held_elements_kernel held_moments_kernel held_moments_elements_kernel"},
     {"staged", "Tiles of whole rows in shared memory; each lane reduces whole rows.",
      "this project",
      "no mask if x is floating-point; rows that are contiguous in memory, of at most 1024 bytes; "

@@ -1,0 +1,303 @@
+// Algorithm `held`, for mean and variance.
+//
+// As elsewhere (moments.cuh), distances d of the elements from an origin are summed, and their
+// squares. But all threads of a row have the same origin, so that only two sums are left to
+// combine, both at the same time:
+//
+//     mean    = origin + sum(d) / n
+//     squares = sum(d^2) - sum(d)^2 / n
+//
+// The origin is the mean of four packs, from four places of the row, each of which a lane has. It
+// may be so far from the mean of the row that the difference cancels: of normally distributed
+// floats, this happens in one row of 16000. Then the threads load the row again, which keeps few
+// registers in use till then, and sum the distances from the mean that they found. That is always
+// near enough: if the origin is the mean of some of the n elements, its distance from the mean is
+// at most sqrt(n) standard deviations, and so the rounding error of the mean is a small part of
+// one.
+//
+// If a sum overflows, or an element is infinite or NaN, the second sum is that of the elements
+// divided by n: the mean.
+#pragma once
+
+#include "core/collectives.h"
+#include "core/cuda.h"
+#include "core/numeric.h"
+#include "core/shared.h"
+#include "core/vector.h"
+#include "reduce/held_rows.cuh"
+#include "reduce/instance.cuh"
+#include "reduce/moments.cuh"
+
+namespace JAX_GPUOPS_NAMESPACE {
+namespace reduce {
+
+// How distances are measured.
+template <class A>
+struct Measure {
+  A scale;
+  A origin;
+  bool divides;  // `scale` is 1 / n and `origin` is 0; else `scale` is 1
+
+  __device__ __forceinline__ A of(A value) const { return scale * value - origin; }
+};
+
+// The sums of some distances and of their squares.
+template <class A>
+struct Distances {
+  A sum;
+  A squares;
+
+  __device__ __forceinline__ static Distances of(A distance) {
+    return {distance, distance * distance};
+  }
+  __device__ __forceinline__ void add(A distance) {
+    sum += distance;
+    squares += distance * distance;
+  }
+};
+
+template <class A>
+__device__ inline Distances<A> shuffle_xor(Distances<A> value, int distance) {
+  return {__shfl_xor_sync(kFullWarp, value.sum, distance),
+          __shfl_xor_sync(kFullWarp, value.squares, distance)};
+}
+
+struct AddDistances {
+  template <class A>
+  __device__ Distances<A> operator()(Distances<A> a, Distances<A> b) const {
+    return {a.sum + b.sum, a.squares + b.squares};
+  }
+};
+
+// Distances, and how they were measured.
+template <class A>
+struct Measured {
+  Measure<A> by;
+  Distances<A> all;
+};
+
+// ---- The sums of a thread ----
+
+template <class Element, bool kEdges, int kPacks, class A>
+__device__ __forceinline__ Distances<A> distances_in(
+    const HeldPacks<Element, kEdges, kPacks>& share, const Measure<A>& by) {
+  constexpr int kPack = kWidestPack<Element>;
+  Distances<A> of_pack[kPacks];
+#pragma unroll
+  for (int i = 0; i < kPacks; ++i) {
+    A value[kPack];
+    widen(share.held[i], value);
+    auto all = Distances<A>::of(by.of(value[0]));
+#pragma unroll
+    for (int e = 1; e < kPack; ++e) all.add(by.of(value[e]));
+    of_pack[i] = share.has(i) ? all : Distances<A>{};
+  }
+  Distances<A> of_thread = tree<AddDistances>(of_pack);
+  if (share.has_edge) of_thread.add(by.of(widen(share.edge)));
+  return of_thread;
+}
+
+template <class Element, class A>
+__device__ __forceinline__ Distances<A> distances_in(const HeldElements<Element>& share,
+                                                     const Measure<A>& by) {
+  Distances<A> terms[kHeldElements];
+#pragma unroll
+  for (int i = 0; i < kHeldElements; ++i) {
+    terms[i] = Distances<A>::of(share.has(i) ? by.of(widen(share.held[i])) : A(0));
+  }
+  return tree<AddDistances>(terms);
+}
+
+// ---- The origin ----
+
+// The mean of a pack: exactly their value if all elements are equal.
+template <class Element, int kPack>
+__device__ __forceinline__ Accumulator<Element> mean_of(const RegisterPack<Element, kPack>& pack) {
+  using A = Accumulator<Element>;
+  A value[kPack];
+  widen(pack, value);
+#pragma unroll
+  for (A& each : value) each *= A(1) / kPack;
+  return tree<Add>(value);
+}
+
+// The mean of the samples of four of the `lanes` lanes from `first` on, or of all if there are no
+// more; exactly their value if all are equal.
+template <class A>
+__device__ __forceinline__ A mean_of_lanes(A sample, int first, int lanes) {
+  A value[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) value[i] = __shfl_sync(kFullWarp, sample / 4, first + i * lanes / 4);
+  return tree<Add>(value);
+}
+
+template <class Element, bool kEdges, int kPacks>
+__device__ __forceinline__ Accumulator<Element> origin_of(
+    const HeldPacks<Element, kEdges, kPacks>& share, int first) {
+  const int lanes = share.packs < share.threads ? share.packs : share.threads;
+  return mean_of_lanes(mean_of(share.held[0]), first, lanes);
+}
+
+template <class Element>
+__device__ __forceinline__ Accumulator<Element> origin_of(const HeldElements<Element>& share,
+                                                          int first) {
+  return mean_of_lanes(widen(share.held[0]), first, share.threads);
+}
+
+// ---- The sums of a row ----
+
+// Whether the difference cancels or a sum overflows in a row of `parts` parts like this one. If
+// neither happens by any of the parts, it does not in the row. `each` is 1 / n.
+template <class A>
+__device__ __forceinline__ bool is_far(const Distances<A>& part, A parts, A each) {
+  return !(part.sum * part.sum * (parts * each) <= part.squares / 2 &&
+           is_finite(part.squares * parts));
+}
+
+// How to measure the distances again.
+template <class A>
+__device__ __forceinline__ Measure<A> from_mean(const Measured<A>& found, A each) {
+  const A mean = found.by.origin + found.all.sum * each;
+  if (!is_finite(mean)) return {each, 0, true};
+  return {1, mean, false};
+}
+
+// Each group of up to kMost lanes has a row. All lanes of the warp call this.
+template <int kMost, class Share, class A>
+__device__ __forceinline__ Measured<A> measure_by_lanes(const Share& share, A each) {
+  const int first = threadIdx.y * share.threads % kWarpSize;
+  const A origin = origin_of(share, first);
+  const auto measure = [&](const auto& loaded, const Measure<A>& by) {
+    Distances<A> all = distances_in(loaded, by);
+#pragma unroll
+    for (int distance = kMost / 2; distance > 0; distance /= 2) {
+      if (distance < share.threads) all = AddDistances{}(all, shuffle_xor(all, distance));
+    }
+    return Measured<A>{by, all};
+  };
+  const Measured<A> found = measure(share, Measure<A>{1, origin, false});
+  const bool is_off = is_far(found.all, A(1), each);
+  if (!__any_sync(kFullWarp, is_off)) return found;
+  const Measured<A> better = measure(share.again(), from_mean(found, each));
+  return is_off ? better : found;
+}
+
+// The sums of the warps of a block, and those of distances that are measured again.
+template <class A>
+struct HeldMomentsStorage {
+  Distances<A> warps[kMaxWarpsPerBlock];
+  Distances<A> again[kMaxWarpsPerBlock];
+};
+
+// Several warps have a row. All threads of the block call this; those of the row's first warp get
+// the sums.
+template <class Share, class A>
+__device__ __forceinline__ Measured<A> measure_by_warps(const Share& share, A each) {
+  const auto* const sample =
+      share.begin + share.head + (share.thread % 4) * (share.packs / 4) * share.kPack;
+  const A origin = mean_of_lanes(mean_of(read_pack<Share::kPack>(sample)), 0, 4);
+  auto& storage = shared<HeldMomentsStorage<A>>();
+  const int row_warps = share.threads / kWarpSize;
+  const int first = threadIdx.y * row_warps;
+  const int warp = share.thread / kWarpSize;
+  const int lane = share.thread % kWarpSize;
+  const A parts = static_cast<A>(row_warps);
+  const auto sum = [&](const Distances<A>* warps) {
+    if (row_warps <= kFewWarps) {
+      Distances<A> terms[kFewWarps];
+#pragma unroll
+      for (int i = 0; i < kFewWarps; ++i) terms[i] = i < row_warps ? warps[i] : Distances<A>{};
+      return tree<AddDistances>(terms);
+    }
+    return group_reduce<kWarpSize>(lane < row_warps ? warps[lane] : Distances<A>{}, AddDistances{});
+  };
+
+  Measured<A> found{{1, origin, false}, {}};
+  const Distances<A> own = group_reduce<kWarpSize>(distances_in(share, found.by), AddDistances{});
+  Distances<A>* const warps = storage.warps + first;
+  if (lane == 0) warps[warp] = own;
+  const bool is_last = !__syncthreads_or(is_far(own, parts, each));
+  if (is_last && warp > 0) return found;
+  found.all = sum(warps);
+  if (is_last) return found;
+
+  // The parts of the row decide, not those of other rows of the block.
+  const bool again = __any_sync(kFullWarp, lane < row_warps && is_far(warps[lane], parts, each));
+  Measured<A> better{from_mean(found, each), {}};
+  const Distances<A> own_again =
+      group_reduce<kWarpSize>(distances_in(share.again(), better.by), AddDistances{});
+  if (lane == 0) storage.again[first + warp] = own_again;
+  __syncthreads();
+  better.all = sum(storage.again + first);
+  return again ? better : found;
+}
+
+template <class A>
+__device__ __forceinline__ Moments<A> moments_of(const Measured<A>& found, A count, A each) {
+  const auto& [sum, squares] = found.all;
+  if (found.by.divides) return {sum, 0, squares_of_far_elements(sum), count};
+  const A step = sum * each;
+  Moments<A> all{found.by.origin, 0, infinity<A>(), count};
+  if (is_finite(step)) add_exactly(step, all.mean, all.low);
+  if (is_finite(squares)) all.squares = squares - sum * step;
+  return all;
+}
+
+// ---- The kernels ----
+
+// How many of the largest blocks fit a multiprocessor: two, if there are registers for it.
+template <class Reducer, bool kEdges>
+constexpr int least_held_moments_blocks() {
+  return kEdges || sizeof(typename Reducer::Element) == 8 ? 1 : 2;
+}
+
+// A block has (threads per row) x (rows) threads. kEdges: rows may begin and end inside packs.
+template <class Reducer, bool kEdges>
+__global__ void __launch_bounds__(kMostHeldThreads, (least_held_moments_blocks<Reducer, kEdges>()))
+    held_moments_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
+  using A = Accumulator<typename Reducer::Element>;
+  const auto [row, has_row, begin] = row_of_thread(x, rows);
+  const HeldPacks<typename Reducer::Element, kEdges, kHeldPacks> share(begin, rows.columns);
+  const A count = static_cast<A>(rows.columns);
+  const A each = fast_reciprocal(count);
+  const Measured<A> found = share.threads <= kWarpSize ? measure_by_lanes<kWarpSize>(share, each)
+                                                       : measure_by_warps(share, each);
+  if (has_row && share.thread == 0) Reducer::store(y, row, moments_of(found, count, each));
+}
+
+// A block has (threads per row) x (rows) threads.
+template <class Reducer>
+__global__ void __launch_bounds__(kMostHeldThreads, 2)
+    held_moments_elements_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows,
+                                 Target y) {
+  using A = Accumulator<typename Reducer::Element>;
+  const auto [row, has_row, begin] = row_of_thread(x, rows);
+  const HeldElements<typename Reducer::Element> share(begin, rows.columns);
+
+  const A count = static_cast<A>(rows.columns);
+  const A each = fast_reciprocal(count);
+  const Measured<A> found = measure_by_lanes<kMostElementLanes>(share, each);
+  if (has_row && share.thread == 0) Reducer::store(y, row, moments_of(found, count, each));
+}
+
+template <class Instance>
+void launch_held_moments(const Call& call) {
+  using Reducer = typename Instance::OfShortRows;
+  const LaunchShape shape = held_shape(call, sizeof(HeldMomentsStorage<typename Instance::Value>));
+  const HeldRows rows(call.problem);
+  if constexpr (holds_edges(kDTypeOf<typename Instance::Element>)) {
+    if (call.config.pack == 1) {
+      return launch_kernel<held_moments_elements_kernel<Reducer>>(
+          call.queue, shape, Instance::elements(call), rows, call.result());
+    }
+    if (call.config.edges) {
+      return launch_kernel<held_moments_kernel<Reducer, true>>(
+          call.queue, shape, Instance::elements(call), rows, call.result());
+    }
+  }
+  launch_kernel<held_moments_kernel<Reducer, false>>(call.queue, shape, Instance::elements(call),
+                                                     rows, call.result());
+}
+
+}  // namespace reduce
+}  // namespace JAX_GPUOPS_NAMESPACE
