@@ -19,6 +19,8 @@
 // divided by n: the mean.
 #pragma once
 
+#include <type_traits>
+
 #include "core/collectives.h"
 #include "core/cuda.h"
 #include "core/numeric.h"
@@ -27,6 +29,7 @@
 #include "reduce/held_rows.cuh"
 #include "reduce/instance.cuh"
 #include "reduce/moments.cuh"
+#include "reduce/reducer.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
@@ -245,58 +248,78 @@ __device__ __forceinline__ Moments<A> moments_of(const Measured<A>& found, A cou
 
 // ---- The kernels ----
 
+// Where the kernels write, in few enough bytes that all parameters are within 64: see held.cuh.
+struct MomentsTarget {
+  void* mean;
+  void* variance;
+  void* low;
+  double correction;
+  DType dtype;
+
+  explicit MomentsTarget(const Target& y)
+      : mean(y.data), variance(y.variance), low(y.low), correction(y.correction), dtype(y.dtype) {}
+
+  template <class Element, class A>
+  __device__ __forceinline__ void store(unsigned row, const Moments<A>& moments) const {
+    Target y{mean, std::is_same_v<Element, float> ? DType::kFloat32 : dtype, false, {}};
+    y.variance = variance;
+    y.low = low;
+    y.correction = correction;
+    MomentsReducer<Element, A>::store(y, row, moments);
+  }
+};
+
 // How many of the largest blocks fit a multiprocessor: two, if there are registers for it.
-template <class Reducer, bool kEdges>
+template <class Element, bool kEdges>
 constexpr int least_held_moments_blocks() {
-  return kEdges || sizeof(typename Reducer::Element) == 8 ? 1 : 2;
+  return kEdges || sizeof(Element) == 8 ? 1 : 2;
 }
 
 // A block has (threads per row) x (rows) threads. kEdges: rows may begin and end inside packs.
-template <class Reducer, bool kEdges>
-__global__ void __launch_bounds__(kMostHeldThreads, (least_held_moments_blocks<Reducer, kEdges>()))
-    held_moments_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows, Target y) {
-  using A = Accumulator<typename Reducer::Element>;
+template <class Element, bool kEdges>
+__global__ void __launch_bounds__(kMostHeldThreads, (least_held_moments_blocks<Element, kEdges>()))
+    held_moments_kernel(const Element* __restrict__ x, HeldRows rows, MomentsTarget y) {
+  using A = Accumulator<Element>;
   const auto [row, has_row, begin] = row_of_thread(x, rows);
-  const HeldPacks<typename Reducer::Element, kEdges, kHeldPacks> share(begin, rows.columns);
+  const HeldPacks<Element, kEdges, kHeldPacks> share(begin, rows.columns);
   const A count = static_cast<A>(rows.columns);
   const A each = fast_reciprocal(count);
   const Measured<A> found = share.threads <= kWarpSize ? measure_by_lanes<kWarpSize>(share, each)
                                                        : measure_by_warps(share, each);
-  if (has_row && share.thread == 0) Reducer::store(y, row, moments_of(found, count, each));
+  if (has_row && share.thread == 0) y.store<Element>(row, moments_of(found, count, each));
 }
 
 // A block has (threads per row) x (rows) threads.
-template <class Reducer>
+template <class Element>
 __global__ void __launch_bounds__(kMostHeldThreads, 2)
-    held_moments_elements_kernel(const typename Reducer::Element* __restrict__ x, HeldRows rows,
-                                 Target y) {
-  using A = Accumulator<typename Reducer::Element>;
+    held_moments_elements_kernel(const Element* __restrict__ x, HeldRows rows, MomentsTarget y) {
+  using A = Accumulator<Element>;
   const auto [row, has_row, begin] = row_of_thread(x, rows);
-  const HeldElements<typename Reducer::Element> share(begin, rows.columns);
-
+  const HeldElements<Element> share(begin, rows.columns);
   const A count = static_cast<A>(rows.columns);
   const A each = fast_reciprocal(count);
   const Measured<A> found = measure_by_lanes<kMostElementLanes>(share, each);
-  if (has_row && share.thread == 0) Reducer::store(y, row, moments_of(found, count, each));
+  if (has_row && share.thread == 0) y.store<Element>(row, moments_of(found, count, each));
 }
 
 template <class Instance>
 void launch_held_moments(const Call& call) {
-  using Reducer = typename Instance::OfShortRows;
+  using Element = typename Instance::Element;
   const LaunchShape shape = held_shape(call, sizeof(HeldMomentsStorage<typename Instance::Value>));
   const HeldRows rows(call.problem);
-  if constexpr (holds_edges(kDTypeOf<typename Instance::Element>)) {
+  const MomentsTarget y(call.result());
+  if constexpr (holds_edges(kDTypeOf<Element>)) {
     if (call.config.pack == 1) {
-      return launch_kernel<held_moments_elements_kernel<Reducer>>(
-          call.queue, shape, Instance::elements(call), rows, call.result());
+      return launch_kernel<held_moments_elements_kernel<Element>>(
+          call.queue, shape, Instance::elements(call), rows, y);
     }
     if (call.config.edges) {
-      return launch_kernel<held_moments_kernel<Reducer, true>>(
-          call.queue, shape, Instance::elements(call), rows, call.result());
+      return launch_kernel<held_moments_kernel<Element, true>>(call.queue, shape,
+                                                               Instance::elements(call), rows, y);
     }
   }
-  launch_kernel<held_moments_kernel<Reducer, false>>(call.queue, shape, Instance::elements(call),
-                                                     rows, call.result());
+  launch_kernel<held_moments_kernel<Element, false>>(call.queue, shape, Instance::elements(call),
+                                                     rows, y);
 }
 
 }  // namespace reduce
