@@ -700,6 +700,35 @@ def plan_of_rows(name, shape, dtype, implementation, **how):
 
 
 @pytest.mark.parametrize(
+    ("shape", "dtype", "pack", "apart"),
+    [
+        ((2, 21, 512), "bfloat16", 4, False),
+        ((2, 21, 513), "bfloat16", 2, True),
+        ((2, 21, 513), "float32", 2, True),
+        ((2, 21, 513), "float64", 1, False),  # a pack is an element
+        ((2, 256, 513), "float16", 2, True),
+        ((2, 257, 513), "float16", 1, False),  # a block has fewer than 32 threads side by side
+        ((2, 21, 63), "bfloat16", 1, False),  # fewer rows than a warp takes
+    ],
+)
+def test_columns_of_which_a_thread_has_rows_apart(shape, dtype, pack, apart, implementation):
+    def planned_softmax(**options):
+        def function(x):
+            how = {"implementation": implementation, "algorithm": "column"}
+            return jax_gpuops.softmax(x, 1, **options, **how)
+
+        jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
+        ((problem, algorithm),) = described(jaxpr)
+        return planned(implementation, "softmax", problem, algorithm)
+
+    with helpers.x64(dtype):
+        _, config = planned_softmax()
+        assert (config["pack"], config["apart"]) == (pack, apart)
+        _, config = planned_softmax(where=np.ones(shape[2], bool))
+        assert (config["pack"], config["apart"]) == (1, False)  # each row has a mask of its own
+
+
+@pytest.mark.parametrize(
     ("name", "rows", "columns", "dtype", "algorithm"),
     [
         ("softmax", 8192, 10, "float32", "warp"),
@@ -971,6 +1000,27 @@ def plan_of(op, shape, dtype, implementation, **arguments):
             "float32",
             {"axes": (1, 0, 2), "algorithm": "shifted"},
             "words of up to 8 bytes, and here they have 16; 'swizzled' supports these",
+        ),
+        (
+            "transpose",
+            (8, 9, 4),
+            "float32",
+            {"axes": (1, 0, 2), "algorithm": "narrow"},
+            "words of up to 8 bytes, and here they have 16; 'tiled' supports these",
+        ),
+        (
+            "transpose",
+            (40, 50),
+            "float32",
+            {"algorithm": "narrow"},
+            "at most 31 columns, .* here matrices of 40 x 50 are transposed",
+        ),
+        (
+            "transpose",
+            (3 << 30, 3),
+            "int8",
+            {"algorithm": "narrow"},
+            "at most 2\\^31 - 1 words, and here there are 9663676416",
         ),
         (
             "argmax",

@@ -53,6 +53,8 @@ def takes(algorithm, x, axes) -> bool:
     while moved and moved[-1] == own[-1]:
         run *= x.shape[moved.pop()]
         own.pop()
+    if algorithm == "narrow":
+        return x.size == 0 or (bool(moved) and run in (1, 2, 4, 8) and has_narrow(x, moved))
     if algorithm == "tiled":
         return x.size == 0 or (bool(moved) and run < 64)
     if algorithm == "swizzled":
@@ -62,6 +64,23 @@ def takes(algorithm, x, axes) -> bool:
     if algorithm == "copy":
         return x.size == 0 or not moved or run > x.itemsize
     return True
+
+
+def has_narrow(x, moved) -> bool:
+    """True if matrices of few columns, or into few rows, are contiguous; moved are all axes."""
+    own = sorted(moved)
+    merged = [[moved[0]]]  # axes that stay neighbours
+    for axis in moved[1:]:
+        if own.index(axis) == own.index(merged[-1][-1]) + 1:
+            merged[-1].append(axis)
+        else:
+            merged.append([axis])
+    order = sorted(merged)
+    size = {tuple(axes): int(np.prod([x.shape[axis] for axis in axes])) for axes in merged}
+    column, row = order[-1], merged[-1]
+    columns_fit = size[tuple(column)] <= 31 and order[-2] == row
+    rows_fit = size[tuple(row)] <= 31 and merged[-2] == column
+    return columns_fit or rows_fit
 
 
 def assert_transposes(x, axes, **kwargs):
@@ -154,6 +173,59 @@ def test_shifted_packs_of_any_shape(shape, axes, dtype, implementation):
     assert_transposes(x, axes, implementation=implementation, algorithm="shifted")
 
 
+# In registers, and packs of single planes with and without unused packs between them in shared
+# memory; the last group of planes is whole or not.
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("channels", [2, 3, 4, 5, 6, 8, 16, 19, 31])
+@pytest.mark.parametrize("pixels", [16, 128, 1552, 17, 131, 1545])
+def test_channels_of_pixels(pixels, channels, dtype, implementation):
+    """Planes that are whole packs, or whose packs begin in one and end in the next."""
+    for shape in [(2, pixels, channels), (2, channels, pixels)]:
+        x = numbered(shape, dtype)
+        assert_transposes(x, (0, 2, 1), implementation=implementation, algorithm="narrow")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["uint8", "uint16", "uint32", "uint64"])
+@pytest.mark.parametrize("channels", [3, 4, 6])
+@pytest.mark.parametrize("pixels", [48, 49])
+def test_planes_that_are_apart(pixels, channels, dtype, implementation):
+    """After a plane comes one of another matrix."""
+    for shape, axes in [((3, pixels, channels), (2, 0, 1)), ((channels, 3, pixels), (1, 2, 0))]:
+        x = numbered((2, *shape), dtype)
+        moved = (0, *(axis + 1 for axis in axes))
+        assert_transposes(x, moved, implementation=implementation, algorithm="narrow")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("offset", [1, 2, 6, 8])
+@pytest.mark.parametrize("channels", [3, 4, 7])
+def test_channels_in_arrays_that_begin_within_a_pack(channels, offset, implementation):
+    if implementation != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    for pixels, turned in itertools.product([5, 16, 144], [False, True]):
+        shape = (2, channels, pixels) if turned else (2, pixels, channels)
+        x = numbered(shape, f"uint{8 * min(offset & -offset, 8)}")
+        with helpers.buffers_at(offset):
+            assert_transposes(x, (0, 2, 1), implementation=implementation, algorithm="narrow")
+
+
+@pytest.mark.kernel
+@hypothesis.given(
+    shape=st.tuples(
+        st.integers(1, 3), st.integers(1, 20) | st.integers(1, 600), st.integers(2, 31)
+    ),
+    axes=st.sampled_from([(0, 2, 1), (1, 2, 0), (2, 1, 0), (2, 0, 1)]),
+    turned=st.booleans(),
+    dtype=st.sampled_from(["uint8", "uint16", "uint32", "uint64"]),
+)
+@hypothesis.settings(max_examples=60, deadline=None)
+def test_narrow_matrices_of_any_shape(shape, axes, turned, dtype, implementation):
+    x = numbered((shape[0], *shape[:0:-1]) if turned else shape, dtype)
+    assert_transposes(x, axes, implementation=implementation, algorithm="narrow")
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
@@ -242,7 +314,8 @@ def test_any_order_of_threads(algorithm, implementation):
     try:
         for seed in range(5):
             _interpret.set_schedule_seed(seed)
-            for shape, dtype in itertools.product([(70, 66), (3, 200)], ["uint16", "float32"]):
+            shapes = [(70, 66), (3, 200), (201, 5)]
+            for shape, dtype in itertools.product(shapes, ["uint16", "float32"]):
                 x = numbered(shape, dtype)
                 assert_transposes(x, None, implementation=implementation, algorithm=algorithm)
     finally:
@@ -361,8 +434,13 @@ def test_vmap_moves_no_data_for_the_mapped_axis(implementation):
         ((8, 2049, 1023), (0, 2, 1), "float32", "shifted"),  # vectors do not divide the rows
         ((64, 197, 768), (0, 2, 1), "bfloat16", "shifted"),  # those of the result
         ((64, 768, 197), (0, 2, 1), "bfloat16", "shifted"),  # those of the operand
-        ((64, 197, 31), (0, 2, 1), "bfloat16", "tiled"),
-        ((1 << 27, 2), None, "float32", "tiled"),  # narrower than a tile
+        ((64, 197, 31), (0, 2, 1), "bfloat16", "narrow"),
+        ((64, 100, 31), (0, 2, 1), "bfloat16", "tiled"),  # short planes
+        ((8, 224, 224, 3), (0, 3, 1, 2), "uint8", "narrow"),
+        ((2, 3, 513, 513), (0, 2, 3, 1), "bfloat16", "narrow"),
+        ((1 << 27, 2), None, "float32", "narrow"),
+        ((1 << 30, 3), None, "uint8", "tiled"),  # too many words
+        ((300, 100, 3), (2, 1, 0), "float32", "tiled"),  # channels of pixels that are apart
         ((1000, 1000, 3), (1, 0, 2), "uint8", "tiled"),  # short runs
         ((1000, 1000, 4), (1, 0, 2), "float32", "swizzled"),  # matrices of 16-byte words
         ((64, 1024, 16, 64), (0, 2, 1, 3), "bfloat16", "copy"),

@@ -19,6 +19,12 @@ constexpr std::int64_t kTilesPerMultiprocessor = 8;
 constexpr double kSmallerCover = 0.9;
 // How much of a row of the result a tile of `shifted` has at least, unless rows are shorter.
 constexpr std::int64_t kShortestLineBytes = 128;
+// The shortest planes for which `narrow` is chosen.
+constexpr std::int64_t kShortestPlaneBytes = 256;
+// The tiles of `narrow` are smaller if there would be fewer per multiprocessor: without shared
+// memory of the block, and with it.
+constexpr std::int64_t kRegisterTilesPerMultiprocessor = 8;
+constexpr std::int64_t kNarrowTilesPerMultiprocessor = 4;
 constexpr int kSectorBytes = 32;
 constexpr int kWarpLanes = 32;
 
@@ -95,6 +101,28 @@ Movement in_widest_words(const Problem& problem) {
   return canonicalize(problem, problem.element_bytes);
 }
 
+// Why `narrow` cannot take a movement without runs; empty if it can.
+std::string why_not_narrow(const Movement& movement) {
+  if (movement.word_bytes > kWidestNarrowWord) {
+    return "transposes words of up to " + std::to_string(kWidestNarrowWord) +
+           " bytes, and here they have " + std::to_string(movement.word_bytes) +
+           "; 'tiled' supports these";
+  }
+  if (movement.words() > kMaxWords) {
+    return "transposes at most 2^31 - 1 words, and here there are " +
+           std::to_string(movement.words()) + "; 'tiled' supports this";
+  }
+  if (narrow_dims(movement).pixel == nullptr) {
+    const TurnedDims turned = turned_dims(movement);
+    return "requires at most " + std::to_string(kMostChannels) +
+           " columns, contiguous in the operand, or as many rows, contiguous in the result; here "
+           "matrices of " +
+           std::to_string(turned.row->size) + " x " + std::to_string(turned.column->size) +
+           " are transposed, and 'tiled' supports these";
+  }
+  return "";
+}
+
 // Throws unless the algorithm takes the movement.
 void check(Algorithm algorithm, const Movement& movement, const Problem& problem) {
   const auto refuse = [&](const std::string& why) {
@@ -112,6 +140,7 @@ void check(Algorithm algorithm, const Movement& movement, const Problem& problem
     case Algorithm::kTiled:
     case Algorithm::kSwizzled:
     case Algorithm::kShifted:
+    case Algorithm::kNarrow:
       if (movement.dims.size() <= 1) {
         refuse(
             "requires a permutation that moves elements, and here all elements stay where they "
@@ -134,6 +163,10 @@ void check(Algorithm algorithm, const Movement& movement, const Problem& problem
         refuse("transposes words of up to " + std::to_string(kWidestShiftedWord) +
                " bytes, and here they have " + std::to_string(movement.word_bytes) +
                "; 'swizzled' supports these");
+      }
+      if (algorithm == Algorithm::kNarrow) {
+        const std::string why = why_not_narrow(movement);
+        if (!why.empty()) refuse(why);
       }
       return;
   }
@@ -241,6 +274,46 @@ void choose_shifted_tile(const Movement& movement, const Problem& problem, const
   config->threads = static_cast<int>(warps) * kWarpLanes;
 }
 
+// The tile of `narrow`: a range of pixels. It is smaller if there would be too few tiles.
+void choose_narrow_tile(const Movement& movement, const Problem& problem, const Device& device,
+                        Config* config) {
+  const NarrowDims narrow = narrow_dims(movement);
+  const std::int64_t pixels = narrow.pixel->size;
+  const std::int64_t channels = narrow.channel->size;
+  const std::int64_t matrices = movement.words() / (pixels * channels);
+  const int vector = kWidestWord / movement.word_bytes;
+  config->aligned = pixels % vector == 0 &&
+                    rows_begin_at(vector, &Dim::in_stride, movement, problem) &&
+                    rows_begin_at(vector, &Dim::out_stride, movement, problem);
+  const auto tiles = [&](std::int64_t tile) { return matrices * divide_up(pixels, tile); };
+
+  std::int64_t tile = std::int64_t{kThreads} * vector;
+  if (config->aligned && channels <= kMostRegisterChannels) {
+    const std::int64_t least = kRegisterTilesPerMultiprocessor * device.multiprocessors;
+    while (tiles(tile) < least && config->threads > kWarpLanes) {
+      config->threads /= 2;
+      tile /= 2;
+    }
+  } else {
+    // A tile has groups of slots of each plane. If planes begin within packs, the first slot of
+    // each begins before the tile.
+    const std::int64_t group = kNarrowSlots * divide_up(channels, kNarrowPlanes) * kNarrowPlanes;
+    const auto pixels_of = [&](std::int64_t groups) {
+      return (groups * kNarrowSlots - (config->aligned ? 0 : 1)) * vector;
+    };
+    // Interleaved packs are one more if they begin before the tile.
+    std::int64_t groups = (kNarrowPacks * kThreads - 1) / group;
+    const std::int64_t least = kNarrowTilesPerMultiprocessor * device.multiprocessors;
+    while (tiles(pixels_of(groups)) < least && groups > 1) groups = divide_up(groups, 2);
+    while (groups > 1 && tiles(pixels_of(groups - 1)) == tiles(pixels_of(groups))) --groups;
+    tile = pixels_of(groups);
+    config->threads = static_cast<int>(std::min<std::int64_t>(groups * group, kThreads));
+  }
+  config->tile_rows = static_cast<int>(narrow.to_planar ? tile : channels);
+  config->tile_columns = static_cast<int>(narrow.to_planar ? channels : tile);
+  config->tile_depth = 1;
+}
+
 Config configure(Algorithm algorithm, Movement movement, const Problem& problem,
                  const Device& device) {
   Config config;
@@ -260,6 +333,8 @@ Config configure(Algorithm algorithm, Movement movement, const Problem& problem,
     config.threads = swizzled_threads(config.word_bytes, config.tile_rows);
   } else if (algorithm == Algorithm::kShifted) {
     choose_shifted_tile(movement, problem, device, in_parts, &config);
+  } else if (algorithm == Algorithm::kNarrow) {
+    choose_narrow_tile(movement, problem, device, &config);
   }
   return config;
 }
@@ -278,6 +353,10 @@ std::pair<Algorithm, std::string> choose(const Movement& movement, const Problem
                                    " are transposed in tiles"};
   }
   if (std::min(row->size, column->size) < kSwizzledExtent) {
+    if (why_not_narrow(movement).empty() &&
+        narrow_dims(movement).pixel->size * movement.word_bytes >= kShortestPlaneBytes) {
+      return {Algorithm::kNarrow, matrices + words + " are interleaved channels of pixels"};
+    }
     return {Algorithm::kTiled, matrices + words + " are too narrow for square tiles"};
   }
   if (!vectors_fit(movement, problem)) {
@@ -331,6 +410,17 @@ TurnedDims turned_dims(const Movement& movement) {
                           [&](const Dim& dim) { return &dim != run && dim.*stride == unit; });
   };
   return {with(&Dim::out_stride), with(&Dim::in_stride), run};
+}
+
+NarrowDims narrow_dims(const Movement& movement) {
+  const TurnedDims turned = turned_dims(movement);
+  const std::int64_t rows = turned.row->size;
+  const std::int64_t columns = turned.column->size;
+  const bool columns_fit = columns <= kMostChannels && turned.row->in_stride == columns;
+  const bool rows_fit = rows <= kMostChannels && turned.column->out_stride == rows;
+  if (columns_fit && !(rows_fit && rows < columns)) return {turned.row, turned.column, true};
+  if (rows_fit) return {turned.column, turned.row, false};
+  return {nullptr, nullptr, false};
 }
 
 Plan plan(const Problem& problem, std::string_view algorithm, const Device& device) {

@@ -5,6 +5,7 @@
 #include "transpose/copy.cuh"
 #include "transpose/ladder/01_naive.cuh"
 #include "transpose/ladder/02_tiled.cuh"
+#include "transpose/narrow.cuh"
 #include "transpose/shifted.cuh"
 #include "transpose/swizzled.cuh"
 #include "transpose/transpose.h"
@@ -36,6 +37,9 @@ void launch_parts(const Plan& plan, Call<Word> call) {
       return launch_swizzled(call, plan.config);
     case Algorithm::kShifted:
       if constexpr (sizeof(Word) <= kWidestShiftedWord) launch_shifted(call, plan.config);
+      return;
+    case Algorithm::kNarrow:
+      if constexpr (sizeof(Word) <= kWidestNarrowWord) launch_narrow(call, plan.config);
       return;
     case Algorithm::kCopy:
       return launch_copy(call);

@@ -33,7 +33,7 @@ struct Problem {
 
 inline std::int64_t least_alignment(const Problem& problem) { return problem.element_bytes; }
 
-enum class Algorithm { kNaive, kTiled, kSwizzled, kShifted, kCopy };
+enum class Algorithm { kNaive, kTiled, kSwizzled, kShifted, kNarrow, kCopy };
 
 inline constexpr std::string_view kReductionAndTranspose =
     "Notes on CUDA matrix reduction and transpose: naive and shared-memory kernels";
@@ -57,6 +57,14 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "permutations that move data and keep no contiguous runs, or runs of 2, 4 or 8 bytes that are "
      "aligned to their size; elements of up to 8 bytes",
      "shifted_kernel"},
+    {"narrow",
+     "Runs of pixels are contiguous where their channels are interleaved, and accessed there in "
+     "packs of 16 bytes; planes are accessed in packs of one channel each.",
+     "This project",
+     "permutations that transpose matrices of at most 31 columns, contiguous in the operand, or of "
+     "at most 31 rows, contiguous in the result, and keep no contiguous runs, or runs of 2, 4 or 8 "
+     "bytes that are aligned to their size; elements of up to 8 bytes, at most 2^31 - 1 words",
+     "narrow_kernel"},
     {"copy", "Runs of elements that stay contiguous are copied in words of up to 16 bytes.",
      "The vectorised copy of CUDA practice",
      "permutations that keep contiguous runs of several elements", "copy_kernel"},
@@ -76,6 +84,7 @@ struct Config {
   int tile_rows = 0;
   int tile_columns = 0;
   int tile_depth = 0;
+  bool aligned = false;  // `narrow`: all rows and planes are whole packs at multiples of 16 bytes
 
   template <class Self, class Visit>
   static void fields(Self& self, Visit&& visit) {
@@ -84,6 +93,7 @@ struct Config {
     visit("tile_rows", self.tile_rows);
     visit("tile_columns", self.tile_columns);
     visit("tile_depth", self.tile_depth);
+    visit("aligned", self.aligned);
   }
 };
 
@@ -194,7 +204,32 @@ struct TurnedDims {
 // The movement must have no long runs.
 TurnedDims turned_dims(const Movement& movement);
 
+// `narrow` takes matrices one side of which has at most this many words, called channels; the words
+// along the other side are pixels.
+inline constexpr int kMostChannels = 31;
+
+// The dimensions of such a matrix. The channels of all pixels are contiguous in the operand if
+// `to_planar` is true, and otherwise in the result.
+struct NarrowDims {
+  const Dim* pixel;  // null if `narrow` cannot take the matrix
+  const Dim* channel;
+  bool to_planar;
+};
+
+// The movement must have no runs.
+NarrowDims narrow_dims(const Movement& movement);
+
+// With at most so many channels it may transpose in registers. Each has its kernels.
+inline constexpr int kMostRegisterChannels = 4;
+
+// The packs of 16 bytes of a thread otherwise: at most so many, and a warp has as many packs of a
+// plane as slots, from as many planes.
+inline constexpr int kNarrowPacks = 4;
+inline constexpr int kNarrowSlots = 8;
+inline constexpr int kNarrowPlanes = 4;
+
 inline constexpr int kWidestWord = 16;
+inline constexpr int kWidestNarrowWord = 8;
 inline constexpr int kWidestShiftedWord = 8;  // rows of wider ones begin at multiples of 16 bytes
 
 }  // namespace transpose
