@@ -183,7 +183,10 @@ def test_channels_of_pixels(pixels, channels, dtype, implementation):
     """Planes that are whole packs, or whose packs begin in one and end in the next."""
     for shape in [(2, pixels, channels), (2, channels, pixels)]:
         x = numbered(shape, dtype)
-        assert_transposes(x, (0, 2, 1), implementation=implementation, algorithm="narrow")
+        with helpers.recorded(implementation) as executions:
+            assert_transposes(x, (0, 2, 1), implementation=implementation, algorithm="narrow")
+        (execution,) = executions
+        assert execution["config"]["aligned"] == (max(pixels, channels) * x.itemsize % 16 == 0)
 
 
 @pytest.mark.kernel

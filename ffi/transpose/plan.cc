@@ -282,9 +282,14 @@ void choose_narrow_tile(const Movement& movement, const Problem& problem, const 
   const std::int64_t channels = narrow.channel->size;
   const std::int64_t matrices = movement.words() / (pixels * channels);
   const int vector = kWidestWord / movement.word_bytes;
-  config->aligned = pixels % vector == 0 &&
-                    rows_begin_at(vector, &Dim::in_stride, movement, problem) &&
-                    rows_begin_at(vector, &Dim::out_stride, movement, problem);
+  const auto is_whole = [&](std::int64_t words) { return words % vector == 0; };
+  config->aligned = problem.alignment >= kWidestWord && is_whole(pixels) &&
+                    std::all_of(movement.dims.begin(), movement.dims.end(), [&](const Dim& dim) {
+                      if (&dim == narrow.pixel) return true;
+                      if (&dim == narrow.channel)
+                        return is_whole(narrow.to_planar ? dim.out_stride : dim.in_stride);
+                      return is_whole(dim.in_stride) && is_whole(dim.out_stride);
+                    });
   const auto tiles = [&](std::int64_t tile) { return matrices * divide_up(pixels, tile); };
 
   std::int64_t tile = std::int64_t{kThreads} * vector;
