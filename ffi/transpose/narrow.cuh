@@ -39,18 +39,30 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace transpose {
 
+// In the order of use: with the arrays, what a block reads before it transposes in registers is
+// within 64 bytes, which are fetched at once.
 struct NarrowMatrices {
   Divisor tiles;  // of a matrix
   std::uint32_t pixels;
   std::uint32_t tile_pixels;
   std::uint32_t plane_stride;
+  // From one matrix to the next; 0 if matrices are numbered along several dimensions, `others`.
+  std::uint32_t in_stride;
+  std::uint32_t out_stride;
+  // In shared memory only.
   Divisor channels;
-  bool aligned;         // all packs are whole
+  int words;            // of the operand
+  Divisor slot_groups;  // of a plane in a tile: places of as many packs as kNarrowSlots
+  int places;           // of packs in the planes of a tile
   int padding;          // unused packs after as many packs as there are channels
   int halo;             // pixels after a tile of which packs that begin in it may have words
-  int places;           // of packs in the planes of a tile
-  Divisor slot_groups;  // of a plane in a tile: places of as many packs as kNarrowSlots
+  bool aligned;         // all packs are whole
   Walk others;
+
+  __device__ Offsets offsets(std::uint32_t matrix) const {
+    if (in_stride == 0) return others.offsets(matrix);
+    return {std::int64_t{matrix} * in_stride, std::int64_t{matrix} * out_stride};
+  }
 };
 
 // Transposes the packs of a thread: on one side, the neighbouring packs of the interleaved array,
@@ -99,20 +111,20 @@ __device__ __forceinline__ void turn_packs(const uint4 (&from)[kChannels], uint4
 // Moves `pixels` pixels in registers; all packs are aligned and whole.
 template <bool kToPlanar, int kChannels, class Word>
 __device__ inline void turn_in_registers(const Word* __restrict__ x, Word* __restrict__ y,
-                                         std::uint32_t plane_stride, int pixels) {
+                                         std::uint32_t plane_stride, unsigned pixels) {
   constexpr int kVector = kWidestPack<Word>;
   constexpr int kPitch = kChannels | 1;
-  const int lane = threadIdx.x % kWarpSize;
-  const int warp = threadIdx.x / kWarpSize;
-  const int first = warp * kWarpSize * kVector;
+  const unsigned lane = threadIdx.x % kWarpSize;
+  const unsigned warp = threadIdx.x / kWarpSize;
+  const unsigned first = warp * kWarpSize * kVector;
   if (first >= pixels) return;
-  const int threads = min((pixels - first) / kVector, kWarpSize);
+  const unsigned threads = min((pixels - first) / kVector, unsigned{kWarpSize});
   const bool exists = lane < threads;
-  const std::int64_t interleaved = first * kChannels + lane * kVector;
-  const std::int64_t planar = first + lane * kVector;
+  const unsigned interleaved = first * kChannels + lane * kVector;
+  const unsigned planar = first + lane * kVector;
   uint4* const stage = shared_array<uint4>() + warp * kWarpSize * kPitch;
   const auto staged = [&](int i) -> uint4& {
-    const int pack = i * kWarpSize + lane;
+    const unsigned pack = i * kWarpSize + lane;
     return stage[pack + pack / kChannels * (kPitch - kChannels)];
   };
   uint4 pack[kChannels] = {};
@@ -158,8 +170,9 @@ __device__ inline void turn_in_registers(const Word* __restrict__ x, Word* __res
 // A place of a pack in a plane of a tile.
 struct NarrowPlace {
   std::uint32_t channel;
-  int pixel;  // of its first word, from the tile on: below 0 if it begins before the tile
-  int word;   // of its first word, from the tile on in shared memory
+  std::uint32_t plane;  // its first word, from the first plane on
+  int pixel;            // of the first word, from the tile on: below 0 if it begins before the tile
+  int word;             // of the first word, from the tile on in shared memory
 
   // Place `index` of the tile that begins at `planar`.
   template <class Word>
@@ -170,42 +183,39 @@ struct NarrowPlace {
     const Division group = matrices.slot_groups.divide(index / (kNarrowSlots * kNarrowPlanes));
     const int slot = static_cast<int>(group.remainder * kNarrowSlots + index % kNarrowSlots);
     channel = group.quotient * kNarrowPlanes + index / kNarrowSlots % kNarrowPlanes;
-    const int past = elements_past_alignment<kVector>(planar + plane(matrices));
+    plane = channel * matrices.plane_stride;
+    const int past = elements_past_alignment<kVector>(planar + plane);
     pixel = slot * kVector - past;
     word = slot * kVector * (channels + matrices.padding) - past * channels +
            static_cast<int>(channel);
-  }
-
-  // The plane, from the first one on.
-  __device__ std::int64_t plane(const NarrowMatrices& matrices) const {
-    return std::uint64_t{channel} * matrices.plane_stride;
   }
 };
 
 // The words of an array that are in no whole pack, at most kVector at either end, have a thread
 // each: returns the word of a thread, counted from the end by the second kVector threads.
 template <int kVector>
-__device__ __forceinline__ std::int64_t edge_word(int thread, std::int64_t words) {
+__device__ __forceinline__ int edge_word(int thread, int words) {
   return thread < kVector ? thread : words - 1 - (thread - kVector);
 }
 
-// The operand, which does not consist of whole packs if it begins or ends within one.
+// The operand, which does not consist of whole packs if it begins or ends within one. Its words are
+// numbered in 32 bits.
 template <class Word>
 struct NarrowOperand {
   const Word* begin;
-  const Word* end;
+  int words;
 
-  // Without branches.
-  __device__ __forceinline__ bool has_pack(const Word* pack) const {
-    return (pack >= begin) & (pack + kWidestPack<Word> <= end);
+  // True if the pack that begins at this word is whole; without branches.
+  __device__ __forceinline__ bool has_pack(int word) const {
+    return (word >= 0) & (word <= words - kWidestPack<Word>);
   }
   // The word of the thread if it exists and is in no whole pack, otherwise null.
   __device__ __forceinline__ const Word* edge() const {
     constexpr int kVector = kWidestPack<Word>;
     if (threadIdx.x >= 2 * kVector) return nullptr;
-    const Word* const word = begin + edge_word<kVector>(threadIdx.x, end - begin);
-    if (word < begin || word >= end) return nullptr;
-    return has_pack(word - elements_past_alignment<kVector>(word)) ? nullptr : word;
+    const int word = edge_word<kVector>(threadIdx.x, words);
+    if (word < 0 || word >= words) return nullptr;
+    return has_pack(word - elements_past_alignment<kVector>(begin + word)) ? nullptr : begin + word;
   }
 };
 
@@ -228,7 +238,7 @@ __device__ inline void separate(const Word* __restrict__ x, Word* __restrict__ y
   const Word* const packs = x - past;
   const int count = (past + held * channels + kVector - 1) / kVector;
   const int first = packs < operand.begin ? 1 : 0;
-  const int stop = packs + count * kVector > operand.end ? count - 1 : count;
+  const int stop = packs + count * kVector > operand.begin + operand.words ? count - 1 : count;
   uint4 pack[kNarrowPacks] = {};
 #pragma unroll
   for (int i = 0; i < kNarrowPacks; ++i) {
@@ -263,7 +273,7 @@ __device__ inline void separate(const Word* __restrict__ x, Word* __restrict__ y
     for (int j = 0; j < kVector; ++j) gathered.element[j] = from[j * channels];
     std::uint32_t registers[4];
     std::memcpy(registers, &gathered, sizeof(registers));
-    store_words(registers, y + place.plane(matrices) + place.pixel);
+    store_words(registers, y + place.plane + place.pixel);
   }
 
   // The words of a plane before its first whole pack and after its last one.
@@ -272,12 +282,26 @@ __device__ inline void separate(const Word* __restrict__ x, Word* __restrict__ y
   for (int index = thread; index < 2 * kVector * channels; index += threads) {
     const int channel = index / (2 * kVector);
     Word* const plane = y + std::int64_t{channel} * matrices.plane_stride;
-    const int pixel = static_cast<int>(edge_word<kVector>(index % (2 * kVector), held));
+    const int pixel = edge_word<kVector>(index % (2 * kVector), held);
     if (pixel < 0 || pixel >= held) continue;
     const int before = elements_past_alignment<kVector>(plane);
     const int begin = (before + pixel) / kVector * kVector - before;  // of the pixel's pack
     const bool is_last = ends && begin >= 0 && begin < own && begin + kVector > held;
     if ((begins && begin < 0) || is_last) plane[pixel] = words[pixel * channels + channel];
+  }
+}
+
+// Word `i` of a pack. As an array of words, the compiler would split a pack into a register for
+// each as soon as a load has arrived, before the next ones.
+template <class Word>
+__device__ __forceinline__ Word word_of(const uint4& pack, int i) {
+  std::uint32_t registers[4];
+  std::memcpy(registers, &pack, sizeof(pack));
+  if constexpr (sizeof(Word) == 8) {
+    return std::uint64_t{registers[2 * i + 1]} << 32 | registers[2 * i];
+  } else {
+    constexpr int kPer = 4 / sizeof(Word);
+    return static_cast<Word>(registers[i / kPer] >> i % kPer * (32 / kPer));
   }
 }
 
@@ -296,6 +320,7 @@ __device__ inline void interleave(const Word* __restrict__ x, Word* __restrict__
   const int past = elements_past_alignment<kVector>(y);
   uint4* const stage = shared_array<uint4>() + (matrices.aligned ? 0 : channels);
   Word* const words = reinterpret_cast<Word*>(stage) + past;
+  const auto tile = static_cast<unsigned>(x - operand.begin);
   uint4 pack[kNarrowPacks] = {};
   int word[kNarrowPacks];
   bool exists[kNarrowPacks] = {};
@@ -303,20 +328,18 @@ __device__ inline void interleave(const Word* __restrict__ x, Word* __restrict__
   for (int i = 0; i < kNarrowPacks; ++i) {
     if (i * threads >= matrices.places) break;
     const NarrowPlace place(matrices, x, i * threads + thread);
-    const Word* const from = x + place.plane(matrices) + place.pixel;
+    const int from = static_cast<int>(tile + place.plane + place.pixel);
     exists[i] =
         (place.channel < matrices.channels.divisor) & (place.pixel < own) & operand.has_pack(from);
     word[i] = place.word;
-    if (exists[i]) pack[i] = __ldg(reinterpret_cast<const uint4*>(from));
+    if (exists[i]) pack[i] = __ldg(reinterpret_cast<const uint4*>(operand.begin + from));
   }
 #pragma unroll
   for (int i = 0; i < kNarrowPacks; ++i) {
     if (!exists[i]) continue;
-    Pack<Word, kVector> scattered;
-    std::memcpy(&scattered, &pack[i], sizeof(scattered));
     Word* const to = words + word[i];
 #pragma unroll
-    for (int j = 0; j < kVector; ++j) to[j * channels] = scattered.element[j];
+    for (int j = 0; j < kVector; ++j) to[j * channels] = word_of<Word>(pack[i], j);
   }
   if (!matrices.aligned) {
     const Word* const edge = operand.edge();
@@ -342,7 +365,7 @@ __device__ inline void interleave(const Word* __restrict__ x, Word* __restrict__
     }
   }
   if (matrices.aligned || thread >= 2 * kVector) return;
-  const int edge = static_cast<int>(edge_word<kVector>(thread, count));
+  const int edge = edge_word<kVector>(thread, count);
   const int begin = (past + edge) / kVector * kVector - past;  // of the word's pack
   if (edge >= 0 && edge < count && (begin < 0 || begin + kVector > count)) y[edge] = words[edge];
 }
@@ -350,20 +373,21 @@ __device__ inline void interleave(const Word* __restrict__ x, Word* __restrict__
 // In registers if kChannels is the number of channels, and in shared memory if it is 0.
 template <class Word, int kChannels, bool kToPlanar>
 __global__ void __launch_bounds__(kThreads)
-    narrow_kernel(const Word* __restrict__ x, Word* __restrict__ y, const Word* end,
-                  NarrowMatrices matrices) {
+    narrow_kernel(const Word* __restrict__ x, Word* __restrict__ y, NarrowMatrices matrices) {
   const Division tile = matrices.tiles.divide(blockIdx.x);
-  const Offsets matrix = matrices.others.offsets(tile.quotient);
+  const Offsets matrix = matrices.offsets(tile.quotient);
   const std::uint32_t first = tile.remainder * matrices.tile_pixels;
-  const std::int64_t interleaved = std::int64_t{first} * matrices.channels.divisor;
+  const std::uint32_t channels = kChannels > 0 ? kChannels : matrices.channels.divisor;
+  const std::int64_t interleaved = std::int64_t{first} * channels;
   const Word* const from = x + matrix.in + (kToPlanar ? interleaved : first);
   Word* const to = y + matrix.out + (kToPlanar ? first : interleaved);
   const std::uint32_t left = matrices.pixels - first;
-  const int own = static_cast<int>(min(left, matrices.tile_pixels));
+  const std::uint32_t pixels = min(left, matrices.tile_pixels);
   if constexpr (kChannels > 0) {
-    turn_in_registers<kToPlanar, kChannels>(from, to, matrices.plane_stride, own);
+    turn_in_registers<kToPlanar, kChannels>(from, to, matrices.plane_stride, pixels);
   } else {
-    const NarrowOperand<Word> operand{x, end};
+    const int own = static_cast<int>(pixels);
+    const NarrowOperand<Word> operand{x, matrices.words};
     if constexpr (kToPlanar) {
       const std::uint32_t held = min(left, matrices.tile_pixels + matrices.halo);
       separate(from, to, operand, matrices, own, static_cast<int>(held), first == 0, held == left);
@@ -387,16 +411,22 @@ void launch_narrow(const Call<Word>& call, const Config& config) {
   matrices.tile_pixels = static_cast<std::uint32_t>(tile_pixels);
   matrices.plane_stride = static_cast<std::uint32_t>(narrow.to_planar ? narrow.channel->out_stride
                                                                       : narrow.channel->in_stride);
+  matrices.others = walk(call.movement, {narrow.pixel, narrow.channel});
+  matrices.words = static_cast<int>(call.movement.words());
+  matrices.in_stride = matrices.out_stride = matrices.others.rank == 0 ? matrices.words : 0;
+  if (matrices.others.rank == 1) {
+    matrices.in_stride = static_cast<std::uint32_t>(matrices.others.step[0].in_stride);
+    matrices.out_stride = static_cast<std::uint32_t>(matrices.others.step[0].out_stride);
+  }
   matrices.channels = Divisor(channels);
-  matrices.aligned = config.aligned;
-  matrices.padding = config.aligned && channels % 2 == 0 ? 1 : 0;
-  matrices.halo = narrow.to_planar && !config.aligned ? kVector - 1 : 0;
   const int slots = tile_pixels / kVector + (config.aligned ? 0 : 1);
   const std::int64_t groups = divide_up(slots, kNarrowSlots);
   matrices.slot_groups = Divisor(groups);
   matrices.places =
       static_cast<int>(groups * kNarrowSlots * divide_up(channels, kNarrowPlanes) * kNarrowPlanes);
-  matrices.others = walk(call.movement, {narrow.pixel, narrow.channel});
+  matrices.padding = config.aligned && channels % 2 == 0 ? 1 : 0;
+  matrices.halo = narrow.to_planar && !config.aligned ? kVector - 1 : 0;
+  matrices.aligned = config.aligned;
 
   const std::int64_t blocks =
       call.movement.words() / (narrow.pixel->size * channels) * matrices.tiles.divisor;
@@ -408,7 +438,7 @@ void launch_narrow(const Call<Word>& call, const Config& config) {
   dispatch_value<0, 2, 3, 4>(in_registers ? static_cast<int>(channels) : 0, [&](auto in_thread) {
     dispatch_value<true, false>(narrow.to_planar, [&](auto to_planar) {
       launch_kernel<narrow_kernel<Word, decltype(in_thread)::value, decltype(to_planar)::value>>(
-          call.queue, shape, call.x, call.y, call.x + call.movement.words(), matrices);
+          call.queue, shape, call.x, call.y, matrices);
     });
   });
 }

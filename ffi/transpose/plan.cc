@@ -21,10 +21,15 @@ constexpr double kSmallerCover = 0.9;
 constexpr std::int64_t kShortestLineBytes = 128;
 // The shortest planes for which `narrow` is chosen.
 constexpr std::int64_t kShortestPlaneBytes = 256;
-// The tiles of `narrow` are smaller if there would be fewer per multiprocessor: without shared
-// memory of the block, and with it.
+// The tiles of `narrow` in registers are smaller if there would be fewer per multiprocessor.
 constexpr std::int64_t kRegisterTilesPerMultiprocessor = 8;
-constexpr std::int64_t kNarrowTilesPerMultiprocessor = 4;
+// In shared memory, its blocks are smaller if there would be fewer than so many per multiprocessor.
+// Even then a thread has two packs: it has them in flight together, and one sequence of indices.
+constexpr std::int64_t kNarrowTilesPerMultiprocessor = 2;
+constexpr int kFewNarrowThreads = 128;
+constexpr int kFewNarrowPacks = 2;
+// A multiprocessor runs at most 32 blocks: smaller ones would leave it half empty.
+constexpr std::int64_t kLeastNarrowThreads = 64;
 constexpr int kSectorBytes = 32;
 constexpr int kWarpLanes = 32;
 
@@ -307,12 +312,20 @@ void choose_narrow_tile(const Movement& movement, const Problem& problem, const 
       return (groups * kNarrowSlots - (config->aligned ? 0 : 1)) * vector;
     };
     // Interleaved packs are one more if they begin before the tile.
-    std::int64_t groups = (kNarrowPacks * kThreads - 1) / group;
-    const std::int64_t least = kNarrowTilesPerMultiprocessor * device.multiprocessors;
-    while (tiles(pixels_of(groups)) < least && groups > 1) groups = divide_up(groups, 2);
+    const int more = config->aligned ? 0 : 1;
+    const auto groups_of = [&](int threads, int packs) {
+      return std::max<std::int64_t>((threads * packs - more) / group, 1);
+    };
+    int packs = kNarrowPacks;
+    std::int64_t groups = groups_of(kThreads, packs);
+    if (tiles(pixels_of(groups)) < kNarrowTilesPerMultiprocessor * device.multiprocessors) {
+      packs = kFewNarrowPacks;
+      groups = groups_of(kFewNarrowThreads, packs);
+    }
     while (groups > 1 && tiles(pixels_of(groups - 1)) == tiles(pixels_of(groups))) --groups;
     tile = pixels_of(groups);
-    config->threads = static_cast<int>(std::min<std::int64_t>(groups * group, kThreads));
+    const std::int64_t warps = divide_up(divide_up(groups * group + more, packs), kWarpLanes);
+    config->threads = static_cast<int>(std::max(warps * kWarpLanes, kLeastNarrowThreads));
   }
   config->tile_rows = static_cast<int>(narrow.to_planar ? tile : channels);
   config->tile_columns = static_cast<int>(narrow.to_planar ? channels : tile);
