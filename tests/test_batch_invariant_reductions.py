@@ -389,18 +389,29 @@ def test_plans_say_the_same_of_any_number_of_rows(
 
 
 @pytest.mark.parametrize(
-    ("dtype", "columns"), [("float32", 12), ("bfloat16", 24), ("float32", 64), ("bfloat16", 128)]
+    ("function", "dtype", "columns", "algorithm"),
+    [
+        ("sum", "float32", 12, "held"),
+        ("sum", "bfloat16", 24, "held"),
+        ("sum", "float32", 64, "held"),
+        ("sum", "bfloat16", 128, "held"),
+        ("mean_and_var", "float32", 12, "row"),
+        ("mean_and_var", "float32", 64, "held"),
+        ("mean_and_var", "bfloat16", 128, "held"),
+    ],
 )
-def test_plans_say_the_same_of_more_rows_than_an_int32_counts(dtype, columns, implementation):
+def test_plans_say_the_same_of_more_rows_than_an_int32_counts(
+    function, dtype, columns, algorithm, implementation
+):
     """Whose partial results another algorithm would add in another order."""
-    problem = {"function": "sum", "dtype": dtype, "result": "float32", "masked": 0, **FIELDS}
+    problem = {"function": function, "dtype": dtype, "result": "float32", "masked": 0, **FIELDS}
 
     def planned(outer):
         given = problem | {"outer": outer, "columns": columns}
         return _library.planned(implementation, "reduce", given, "batch_invariant")
 
     expected = planned(1)
-    assert expected["algorithm"] == "held"
+    assert expected["algorithm"] == algorithm
     for outer in ((1 << 31) - 1, 1 << 31, (1 << 32) - 1025):
         assert planned(outer) == expected
 

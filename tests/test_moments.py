@@ -170,19 +170,35 @@ def test_rows_of_no_whole_packs_that_registers_hold(dtype, implementation):
 @pytest.mark.kernel
 @pytest.mark.parametrize("columns", [5, 48, 63, 128, 197, 640, 2304, 2305])
 def test_held_rows_that_are_summed_again(columns, implementation):
-    """Since their first elements are far from their means. Other rows of the warp and the block
-    get the bits that they have among rows that are not."""
+    """Since the elements from which they are measured first are far from their means. Other rows of
+    the warp and the block get the bits that they have among rows that are not."""
     x = np.array(helpers.normal((40, columns), "float32"))
     rows = np.arange(40) % 3 == 0
-    far = x.copy()
-    far[rows, : columns // 3 + 1] += 1e5
-    far[0, 0] = np.nan
     call = functools.partial(mean_and_var, implementation=implementation, algorithm="held")
-    results, of_far = call(x, -1), call(far, -1)
-    for y, other in zip(results, of_far, strict=True):
-        np.testing.assert_array_equal(np.asarray(y)[~rows], np.asarray(other)[~rows])
+    results = call(x, -1)
     assert_right(results, x, -1)
-    assert_right([y[1:] for y in of_far], far[1:], -1)
+    for period in (4, 12, 16, 32):  # each for rows of other lengths
+        far = x.copy()
+        far[rows] += np.where(np.arange(columns) % period < period // 4, np.float32(1e5), 0)
+        far[0, 0] = np.nan
+        of_far = call(far, -1)
+        for y, other in zip(results, of_far, strict=True):
+            np.testing.assert_array_equal(np.asarray(y)[~rows], np.asarray(other)[~rows])
+        assert_right([y[1:] for y in of_far], far[1:], -1)
+
+
+def test_any_order_of_warps_that_hold_rows(implementation):
+    """Some of which are summed again, by warps that wait for those of the other rows."""
+    if implementation != "interpret":
+        pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
+    x = np.array(helpers.normal((16, 640), "float32"))
+    x[3, np.arange(640) % 32 < 8] += 1e5
+
+    def moments():
+        return jnp.stack(mean_and_var(x, -1, implementation=implementation, algorithm="held"))
+
+    held_back = [{"warp": warp} for warp in (0, 1, 7)] + [{}, {}]
+    assert_right(helpers.under_each_schedule(moments, list(enumerate(held_back, 1))), x, -1)
 
 
 @pytest.mark.any_version
@@ -851,6 +867,8 @@ def test_axes_that_lie_apart_of_symbolic_sizes(sizes, named, implementation):
         ((16, 2048), -1, "held"),
         ((64, 197), -1, "held"),
         ((16384, 8192), -1, "held"),
+        ((1 << 20, 1280), -1, "held"),
+        ((1 << 20, 31), -1, "staged"),
         ((16, 20000), -1, "row"),
         ((64, 56, 56, 256), (0, 1, 2), "column"),
         ((1 << 20,), None, "multiple"),
@@ -860,3 +878,15 @@ def test_axes_that_lie_apart_of_symbolic_sizes(sizes, named, implementation):
 def test_plan(name, shape, axis, algorithm, implementation):
     plan = jax_gpuops.plan(name, shape, "float32", axis=axis, implementation=implementation)
     assert plan.algorithm == algorithm
+
+
+@pytest.mark.parametrize(
+    ("dtype", "columns"), [("float32", 678), ("bfloat16", 678), ("float32", 32), ("bfloat16", 64)]
+)
+def test_plan_of_rows_for_which_row_has_fewer_threads(dtype, columns, implementation):
+    """Rows of no whole packs, and of few: in small arrays `held` takes them."""
+    for rows, algorithm in ((8, "held"), (1 << 20, "row")):
+        plan = jax_gpuops.plan(
+            "var", (rows, columns), dtype, axis=-1, implementation=implementation
+        )
+        assert plan.algorithm == algorithm

@@ -1,5 +1,4 @@
-// Instantiates the kernels of rows that are held in registers, and launches
-// them.
+// Instantiates the kernels of rows that are held in registers, and launches them.
 
 #include "reduce/held.cuh"
 #include "reduce/held_moments.cuh"

@@ -89,16 +89,7 @@ __global__ void __launch_bounds__(kMostHeldThreads, (least_held_blocks<Reducer, 
   if (thread % kWarpSize == 0) warps[thread / kWarpSize] = of_warp;
   __syncthreads();
   if (thread >= kWarpSize) return;
-  Partial of_row;
-  if (row_warps <= kFewWarps && std::is_arithmetic_v<Partial>) {
-    Partial terms[kFewWarps];  // of all warps, in each thread: faster than shuffles
-#pragma unroll
-    for (int i = 0; i < kFewWarps; ++i) terms[i] = i < row_warps ? warps[i] : Reducer::identity();
-    of_row = tree<Combine>(terms);
-  } else {
-    of_row = group_reduce<kWarpSize>(thread < row_warps ? warps[thread] : Reducer::identity(),
-                                     Combine{});
-  }
+  const Partial of_row = combine_warps<Combine>(warps, row_warps, thread, Reducer::identity());
   if (has_row && thread == 0) Reducer::store(y, row, of_row);
 }
 

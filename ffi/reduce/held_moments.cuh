@@ -7,16 +7,16 @@
 //     mean    = origin + sum(d) / n
 //     squares = sum(d^2) - sum(d)^2 / n
 //
-// The origin is the mean of four packs, from four places of the row, each of which a lane has. It
-// may be so far from the mean of the row that the difference cancels: of normally distributed
-// floats, this happens in one row of 16000. Then the threads load the row again, which keeps few
-// registers in use till then, and sum the distances from the mean that they found. That is always
-// near enough: if the origin is the mean of some of the n elements, its distance from the mean is
-// at most sqrt(n) standard deviations, and so the rounding error of the mean is a small part of
-// one.
+// The origin is the mean of four packs, from four places of the row. (Short rows that are read by
+// elements: of four elements.) It may be so far from the mean of the row that the difference
+// cancels: of normally distributed float32, this happens in one row of 16000 (by elements, in one
+// of 22). Then the threads load the row again, since packs that are kept until then would need more
+// registers, and sum the distances from the mean that they found. A third time is never needed: the
+// mean of some of the n elements is at most sqrt(n) standard deviations from the mean of all, so
+// the rounding error of the mean that was found is a small part of one.
 //
-// If a sum overflows, or an element is infinite or NaN, the second sum is that of the elements
-// divided by n: the mean.
+// If that mean is not finite, since a sum overflowed or an element is infinite or NaN, the threads
+// sum the elements divided by n instead: that sum is the mean.
 #pragma once
 
 #include <type_traits>
@@ -34,12 +34,12 @@
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// How distances are measured.
+// How distances are measured: from an origin, or, if it divides, as the elements divided by n.
 template <class A>
 struct Measure {
-  A scale;
+  A scale;  // 1, or 1 / n
   A origin;
-  bool divides;  // `scale` is 1 / n and `origin` is 0; else `scale` is 1
+  bool divides;
 
   __device__ __forceinline__ A of(A value) const { return scale * value - origin; }
 };
@@ -113,7 +113,7 @@ __device__ __forceinline__ Distances<A> distances_in(const HeldElements<Element>
 
 // ---- The origin ----
 
-// The mean of a pack: exactly their value if all elements are equal.
+// The mean of a pack; exactly their value if all elements are equal.
 template <class Element, int kPack>
 __device__ __forceinline__ Accumulator<Element> mean_of(const RegisterPack<Element, kPack>& pack) {
   using A = Accumulator<Element>;
@@ -147,10 +147,20 @@ __device__ __forceinline__ Accumulator<Element> origin_of(const HeldElements<Ele
   return mean_of_lanes(widen(share.held[0]), first, share.threads);
 }
 
+// The same for a row of several warps, which all read the four packs.
+template <class Element, bool kEdges, int kPacks>
+__device__ __forceinline__ Accumulator<Element> origin_of_warps(
+    const HeldPacks<Element, kEdges, kPacks>& share) {
+  constexpr int kPack = kWidestPack<Element>;
+  const int pack = (share.thread % 4) * (share.packs / 4);
+  const Element* const sample = share.begin + share.head + pack * kPack;
+  return mean_of_lanes(mean_of(read_pack<kPack>(sample)), 0, 4);
+}
+
 // ---- The sums of a row ----
 
-// Whether the difference cancels or a sum overflows in a row of `parts` parts like this one. If
-// neither happens by any of the parts, it does not in the row. `each` is 1 / n.
+// Whether the difference cancels, or a sum overflows, in a row of `parts` parts like this one. If
+// that is so for none of the parts of a row, it is not for the row. `each` is 1 / n.
 template <class A>
 __device__ __forceinline__ bool is_far(const Distances<A>& part, A parts, A each) {
   return !(part.sum * part.sum * (parts * each) <= part.squares / 2 &&
@@ -165,13 +175,15 @@ __device__ __forceinline__ Measure<A> from_mean(const Measured<A>& found, A each
   return {1, mean, false};
 }
 
-// Each group of up to kMost lanes has a row. All lanes of the warp call this.
+// Each group of up to kMost lanes has a row. All lanes of the warp call this; those of a row get
+// its sums.
 template <int kMost, class Share, class A>
 __device__ __forceinline__ Measured<A> measure_by_lanes(const Share& share, A each) {
   const int first = threadIdx.y * share.threads % kWarpSize;
   const A origin = origin_of(share, first);
   const auto measure = [&](const auto& loaded, const Measure<A>& by) {
     Distances<A> all = distances_in(loaded, by);
+    // Unlike group_reduce() for structs, not a loop, whose branches take as long as the shuffles.
 #pragma unroll
     for (int distance = kMost / 2; distance > 0; distance /= 2) {
       if (distance < share.threads) all = AddDistances{}(all, shuffle_xor(all, distance));
@@ -185,20 +197,17 @@ __device__ __forceinline__ Measured<A> measure_by_lanes(const Share& share, A ea
   return is_off ? better : found;
 }
 
-// The sums of the warps of a block, and those of distances that are measured again.
+// The sums of the warps of a block, and those of the distances that they measure again.
 template <class A>
 struct HeldMomentsStorage {
   Distances<A> warps[kMaxWarpsPerBlock];
   Distances<A> again[kMaxWarpsPerBlock];
 };
 
-// Several warps have a row. All threads of the block call this; those of the row's first warp get
-// the sums.
+// Several warps have a row. All threads of the block call this; the first warp of a row gets its
+// sums.
 template <class Share, class A>
 __device__ __forceinline__ Measured<A> measure_by_warps(const Share& share, A each) {
-  const auto* const sample =
-      share.begin + share.head + (share.thread % 4) * (share.packs / 4) * share.kPack;
-  const A origin = mean_of_lanes(mean_of(read_pack<Share::kPack>(sample)), 0, 4);
   auto& storage = shared<HeldMomentsStorage<A>>();
   const int row_warps = share.threads / kWarpSize;
   const int first = threadIdx.y * row_warps;
@@ -206,23 +215,17 @@ __device__ __forceinline__ Measured<A> measure_by_warps(const Share& share, A ea
   const int lane = share.thread % kWarpSize;
   const A parts = static_cast<A>(row_warps);
   const auto sum = [&](const Distances<A>* warps) {
-    if (row_warps <= kFewWarps) {
-      Distances<A> terms[kFewWarps];
-#pragma unroll
-      for (int i = 0; i < kFewWarps; ++i) terms[i] = i < row_warps ? warps[i] : Distances<A>{};
-      return tree<AddDistances>(terms);
-    }
-    return group_reduce<kWarpSize>(lane < row_warps ? warps[lane] : Distances<A>{}, AddDistances{});
+    return combine_warps<AddDistances>(warps, row_warps, lane, Distances<A>{});
   };
 
-  Measured<A> found{{1, origin, false}, {}};
+  Measured<A> found{{1, origin_of_warps(share), false}, {}};
   const Distances<A> own = group_reduce<kWarpSize>(distances_in(share, found.by), AddDistances{});
   Distances<A>* const warps = storage.warps + first;
   if (lane == 0) warps[warp] = own;
-  const bool is_last = !__syncthreads_or(is_far(own, parts, each));
-  if (is_last && warp > 0) return found;
+  const bool is_any_far = __syncthreads_or(is_far(own, parts, each));
+  if (!is_any_far && warp > 0) return found;
   found.all = sum(warps);
-  if (is_last) return found;
+  if (!is_any_far) return found;
 
   // The parts of the row decide, not those of other rows of the block.
   const bool again = __any_sync(kFullWarp, lane < row_warps && is_far(warps[lane], parts, each));

@@ -18,17 +18,19 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/collectives.h"
 #include "core/cuda.h"
 #include "core/launch.h"
 #include "core/ptx/memory.cuh"
 #include "core/vector.h"
 #include "reduce/instance.cuh"
 #include "reduce/reduce.h"
+#include "reduce/reducer.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
 
-// If a row has no more warps than this, each thread reads the partials of all of them.
+// If a row has no more warps than this, each lane reads the partial results of all of them.
 inline constexpr int kFewWarps = 4;
 
 struct HeldRows {
@@ -52,13 +54,11 @@ inline LaunchShape held_shape(const Call& call, std::size_t shared_bytes) {
 template <class Element>
 struct HeldRow {
   unsigned row;
-  bool exists;  // else it is the last row again, whose result another thread
-                // stores
+  bool exists;  // else it is the last row again, whose result another thread stores
   const Element* begin;
 };
 
-// The row of the calling thread, in blocks of (threads per row) x (rows)
-// threads.
+// The row of the calling thread, in blocks of (threads per row) x (rows) threads.
 template <class Element>
 __device__ __forceinline__ HeldRow<Element> row_of_thread(const Element* x, const HeldRows& rows) {
   const unsigned own = blockIdx.x * blockDim.y + threadIdx.y;
@@ -112,7 +112,8 @@ struct HeldPacks {
     edge = has_edge ? begin[static_cast<unsigned>(edge_column)] : Element{};
   }
 
-  // The same, loaded once more.
+  // The same, loaded once more: by read_once(), since the compiler would find other loads to be
+  // those of before, and keep the packs in registers.
   __device__ __forceinline__ HeldPacks<Element, true, kPacks> again() const {
     return {begin, columns};
   }
@@ -142,6 +143,19 @@ struct HeldElements {
   __device__ __forceinline__ int at(int i) const { return thread + i * threads; }
   __device__ __forceinline__ bool has(int i) const { return at(i) < columns; }
 };
+
+// Combines the partial results of a row's warps. All lanes of a warp call this and get the result.
+template <class Combine, class Partial>
+__device__ __forceinline__ Partial combine_warps(const Partial* warps, int count, int lane,
+                                                 Partial identity) {
+  if (count <= kFewWarps && !kIsIndexed<Partial>) {
+    Partial terms[kFewWarps];  // of all warps, in each lane: faster than shuffles
+#pragma unroll
+    for (int i = 0; i < kFewWarps; ++i) terms[i] = i < count ? warps[i] : identity;
+    return tree<Combine>(terms);
+  }
+  return group_reduce<kWarpSize>(lane < count ? warps[lane] : identity, Combine{});
+}
 
 }  // namespace reduce
 }  // namespace JAX_GPUOPS_NAMESPACE

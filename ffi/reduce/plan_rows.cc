@@ -97,6 +97,41 @@ std::int64_t most_held_columns(const Problem& problem) {
   return pack_of(problem) * kHeldPacks * kMostHeldThreads;
 }
 
+// held: the threads of a row.
+int held_lanes(const Problem& problem, const Device& device) {
+  const bool by_elements = holds_elements(problem, device);
+  const std::int64_t packs = by_elements ? problem.columns : problem.columns / pack_of(problem);
+  const std::int64_t busy = kBusyThreads * device.multiprocessors;
+  const std::int64_t most = by_elements                ? kHeldElements
+                            : packs <= kShortHeldPacks ? kMostPacksOfShortHeldRows
+                                                       : kHeldPacks;
+  const std::int64_t least = divide_up(packs, most);
+  // Within a warp, a power of two, and enough for the edges; else whole warps.
+  int lanes = least <= kWarpLanes ? power_of_two_from(least, kWarpLanes)
+                                  : static_cast<int>(divide_up(least, kWarpLanes) * kWarpLanes);
+  if (by_elements) return lanes;  // each runs the code for kHeldElements, even if it has fewer
+  if (!has_whole_packs(problem)) {
+    lanes = std::max(lanes, power_of_two_from(2 * pack_of(problem) - 2, kWarpLanes));
+  }
+  // More threads load faster, but only those of one warp combine fast.
+  while (lanes < std::min<std::int64_t>(packs, kWarpLanes) &&
+         expected_rows(problem) * lanes < busy) {
+    lanes *= 2;
+  }
+  return lanes;
+}
+
+// held, mean and variance: whether `row` is faster. It takes longer to combine its partial results.
+// But it has fewer threads per row if rows have edges or few packs, and a thread of `held` does the
+// work for kHeldPacks packs even if it has fewer: in arrays of more threads than are resident, this
+// takes more time.
+bool moments_prefer_row(const Problem& problem, const Device& device) {
+  const bool has_more_threads =
+      !has_whole_packs(problem) || problem.columns <= kShortHeldPacks * pack_of(problem);
+  return has_more_threads && expected_rows(problem) * held_lanes(problem, device) >
+                                 kResidentThreads * device.multiprocessors;
+}
+
 // How many threads should reduce a row.
 std::int64_t row_threads(const Problem& problem, const Device& device) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
@@ -141,7 +176,10 @@ std::string refusal_of_held(const Problem& problem, const Device& device) {
 }
 
 bool prefers_held(const Problem& problem, const Device& device) {
-  return !prefers_staged(problem) || holds_elements(problem, device) ||
+  if (holds_elements(problem, device)) return true;
+  if (problem.function == Function::kMeanAndVar && moments_prefer_row(problem, device))
+    return false;
+  return !prefers_staged(problem) ||
          (problem.columns > kFewStagedColumns &&
           expected_rows(problem) < kLeastStagedRows * device.multiprocessors);
 }
@@ -150,25 +188,8 @@ void configure_held(const Problem& problem, const Device& device, Config* config
   const bool by_elements = holds_elements(problem, device);
   config->pack = by_elements ? 1 : static_cast<int>(pack_of(problem));
   config->edges = !by_elements && !has_whole_packs(problem);
+  config->lanes = held_lanes(problem, device);
   const std::int64_t packs = problem.columns / config->pack;
-  const std::int64_t busy = kBusyThreads * device.multiprocessors;
-  const std::int64_t most = by_elements                ? kHeldElements
-                            : packs <= kShortHeldPacks ? kMostPacksOfShortHeldRows
-                                                       : kHeldPacks;
-  const std::int64_t lanes = divide_up(packs, most);
-  // Within a warp, a power of two, and enough for the edges; else whole warps.
-  config->lanes = lanes <= kWarpLanes ? power_of_two_from(lanes, kWarpLanes)
-                                      : static_cast<int>(divide_up(lanes, kWarpLanes) * kWarpLanes);
-  if (config->edges) {
-    config->lanes =
-        std::max(config->lanes, power_of_two_from(2 * pack_of(problem) - 2, kWarpLanes));
-  }
-  // More threads load faster, but only those of one warp combine fast. A thread that reads elements
-  // runs the code for kHeldElements of them, even if it has fewer.
-  while (!by_elements && config->lanes < std::min<std::int64_t>(packs, kWarpLanes) &&
-         expected_rows(problem) * config->lanes < busy) {
-    config->lanes *= 2;
-  }
   const bool has_one = config->edges && is_arg(problem.function) && packs <= config->lanes;
   config->packs = by_elements ? kHeldElements : has_one ? 1 : kHeldPacks;
   // Blocks are large even if a row needs few threads, since many small blocks take long to start;
