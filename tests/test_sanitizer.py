@@ -10,6 +10,7 @@ Without a GPU they tell that the subset works. Under AddressSanitizer run the te
 which have all of these algorithms, and more rows.
 """
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -146,6 +147,18 @@ def call_transpose(algorithm, dtype, implementation):
     return ops.transpose(x, implementation=implementation, algorithm=algorithm), x.T
 
 
+def call_transpose_of_channels(algorithm, dtype, implementation):
+    """From planes and to planes, in registers and through shared memory, of whole packs or not."""
+    results, expected = [], []
+    for channels, pixels in itertools.product((3, 6), (160, 131)):
+        for shape in [(2, channels, pixels), (2, pixels, channels)]:
+            x = helpers.normal(shape, dtype)
+            how = {"implementation": implementation, "algorithm": algorithm}
+            results.append(ops.transpose(x, (0, 2, 1), **how).ravel())
+            expected.append(x.swapaxes(1, 2).ravel())
+    return np.concatenate(results), np.concatenate(expected)
+
+
 def call_matmul(algorithm, dtype, implementation):
     on_tensor_cores = algorithm in (
         *("tensor_core", "split_k", "parallel_split_k", "mma_pipelined", "mma_batched"),
@@ -264,6 +277,7 @@ CALLS = [
     (call_mean_and_var, names("reduce")[5:]),
     (call_masked_mean_and_var, ["multiple", "row", "cluster", "column"]),
     (call_transpose, names("transpose")),
+    (call_transpose_of_channels, ["narrow"]),
     (call_matmul, names("matmul")),
     (call_turned_matmul, ["tensor_core"]),
     (call_untransposed_split, ["parallel_split_k"]),

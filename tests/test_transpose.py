@@ -202,6 +202,17 @@ def test_planes_that_are_apart(pixels, channels, dtype, implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["uint8", "uint32"])
+@pytest.mark.parametrize("channels", [3, 6])
+@pytest.mark.parametrize("pixels", [48, 49])
+def test_channels_of_matrices_along_several_dimensions(pixels, channels, dtype, implementation):
+    for shape in [(2, 3, 5, pixels, channels), (2, 3, 5, channels, pixels)]:
+        x = numbered(shape, dtype)
+        for axes in [(1, 0, 2, 4, 3), (2, 1, 0, 4, 3)]:
+            assert_transposes(x, axes, implementation=implementation, algorithm="narrow")
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("offset", [1, 2, 6, 8])
 @pytest.mark.parametrize("channels", [3, 4, 7])
 def test_channels_in_arrays_that_begin_within_a_pack(channels, offset, implementation):

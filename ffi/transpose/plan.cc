@@ -21,15 +21,15 @@ constexpr double kSmallerCover = 0.9;
 constexpr std::int64_t kShortestLineBytes = 128;
 // The shortest planes for which `narrow` is chosen.
 constexpr std::int64_t kShortestPlaneBytes = 256;
-// The tiles of `narrow` in registers are smaller if there would be fewer per multiprocessor.
-constexpr std::int64_t kRegisterTilesPerMultiprocessor = 8;
-// In shared memory, its blocks are smaller if there would be fewer than so many per multiprocessor.
-// Even then a thread has two packs: it has them in flight together, and one sequence of indices.
-constexpr std::int64_t kNarrowTilesPerMultiprocessor = 2;
+// The blocks of `narrow` are smaller if there would be fewer per multiprocessor: if it transposes
+// in registers, and in shared memory. There a thread still has several packs, so that they are in
+// flight together and share the computation of addresses.
+constexpr std::int64_t kRegisterBlocksPerMultiprocessor = 4;
+constexpr std::int64_t kNarrowBlocksPerMultiprocessor = 2;
 constexpr int kFewNarrowThreads = 128;
 constexpr int kFewNarrowPacks = 2;
-// A multiprocessor runs at most 32 blocks: smaller ones would leave it half empty.
-constexpr std::int64_t kLeastNarrowThreads = 64;
+// A multiprocessor has at most 32 blocks, and of smaller ones at most half of the threads.
+constexpr int kLeastNarrowThreads = 64;
 constexpr int kSectorBytes = 32;
 constexpr int kWarpLanes = 32;
 
@@ -279,7 +279,7 @@ void choose_shifted_tile(const Movement& movement, const Problem& problem, const
   config->threads = static_cast<int>(warps) * kWarpLanes;
 }
 
-// The tile of `narrow`: a range of pixels. It is smaller if there would be too few tiles.
+// The tile of `narrow`: a range of pixels.
 void choose_narrow_tile(const Movement& movement, const Problem& problem, const Device& device,
                         Config* config) {
   const NarrowDims narrow = narrow_dims(movement);
@@ -299,33 +299,33 @@ void choose_narrow_tile(const Movement& movement, const Problem& problem, const 
 
   std::int64_t tile = std::int64_t{kThreads} * vector;
   if (config->aligned && channels <= kMostRegisterChannels) {
-    const std::int64_t least = kRegisterTilesPerMultiprocessor * device.multiprocessors;
-    while (tiles(tile) < least && config->threads > kWarpLanes) {
+    const std::int64_t least = kRegisterBlocksPerMultiprocessor * device.multiprocessors;
+    while (tiles(tile) < least && config->threads > kLeastNarrowThreads) {
       config->threads /= 2;
       tile /= 2;
     }
   } else {
-    // A tile has groups of slots of each plane. If planes begin within packs, the first slot of
-    // each begins before the tile.
+    // A tile has groups of slots of each plane. Unless all packs are whole, one of each plane
+    // begins before the tile, and so does one of the interleaved array.
     const std::int64_t group = kNarrowSlots * divide_up(channels, kNarrowPlanes) * kNarrowPlanes;
+    const int before = config->aligned ? 0 : 1;
     const auto pixels_of = [&](std::int64_t groups) {
-      return (groups * kNarrowSlots - (config->aligned ? 0 : 1)) * vector;
+      return (groups * kNarrowSlots - before) * vector;
     };
-    // Interleaved packs are one more if they begin before the tile.
-    const int more = config->aligned ? 0 : 1;
     const auto groups_of = [&](int threads, int packs) {
-      return std::max<std::int64_t>((threads * packs - more) / group, 1);
+      return std::max<std::int64_t>((threads * packs - before) / group, 1);
     };
     int packs = kNarrowPacks;
     std::int64_t groups = groups_of(kThreads, packs);
-    if (tiles(pixels_of(groups)) < kNarrowTilesPerMultiprocessor * device.multiprocessors) {
+    if (tiles(pixels_of(groups)) < kNarrowBlocksPerMultiprocessor * device.multiprocessors) {
       packs = kFewNarrowPacks;
       groups = groups_of(kFewNarrowThreads, packs);
     }
     while (groups > 1 && tiles(pixels_of(groups - 1)) == tiles(pixels_of(groups))) --groups;
     tile = pixels_of(groups);
-    const std::int64_t warps = divide_up(divide_up(groups * group + more, packs), kWarpLanes);
-    config->threads = static_cast<int>(std::max(warps * kWarpLanes, kLeastNarrowThreads));
+    const auto warps =
+        static_cast<int>(divide_up(groups * group + before, std::int64_t{packs} * kWarpLanes));
+    config->threads = std::max(warps * kWarpLanes, kLeastNarrowThreads);
   }
   config->tile_rows = static_cast<int>(narrow.to_planar ? tile : channels);
   config->tile_columns = static_cast<int>(narrow.to_planar ? channels : tile);
