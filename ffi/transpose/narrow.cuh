@@ -3,8 +3,8 @@
 // The words of a pixel are neighbours in one array, which is interleaved; in the other, which is
 // planar, each channel has a plane:
 //
-//     interleaved   a e i b f j c g k d h l ...      planar   a b c d ...   e f g h ...   i j k l
-//     ...
+//     interleaved   a e i b f j c g k d h l ...
+//     planar        a b c d ...   e f g h ...   i j k l ...
 //
 // A range of pixels is contiguous in the interleaved array. So it is read or written there in packs
 // of 16 bytes, whatever the number of channels, and passes through shared memory.
@@ -291,8 +291,8 @@ __device__ inline void separate(const Word* __restrict__ x, Word* __restrict__ y
   }
 }
 
-// Word `i` of a pack. As an array of words, the compiler would split a pack into a register for
-// each as soon as a load has arrived, before the next ones.
+// Word `i` of a pack. If packs were arrays of words, the compiler would give each word a register,
+// and a thread would wait for one load before the next.
 template <class Word>
 __device__ __forceinline__ Word word_of(const uint4& pack, int i) {
   std::uint32_t registers[4];
@@ -343,12 +343,12 @@ __device__ inline void interleave(const Word* __restrict__ x, Word* __restrict__
   }
   if (!matrices.aligned) {
     const Word* const edge = operand.edge();
-    if (edge != nullptr) {
-      // Planes may be shorter than a pack.
-#pragma unroll 1
-      for (int channel = 0; channel < channels; ++channel) {
-        const std::int64_t pixel = edge - x - std::int64_t{channel} * matrices.plane_stride;
-        if (pixel >= 0 && pixel < own) words[pixel * channels + channel] = *edge;
+    if (edge != nullptr && edge >= x) {
+      const auto number = static_cast<std::uint32_t>(edge - x);
+      const std::uint32_t channel = number / matrices.plane_stride;
+      const std::uint32_t pixel = number % matrices.plane_stride;
+      if (channel < matrices.channels.divisor && pixel < static_cast<unsigned>(own)) {
+        words[pixel * channels + channel] = *edge;
       }
     }
   }

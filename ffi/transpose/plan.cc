@@ -21,14 +21,15 @@ constexpr double kSmallerCover = 0.9;
 constexpr std::int64_t kShortestLineBytes = 128;
 // The shortest planes for which `narrow` is chosen.
 constexpr std::int64_t kShortestPlaneBytes = 256;
-// The blocks of `narrow` are smaller if there would be fewer per multiprocessor: if it transposes
-// in registers, and in shared memory. There a thread still has several packs, so that they are in
-// flight together and share the computation of addresses.
-constexpr std::int64_t kRegisterBlocksPerMultiprocessor = 4;
+// The threads of a block of `narrow` that transposes in registers. Problems of a few microseconds
+// take a third more with 32, since a multiprocessor has at most 32 blocks; 64 to 256 differ
+// little.
+constexpr std::int64_t kMostRegisterThreads = 128;
+// Through shared memory, blocks are smaller if there would be fewer than so many per
+// multiprocessor. A thread still has several packs: they are in flight together.
 constexpr std::int64_t kNarrowBlocksPerMultiprocessor = 2;
 constexpr int kFewNarrowThreads = 128;
 constexpr int kFewNarrowPacks = 2;
-// A multiprocessor has at most 32 blocks, and of smaller ones at most half of the threads.
 constexpr int kLeastNarrowThreads = 64;
 constexpr int kSectorBytes = 32;
 constexpr int kWarpLanes = 32;
@@ -295,16 +296,11 @@ void choose_narrow_tile(const Movement& movement, const Problem& problem, const 
                         return is_whole(narrow.to_planar ? dim.out_stride : dim.in_stride);
                       return is_whole(dim.in_stride) && is_whole(dim.out_stride);
                     });
-  const auto tiles = [&](std::int64_t tile) { return matrices * divide_up(pixels, tile); };
-
-  std::int64_t tile = std::int64_t{kThreads} * vector;
-  if (config->aligned && channels <= kMostRegisterChannels) {
-    const std::int64_t least = kRegisterBlocksPerMultiprocessor * device.multiprocessors;
-    while (tiles(tile) < least && config->threads > kLeastNarrowThreads) {
-      config->threads /= 2;
-      tile /= 2;
-    }
-  } else {
+  // A thread for each pack of a plane.
+  const std::int64_t warps_of_plane = divide_up(pixels, std::int64_t{kWarpLanes} * vector);
+  config->threads = static_cast<int>(std::min(warps_of_plane * kWarpLanes, kMostRegisterThreads));
+  std::int64_t tile = std::int64_t{config->threads} * vector;
+  if (!config->aligned || channels > kMostRegisterChannels) {
     // A tile has groups of slots of each plane. Unless all packs are whole, one of each plane
     // begins before the tile, and so does one of the interleaved array.
     const std::int64_t group = kNarrowSlots * divide_up(channels, kNarrowPlanes) * kNarrowPlanes;
@@ -315,13 +311,16 @@ void choose_narrow_tile(const Movement& movement, const Problem& problem, const 
     const auto groups_of = [&](int threads, int packs) {
       return std::max<std::int64_t>((threads * packs - before) / group, 1);
     };
+    const auto tiles = [&](std::int64_t groups) {
+      return matrices * divide_up(pixels, pixels_of(groups));
+    };
     int packs = kNarrowPacks;
     std::int64_t groups = groups_of(kThreads, packs);
-    if (tiles(pixels_of(groups)) < kNarrowBlocksPerMultiprocessor * device.multiprocessors) {
+    if (tiles(groups) < kNarrowBlocksPerMultiprocessor * device.multiprocessors) {
       packs = kFewNarrowPacks;
       groups = groups_of(kFewNarrowThreads, packs);
     }
-    while (groups > 1 && tiles(pixels_of(groups - 1)) == tiles(pixels_of(groups))) --groups;
+    while (groups > 1 && tiles(groups - 1) == tiles(groups)) --groups;
     tile = pixels_of(groups);
     const auto warps =
         static_cast<int>(divide_up(groups * group + before, std::int64_t{packs} * kWarpLanes));
