@@ -21,12 +21,11 @@ constexpr double kSmallerCover = 0.9;
 constexpr std::int64_t kShortestLineBytes = 128;
 // The shortest planes for which `narrow` is chosen.
 constexpr std::int64_t kShortestPlaneBytes = 256;
-// The threads of a block of `narrow` that transposes in registers. Problems of a few microseconds
-// take a third more with 32, since a multiprocessor has at most 32 blocks; 64 to 256 differ
-// little.
+// The most threads of a block of `narrow` in registers. 64 to 256 differ little; with 32, problems
+// of a few microseconds take a third more, since a multiprocessor has at most 32 blocks.
 constexpr std::int64_t kMostRegisterThreads = 128;
-// Through shared memory, blocks are smaller if there would be fewer than so many per
-// multiprocessor. A thread still has several packs: they are in flight together.
+// Through shared memory, its blocks are smaller if there would be fewer than so many per
+// multiprocessor. A thread still has several packs, which are in flight together.
 constexpr std::int64_t kNarrowBlocksPerMultiprocessor = 2;
 constexpr int kFewNarrowThreads = 128;
 constexpr int kFewNarrowPacks = 2;
