@@ -321,6 +321,22 @@ def test_columns(name, inner, algorithm, lengths, dtype, implementation):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_columns_of_rows_that_packs_would_not_fit(name, dtype, implementation):
+    """Blocks copy their tiles to shared memory, in lines of any phase; the last tile is narrow."""
+    shapes = [(2, 2, 387), (2, 21, 129), (1, 33, 225), (2, 100, 191), (1, 150, 257)]
+    xs = [helpers.normal(shape, dtype, scale=4) for shape in shapes]
+    for x in xs:
+        x[0, :, 3], x[0, : x.shape[1] // 2, 40] = -np.inf, -np.inf
+        x[-1, 1, 77], x[-1, -1, -1] = np.inf, np.nan
+        # So large that a row of 16-bit elements is computed a second time.
+        if dtype != "float16":
+            x[0, :, -2] *= np.asarray(1e9, x.dtype)
+    assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="column")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("algorithm", LADDER)
 def test_every_step_of_the_ladder(algorithm, dtype, implementation):
     """Odd rows, and row counts that two and four rows a warp do not divide."""
@@ -1304,6 +1320,15 @@ def test_tangents_of_columns(name, inner, algorithm, lengths, dtype, implementat
         cases += [(x, {"axis": 1}), (x, {"axis": 1, "where": where})]
     how = {"implementation": implementation, "algorithm": algorithm}
     assert_tangents_accurate(name, cases, dtype, **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("name", TANGENTS)
+def test_tangents_of_columns_of_rows_that_packs_would_not_fit(name, dtype, implementation):
+    xs = [helpers.normal((2, columns, 197), dtype, scale=3) for columns in (2, 21, 100)]
+    how = {"implementation": implementation, "algorithm": "column"}
+    assert_tangents_accurate(name, [(x, {"axis": 1}) for x in xs], dtype, **how)
 
 
 @pytest.mark.kernel

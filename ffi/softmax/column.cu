@@ -1,4 +1,5 @@
 #include "softmax/column.cuh"
+#include "softmax/column_lines.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {

@@ -33,11 +33,28 @@ struct Steps {
   int count;
 };
 
+// The elements of a thread's rows in one step, which lie side by side.
+struct RowsSideBySide {
+  using Steps = softmax::Steps;
+
+  template <int kPack, class T>
+  __device__ __forceinline__ static RegisterPack<T, kPack> read(const T* x, const Steps&, int) {
+    return read_pack<kPack>(x);
+  }
+  template <int kPack, class T>
+  __device__ __forceinline__ static void write(const RegisterPack<T, kPack>& pack, T* to,
+                                               const Steps&, int) {
+    write_global_pack(pack, to);
+  }
+};
+
 // The elements of kPack rows that a thread holds, along an axis that is not the last. With a mask
 // kPack is 1, since each row has its own mask. kSelects: whether there may be a mask.
-template <class T, class Functions, int kPack, int kHeld, bool kSelects = kPack == 1>
+template <class T, class Functions, int kPack, int kHeld, bool kSelects = kPack == 1,
+          class Rows = RowsSideBySide>
 class ColumnFragment {
  public:
+  using Steps = typename Rows::Steps;
   using A = Accumulator<T>;
   static constexpr bool kTangent = Functions::kIsLinearInT;
   using State = typename Functions::template State<T>;
@@ -65,8 +82,8 @@ class ColumnFragment {
       }
     };
     const auto read = [&](int k) {
-      x_[k] = read_pack<kPack>(x);
-      if constexpr (kTangent) t_[k] = read_pack<kPack>(t);
+      x_[k] = Rows::template read<kPack>(x, steps, k);
+      if constexpr (kTangent) t_[k] = Rows::template read<kPack>(t, steps, k);
     };
     if (is_full(steps)) return each_step(read);
     each_step([&](int k) {
@@ -92,12 +109,20 @@ class ColumnFragment {
   __device__ __forceinline__ void write(const KernelArgs<T>& args, const Exponents<T>& exponents,
                                         const Steps& steps, const RowMask<T>& row_mask,
                                         const State (&totals)[kPack]) const {
+    write(args, args.y, exponents, steps, row_mask, totals);
+  }
+
+  // The same to a copy of a part of y.
+  __device__ __forceinline__ void write(const KernelArgs<T>& args, T* y,
+                                        const Exponents<T>& exponents, const Steps& steps,
+                                        const RowMask<T>& row_mask,
+                                        const State (&totals)[kPack]) const {
     const bool regular = !kSelects || is_regular(totals[0]);
     if constexpr (kTangent) {
       Functions::template dispatch<T>(args.function, [&](auto type) {
         using Result = typename decltype(type)::Result;
-        write_each(args, steps, row_mask, regular, Result::left_out(),
-                   [&](int i, A y, A t) { return Result{args.scale, totals[i].sum}(y, t); });
+        write_each(args, y, steps, row_mask, regular, Result::left_out(),
+                   [&](int i, A x, A t) { return Result{args.scale, totals[i].sum}(x, t); });
       });
     } else {
       Functions::template dispatch<T, Exponential::kShort>(exponents.function, [&](auto type) {
@@ -108,17 +133,21 @@ class ColumnFragment {
           results[i] =
               Result(totals[i], exponents.template powers_of_row<kAnchors>(totals[i].anchor));
         }
-        write_each(args, steps, row_mask, regular, Result::left_out(),
+        write_each(args, y, steps, row_mask, regular, Result::left_out(),
                    [&](int i, A x, A) { return results[i](x); });
       });
     }
   }
 
-  // If kRedoes: whether any of the rows must be recomputed; redo() recomputes all of them.
+  // If kRedoes: whether a row must be recomputed.
+  __device__ __forceinline__ static bool is_large(const State& total) {
+    return fabs(total.anchor) >= Exponents<T>::kLarge;
+  }
+  // Whether any of the rows must be recomputed; redo() recomputes all of them.
   __device__ __forceinline__ static bool any_large(const State (&totals)[kPack]) {
     bool any = false;
 #pragma unroll
-    for (const State& total : totals) any = any || fabs(total.anchor) >= Exponents<T>::kLarge;
+    for (const State& total : totals) any = any || is_large(total);
     return any;
   }
   __device__ __forceinline__ static void redo(const KernelArgs<T>& args, std::int64_t first_row) {
@@ -199,12 +228,12 @@ class ColumnFragment {
   }
 
   template <class Result>
-  __device__ __forceinline__ void write_each(const KernelArgs<T>& args, const Steps& steps,
+  __device__ __forceinline__ void write_each(const KernelArgs<T>& args, T* y, const Steps& steps,
                                              const RowMask<T>& row_mask, bool regular, A left_out,
                                              Result&& result) const {
     // nothing() is 0, but hides from the compiler that these are the addresses of load(), all of
     // which it would keep in registers in between.
-    T* to = args.y + steps.begin + args.nothing();
+    T* to = y + steps.begin + args.nothing();
     const std::int64_t hop = steps.hop + args.nothing();
     const auto results = [&](int k) {
       A x[kPack];
@@ -218,12 +247,12 @@ class ColumnFragment {
     };
     if (is_full(steps)) {
 #pragma unroll
-      for (int k = 0; k < kHeld; ++k, to += hop) write_global_pack(results(k), to);
+      for (int k = 0; k < kHeld; ++k, to += hop) Rows::write(results(k), to, steps, k);
       return;
     }
 #pragma unroll
     for (int k = 0; k < kHeld; ++k, to += hop) {
-      if (k < steps.count) write_global_pack(results(k), to);
+      if (k < steps.count) Rows::write(results(k), to, steps, k);
     }
   }
 
@@ -374,7 +403,7 @@ void launch_column_of(const Call& call) {
 }
 
 template <class Functions, class T>
-void launch_column(const Call& call) {
+void launch_column_once(const Call& call) {
   dispatch_value<kColumnHeld[0], kColumnHeld[1], kColumnHeld[2]>(call.config.packs, [&](auto held) {
     launch_column_of<Functions, T, Reads::kOnce, held>(call);
   });

@@ -208,9 +208,9 @@ Config config_of(Algorithm algorithm, const Problem& problem, std::string_view n
     case Algorithm::kSplitPipelined:
       return configure_split_pipelined(problem, device);
     case Algorithm::kColumn:
-      return configure_column(problem, /*holds_axis=*/true);
+      return configure_column(problem, /*holds_axis=*/true, device);
     case Algorithm::kColumnTwoPass:
-      return configure_column(problem, /*holds_axis=*/false);
+      return configure_column(problem, /*holds_axis=*/false, device);
     case Algorithm::kStrip:
       return configure_strip(problem);
     case Algorithm::kElementwise:

@@ -192,7 +192,7 @@ std::string refusal_of_column_two_pass(const Problem& problem);
 std::string refusal_of_strip(const Problem& problem, const Device& device);
 // Whether to take strip rather than column and column_two_pass.
 bool prefers_strip(const Problem& problem, const Device& device);
-Config configure_column(const Problem& problem, bool holds_axis);
+Config configure_column(const Problem& problem, bool holds_axis, const Device& device);
 Config configure_strip(const Problem& problem);
 
 }  // namespace softmax

@@ -37,6 +37,53 @@ ColumnSizes column_sizes(const Problem& problem, bool holds_axis) {
   return sizes;
 }
 
+// column: the shared memory of the lines of a tile of `rows` rows.
+std::int64_t lines_bytes(const Problem& problem, std::int64_t rows) {
+  return operands(problem) * problem.columns * (rows + pack_elements(problem)) *
+         element_bytes(problem);
+}
+
+int thread_rows(const Problem& problem) {
+  return line_rows(element_bytes(problem), operands(problem));
+}
+
+// column: whether blocks copy their tiles to shared memory, in lines: if rows without a mask cannot
+// be read in packs, but fill half of the narrowest tile, and this fits. A thread holds a few
+// columns without lines.
+bool takes_lines(const Problem& problem) {
+  const std::int64_t least_rows = std::int64_t{thread_rows(problem)} * kWarpThreads;
+  return !problem.masked && is_aligned(problem) &&
+         problem.inner % column_pack(element_bytes(problem)) != 0 &&
+         2 * problem.inner >= least_rows && lines_bytes(problem, least_rows) <= kMostLinesBytes &&
+         problem.columns > packs_held(problem, kColumnHeld[0]);
+}
+
+Config configure_lines(const Problem& problem, const Device& device) {
+  Config config;
+  config.layout = layout_of(problem);
+  config.lines = true;
+  config.pack = thread_rows(problem);
+  const std::int64_t groups = divide_up(problem.columns, kGroupSteps);
+  const auto rows = [&](int lanes) { return std::int64_t{lanes} * config.pack; };
+  const auto tiles = [&](int lanes) {
+    return problem.outer * divide_up(problem.inner, rows(lanes));
+  };
+  config.lanes = kLineBytes / (config.pack * element_bytes(problem));
+  while (config.lanes > kWarpThreads && (lines_bytes(problem, rows(config.lanes)) > kLinesBytes ||
+                                         groups * config.lanes > kLineThreads ||
+                                         tiles(config.lanes) < 2 * device.multiprocessors)) {
+    config.lanes /= 2;
+  }
+  config.threads = static_cast<int>(groups * config.lanes);
+  config.rows = rows(config.lanes);
+  config.steps = divide_up(problem.columns, groups);
+  config.shared_bytes =
+      state_bytes(problem) * (groups + 1) * config.rows + lines_bytes(problem, config.rows);
+  config.blocks = at_most_blocks(divide_up(problem.inner, config.rows));
+  config.blocks_along_y = std::min(problem.outer, kMostBlocksBeyondX);
+  return config;
+}
+
 std::int64_t strip_blocks(const Problem& problem) {
   const std::int64_t blocks =
       divide_up(problem.columns, kStripWarps * packs_held(problem, kStripSteps));
@@ -59,7 +106,8 @@ std::string refusal_of_column(const Problem& problem) {
   return "cannot hold " + columns_text(problem) + "; 'column_two_pass' supports any length";
 }
 
-Config configure_column(const Problem& problem, bool holds_axis) {
+Config configure_column(const Problem& problem, bool holds_axis, const Device& device) {
+  if (holds_axis && takes_lines(problem)) return configure_lines(problem, device);
   const ColumnSizes sizes = column_sizes(problem, holds_axis);
   const int pack = column_pack(element_bytes(problem));
   const std::int64_t most_lanes =

@@ -220,7 +220,7 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
      "Adjacent threads step along the axis and hold its elements in registers: one read and one "
      "write, without a transpose.",
      kOurs, "an axis that is not the last, of at most 512 elements (gradients: 256)",
-     "column_kernel"},
+     "column_kernel column_lines_kernel"},
     {"column_two_pass", "As column, but the axis is read twice: any length.", kOurs,
      "an axis that is not the last", "column_kernel"},
     {"strip",
@@ -283,6 +283,7 @@ struct Config {
   int packs = 0;            // per thread (of both operands together, if there are two);
                             // elements for staged, column and RowLayout::kElements
   int pack = 0;             // elements side by side per thread, for column and the ladder
+  bool lines = false;       // for column: blocks copy their tiles to shared memory, in lines
   std::int64_t rows = 0;    // at a time, per group of lanes; per block for staged, column and strip
   std::int64_t steps = 0;   // along the axis, per thread of column or warp of strip; per
                             // row for elementwise
@@ -305,6 +306,7 @@ struct Config {
     visit("lanes", self.lanes);
     visit("packs", self.packs);
     visit("pack", self.pack);
+    visit("lines", self.lines);
     visit("rows", self.rows);
     visit("steps", self.steps);
     visit("slices", self.slices);
