@@ -561,7 +561,8 @@ def test_tensor_core_refuses_addresses_at_run_time(on_tensor_cores):
 def test_the_plan_prefers_tensor_cores(on_tensor_cores):
     how = {"implementation": on_tensor_cores["implementation"]}
     for m, n, k, dtype, expected in (
-        (64, 64, 64, "bfloat16", ["tensor_core"]),
+        (64, 64, 64, "bfloat16", ["wgmma_batched"]),
+        (2048, 2048, 512, "bfloat16", ["tensor_core"]),
         (32, 32, 32, "bfloat16", ["coalesced"]),
         (512, 512, 512, "float32", ["tensor_core"]),
         (40, 128, 4096, "float32", ["parallel_split_k"]),
@@ -1087,11 +1088,18 @@ def test_the_plan_prefers_skinny_for_few_rows_or_columns(skinny):
         (16, 2048, 2048, "float16", ["skinny"]),
         (2048, 16, 2048, "float16", ["skinny"]),
         (3, 2047, 2047, "float16", ["skinny"]),
-        (8, 4096, 128, "bfloat16", ["tensor_core", "split_k"]),  # no depth for eight warps
+        # No depth for eight warps.
+        (8, 4096, 128, "bfloat16", ["tensor_core", "split_k", "wgmma_batched"]),
         (33, 2048, 2048, "bfloat16", ["tensor_core", "split_k"]),
         (32, 4096, 2048, "bfloat16", ["tensor_core", "split_k"]),
         (256, 256, 256, "bfloat16", ["skinny" if on_gpu else "tensor_core"]),
         (40, 128, 4096, "bfloat16", ["split_k"]),
+        # Small in both m and n: at most one block for each multiprocessor, or two with less depth.
+        (32, 64, 2048, "bfloat16", ["skinny"]),
+        (48, 64, 1032, "bfloat16", ["skinny"] if on_gpu else ["tensor_core", "split_k"]),
+        (999, 32, 1280, "bfloat16", ["skinny"] if on_gpu else ["tensor_core", "parallel_split_k"]),
+        (49, 1000, 2048, "bfloat16", ["split_k"] if on_gpu else ["tensor_core", "split_k"]),
+        (32, 60, 300, "bfloat16", ["skinny"]),  # others copy b
         # One block of skinny, but eight of a GPU's for split_k: the host's simulates too few.
         (8, 16, 1 << 20, "bfloat16", ["split_k" if on_gpu else "skinny"]),
         (1, 64, 256, "bfloat16", ["coalesced"]),

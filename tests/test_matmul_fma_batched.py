@@ -37,8 +37,8 @@ def test_every_kernel(tile, transpose_a, transpose_b, aligned, batched):
     sizes = {
         (32, True): (few, 28, 20, 68),
         (32, False): (few, 27, 29, 69),
-        (64, True): (many, 60, 64, 68),
-        (64, False): (many, 61, 59, 69),
+        (64, True): (many, 60, 64, 36),
+        (64, False): (many, 61, 59, 37),
     }
     a, b = factors(*sizes[tile, aligned])
     y, config = helpers.recorded_dot(a, b, transpose_a, transpose_b, "float32", **batched)
@@ -185,10 +185,21 @@ def test_what_the_plan_gives_to_it(products, sizes, chosen, precision, batched):
     assert (plan.algorithm == "fma_batched") == chosen, plan
 
 
-def test_the_plan_gives_it_no_single_products(batched):
-    how = {"implementation": batched["implementation"], "precision": "highest"}
-    plan = ops.plan("matmul", [(27, 128), (128, 27)], "float32", **how)
-    assert plan.algorithm != "fma_batched"
+@pytest.mark.parametrize(
+    ("tiles", "chosen"),
+    [
+        (0.25, False),  # warps share the depth of few tiles
+        (6, True),
+        (16, False),  # larger tiles read the factors less often
+    ],
+)
+def test_which_single_products_the_plan_gives_to_it(tiles, chosen, batched):
+    """Of so many tiles of 32 x 32 for each multiprocessor."""
+    implementation = batched["implementation"]
+    m = int(8 * tiles * multiprocessors(implementation))
+    how = {"implementation": implementation, "precision": "highest"}
+    plan = ops.plan("matmul", [(m, 192), (192, 128)], "float32", **how)
+    assert (plan.algorithm == "fma_batched") == chosen, plan
 
 
 def test_the_plan_keeps_tensor_cores_where_the_precision_allows_them(batched):

@@ -172,3 +172,20 @@ def test_what_the_plan_gives_to_it(sizes, transpose_b, result, chosen, batched):
         implementation=batched["implementation"],
     )
     assert (plan.algorithm == "wgmma_batched") == chosen
+
+
+@pytest.mark.parametrize(
+    ("tiles", "k", "chosen"),
+    [
+        (1, 64, True),
+        (8, 128, True),
+        (9, 64, False),  # more than are multiplied at a time
+        (1, 520, False),  # so deep
+    ],
+)
+def test_which_single_products_the_plan_gives_to_it(tiles, k, chosen, batched):
+    """Of so many tiles for each multiprocessor."""
+    implementation = batched["implementation"]
+    m = 64 * tiles * (4 if implementation == "interpret" else 132)
+    plan = ops.plan("matmul", [(m, k), (k, 64)], "bfloat16", implementation=implementation)
+    assert (plan.algorithm == "wgmma_batched") == chosen, plan

@@ -271,9 +271,8 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
             "so few rows or columns that reading the other factor takes most of the time"};
   }
   if (wants_tensor_cores(problem) && prefers_wgmma_batched(problem, device)) {
-    return {
-        Algorithm::kWgmmaBatched,
-        "a batch of products with so few steps along k that blocks of one tile each are faster"};
+    return {Algorithm::kWgmmaBatched,
+            "so few steps along k that blocks of one tile each are faster"};
   }
   if (chooses_mma_batched(problem) && refusal_of_mma_batched(problem, device).empty()) {
     return {Algorithm::kMmaBatched,
@@ -319,7 +318,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   const bool is_small = work_of(problem) < kLeastSharedWork;
   if (is_small ? prefers_fma_batched_to_coalesced(problem, device)
                : prefers_fma_batched(problem, device)) {
-    return {Algorithm::kFmaBatched, "a batch of products that fit small tiles best"};
+    return {Algorithm::kFmaBatched, "small tiles fit the problem best"};
   }
   if (is_small ? prefers_fma_sliced_to_coalesced(problem, device)
                : prefers_fma_sliced(problem, device)) {

@@ -127,13 +127,18 @@ Config configure_split_k(const Problem& problem, const Device& device);
 std::string refusal_of_parallel_split_k(const Problem& problem, const Device& device);
 // Whether the plan may choose parallel_split_k, on some device.
 bool suits_parallel_split_k(const Problem& problem);
+double parallel_split_k_time(const Problem& problem, const Device& device);
 // Whether to take parallel_split_k rather than tensor_core and split_k.
 bool prefers_parallel_split_k(const Problem& problem, const Device& device);
+// The time of the one of the three that the plan would choose.
+double tensor_core_or_splits_time(const Problem& problem, const Device& device);
 Config configure_parallel_split_k(const Problem& problem, const Device& device);
 // Bytes of workspace for copies of factors and partial sums.
 std::int64_t parallel_split_k_workspace(const Problem& problem);
 
 std::string refusal_of_wgmma_batched(const Problem& problem, const Device& device);
+// Infinite where the plan never chooses it.
+double wgmma_batched_time(const Problem& problem, const Device& device);
 // Whether to take wgmma_batched rather than the other kernels on tensor cores.
 bool prefers_wgmma_batched(const Problem& problem, const Device& device);
 Config configure_wgmma_batched(const Problem& problem, const Device& device);

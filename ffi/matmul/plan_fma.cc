@@ -79,6 +79,8 @@ constexpr double kSlicedLaunchTime = 1100;
 constexpr double kSlicedTileTime = 800;
 constexpr double kSlicedExchangeTime = 1000;
 constexpr double kSlicedReadTime = 4.0 / 6000;
+// The measured times relative to the predictions: 1.2 to 1.5 for all but the smallest products.
+constexpr double kSlicedFactor = 1.35;
 // Beyond so many tiles per multiprocessor larger tiles, which read the factors less often, are
 // better.
 constexpr std::int64_t kMostSlicedTurns = 2;
@@ -140,9 +142,18 @@ SlicedChoice best_sliced_tile(const Problem& problem, const Device& device) {
   return best;
 }
 
-// Predictions for fma_batched: how much longer products take if single floats are copied, which
-// are four times as many copies.
-constexpr double kBatchedElementFactor = 1.4;
+double fma_sliced_time(const Problem& problem, const Device& device) {
+  return kSlicedFactor * best_sliced_tile(problem, device).time;
+}
+
+// How much longer products of fma_batched take if single floats are copied, which are four times as
+// many copies. The time of a tile of one block alone before and after its products.
+constexpr double kBatchedElementFactor = 1.3;
+constexpr double kLoneTileTime = 800;
+// Of a multiprocessor: its schedulers; and the most tiles of 32 x 32 of a single product, two for
+// each scheduler. Of more, larger tiles read the factors less often.
+constexpr std::int64_t kSchedulers = 4;
+constexpr std::int64_t kMostSingleTiles = 8;
 
 std::int64_t tiles_of(const Problem& problem, const FmaBatchedTile& tile) {
   return problem.batch * divide_up(problem.m, tile.rows) * divide_up(problem.n, tile.cols);
@@ -154,17 +165,19 @@ struct FmaBatchedChoice {
 };
 
 // The tile with the shortest estimated time: that of the products of all blocks of a
-// multiprocessor, of one block alone, or of the reads from the L2 cache, whichever is longest. The
-// launch and the reads take as long as those of fma_sliced.
+// multiprocessor, of one block alone, or of the reads from the L2 cache, whichever is longest. Each
+// scheduler issues the FMAs of its warps one after the other, so a fifth warp takes as long as
+// eight. The launch and the reads take as long as those of fma_sliced.
 FmaBatchedChoice best_fma_batched_tile(const Problem& problem, const Device& device) {
   const double factor = fma_vector_bytes(problem) == 4 ? kBatchedElementFactor : 1;
   const auto depth = static_cast<double>(divide_up(problem.k, kFmaStepDepth) * kFmaStepDepth);
   FmaBatchedChoice best{};
   for (const FmaBatchedTile& tile : kFmaBatchedTiles) {
     const std::int64_t tiles = tiles_of(problem, tile);
-    const auto turns = static_cast<double>(divide_up(tiles, device.multiprocessors));
+    const std::int64_t warps = divide_up(tiles, device.multiprocessors) * tile.threads() / 32;
+    const auto turns = static_cast<double>(divide_up(warps, kSchedulers));
     const double multiplying = turns * (tile.tile_time + factor * tile.time * depth);
-    const double alone = tile.tile_time + factor * tile.lone_time * depth;
+    const double alone = kLoneTileTime + factor * tile.lone_time * depth;
     const double reading = static_cast<double>(tiles * (tile.rows + tile.cols)) * kSlicedReadTime *
                            static_cast<double>(problem.k);
     const double time = kSlicedLaunchTime + std::max({multiplying, alone, reading});
@@ -173,9 +186,12 @@ FmaBatchedChoice best_fma_batched_tile(const Problem& problem, const Device& dev
   return best;
 }
 
-// Whether the plan may choose fma_batched. Single products are left to the other kernels.
+// Whether fma_batched takes the problem, which is a batch, or has few enough tiles, or too few rows
+// or columns for larger ones.
 bool suits_fma_batched(const Problem& problem, const Device& device) {
-  return problem.batch > 1 && refusal_of_fma_batched(problem, device).empty();
+  return refusal_of_fma_batched(problem, device).empty() &&
+         (problem.batch > 1 || std::min(problem.m, problem.n) <= kLeastFmaExtent ||
+          tiles_of(problem, kFmaBatchedTiles[1]) <= kMostSingleTiles * device.multiprocessors);
 }
 
 // The estimated time of coalesced.
@@ -252,7 +268,7 @@ double fma_time(const Problem& problem, const Device& device) {
     time = std::min(time, best_fma_tile(problem, device).time);
   }
   if (suits_fma_sliced(problem, device)) {
-    time = std::min(time, best_sliced_tile(problem, device).time);
+    time = std::min(time, fma_sliced_time(problem, device));
   }
   if (suits_fma_batched(problem, device)) {
     time = std::min(time, best_fma_batched_tile(problem, device).time);
@@ -262,7 +278,7 @@ double fma_time(const Problem& problem, const Device& device) {
 
 bool prefers_fma_sliced(const Problem& problem, const Device& device) {
   return suits_fma_sliced(problem, device) &&
-         best_sliced_tile(problem, device).time <= fma_time(problem, device);
+         fma_sliced_time(problem, device) <= fma_time(problem, device);
 }
 
 bool prefers_fma_sliced_to_coalesced(const Problem& problem, const Device& device) {

@@ -24,11 +24,13 @@ constexpr double kCacheReadRate = 49;
 // The time of a launch besides its blocks, a prediction. The FMAs of a multiprocessor per
 // nanosecond, if a column more stands for the other instructions. A prediction of the time of the
 // exchange of a cluster's sums. Relative to the others' estimates and to the time of reading the
-// large factor, the time up to which the plan takes it.
+// large factor, the time up to which the plan takes it. The same relative to the estimates of
+// kernels of FMAs, which are closer to measurements than these predictions.
 constexpr double kFmaSkinnyLaunchTime = 1900;
 constexpr double kFmaRate = 120;
 constexpr double kFmaSkinnyExchangeTime = 1000;
 constexpr double kMostFmaSkinnyTime = 1.1;
+constexpr double kMostTimeOfFmas = 0.8;
 
 struct FmaSkinnyChoice {
   bool deep;  // the large factor's depth is contiguous
@@ -142,18 +144,17 @@ bool suits_fma_skinny(const Problem& problem) {
 // kernel is estimated to be much faster: its sums are at least as exact as theirs.
 bool prefers_fma_skinny(const Problem& problem, const Device& device) {
   if (!suits_fma_skinny(problem) || !refusal_of_fma_skinny(problem, device).empty()) return false;
-  double other = 0;
-  if (may_use_tf32(problem)) {
-    if (tensor_core_copies_bytes(problem) > 0 || !refusal_of_tensor_core(problem, device).empty()) {
-      return true;
-    }
-    other = copies_bytes(problem) > 0 ? tensor_core_time(problem, device)
-                                      : tensor_core_or_split_k_time(problem, device);
-  } else {
-    other = fma_time(problem, device);
+  const double least = kMostFmaSkinnyTime * least_time(problem, device);
+  if (!may_use_tf32(problem)) {
+    return best_fma_skinny(problem, device).time <=
+           std::max(kMostTimeOfFmas * fma_time(problem, device), least);
   }
-  return best_fma_skinny(problem, device).time <=
-         kMostFmaSkinnyTime * std::max(other, least_time(problem, device));
+  if (tensor_core_copies_bytes(problem) > 0 || !refusal_of_tensor_core(problem, device).empty()) {
+    return true;
+  }
+  const double other = copies_bytes(problem) > 0 ? tensor_core_time(problem, device)
+                                                 : tensor_core_or_split_k_time(problem, device);
+  return best_fma_skinny(problem, device).time <= std::max(kMostFmaSkinnyTime * other, least);
 }
 
 Config configure_fma_skinny(const Problem& problem, const Device& device) {

@@ -38,14 +38,18 @@ struct PartsTimes {
 };
 constexpr double kSliceOperations = 2.0 * kPartsTile * kPartsTile * kSliceDepth;
 constexpr double kTileEndTime = 1000;
+// Products of one turn end before the GPU's power limits its clock.
+constexpr double kOneTurnFactor = 0.85;
 constexpr double kSplitLaunchTime = 2500;
+// The same for fp16_x3, half of whose launches find nothing to do.
+constexpr double kFP16LaunchTime = 1800;
 // To read and write an element of the result once more, for the epilogue.
 constexpr double kFinishTime = 8.0 / 3500;
 // From measurements on an H200: 132 multiprocessors do 142 TFLOP/s.
 constexpr PartsTimes kBF16X6Times{kSliceOperations / 1075, 0.0025, 0.005, 3 * kSplitLaunchTime};
 // The products do 240 to 250 TFLOP/s; two parts are written instead of three; three more launches
 // follow, which find nothing to do.
-constexpr PartsTimes kFP16X3Times{kSliceOperations / 1820, 0.002, 0.0045, 6 * kSplitLaunchTime};
+constexpr PartsTimes kFP16X3Times{kSliceOperations / 1820, 0.002, 0.0045, 6 * kFP16LaunchTime};
 
 // Blocks of a cluster share columns of b; with a single row of tiles there is no second block to
 // share them.
@@ -65,13 +69,14 @@ double parts_time(const Problem& problem, const Device& device, const PartsTimes
   }
   const auto turns = static_cast<double>(
       divide_up(clusters_of(problem), device.multiprocessors / cluster_rows_of(problem)));
+  const double slice = times.slice * (turns == 1 ? kOneTurnFactor : 1);
   const auto slices = static_cast<double>(divide_up(problem.k, kSliceDepth));
   const double finishing =
       has_epilogue(problem)
           ? kSplitLaunchTime +
                 static_cast<double>(problem.batch * problem.m * problem.n) * kFinishTime
           : 0;
-  return kLaunchTime + times.launches + splitting + turns * (slices * times.slice + kTileEndTime) +
+  return kLaunchTime + times.launches + splitting + turns * (slices * slice + kTileEndTime) +
          finishing;
 }
 

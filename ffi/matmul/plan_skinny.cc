@@ -24,13 +24,26 @@ constexpr double kMemoryReadTime = 2.0 / 34;
 // A block that copies takes more than a third of a multiprocessor's shared memory, so that only two
 // blocks are resident: with three, 1x8192 by 8192x28672 took 118 us instead of 107.
 constexpr int kLeastSkinnySharedBytes = 80 * 1024;
-// For products that are small in both m and n: other kernels divide a larger depth among more
-// blocks.
+// Times of a product that is small in both m and n: of a launch; of a block, and of each of its
+// rows, before and after its loads; and for each element that one multiprocessor reads from the L2
+// cache, and that all read.
+constexpr double kSmallLaunchTime = 1400;
+constexpr double kSmallBlockTime = 200;
+constexpr double kSmallRowTime = 8;
+constexpr double kSmallReadTime = 2.0 / 78;
+constexpr double kCacheReadTime = 2.0 / 8000;
+// How much longer reads take than copies to shared memory: loads of pairs of columns, of single
+// elements of the skinny factor, and of the large one; and of a large factor that is not deep, if
+// its rows do not begin at whole sectors of the L2 cache.
+constexpr double kColumnsFactor = 1.4;
+constexpr double kElementsFactor = 3;
+constexpr double kUnpackedFactor = 6;
+constexpr double kUnalignedFactor = 2.2;
+constexpr int kSectorBytes = 32;
+// Other kernels divide a larger depth among more blocks: than one for each multiprocessor, whose
+// reads are not slowed down by unaligned rows, and than others.
+constexpr std::int64_t kMostDepthOfOneTurn = 2048;
 constexpr std::int64_t kMostSmallDepth = 1024;
-// Predicted times of a small product: before and after its loads, and for each element that a block
-// reads from the L2 cache.
-constexpr double kSmallLaunchTime = 2000;
-constexpr double kCacheReadTime = 2.0 / 6500;
 
 std::int64_t skinny_col_tiles(const SkinnyFactors& factors) {
   return divide_up(factors.skinny.extent, kSkinnyExtent);
@@ -78,19 +91,32 @@ SkinnyEstimate estimate_skinny(const Problem& problem, const Device& device) {
   return {kLaunchTime + std::max(own, least), kLaunchTime + least};
 }
 
-// The time of skinny for more rows and columns than a block has, if all blocks run at the same time
-// and read both factors from the L2 cache; infinite if they do not all fit.
+// How much longer the reads of a small product take than copies to shared memory.
+double reads_factor(const SkinnyFactors& factors, const SkinnyConfig& config) {
+  if (!config.packs_large) return kUnpackedFactor;
+  if (!config.packs_skinny) return kElementsFactor;
+  if (!factors.skinny.deep) return kColumnsFactor;
+  const bool begins_sectors = factors.large.deep || factors.large.extent * 2 % kSectorBytes == 0;
+  return begins_sectors ? 1 : kUnalignedFactor;
+}
+
+// The time of skinny for more rows and columns than a block has, if its blocks run at the same time
+// and read both factors from the L2 cache; infinite if they do not, or if there is too much depth.
 double estimate_small(const Problem& problem, const Device& device) {
   const SkinnyFactors factors = skinny_factors(problem);
-  const int rows = skinny_rows(factors, problem.batch, device);
-  const std::int64_t blocks =
-      problem.batch * skinny_col_tiles(factors) * divide_up(factors.large.extent, rows);
-  if (blocks > std::int64_t{2} * device.multiprocessors)
+  const Config launch = configure_skinny(problem, device);
+  const SkinnyConfig config = skinny_config(launch, factors);
+  const std::int64_t turns = divide_up(launch.blocks, device.multiprocessors);
+  const double factor = reads_factor(factors, config);
+  const bool is_slow = turns > 1 || factor == kUnalignedFactor;
+  if (turns > 2 || problem.k > (is_slow ? kMostSmallDepth : kMostDepthOfOneTurn)) {
     return std::numeric_limits<double>::infinity();
-  const double of_block = (rows + kSkinnyExtent) * static_cast<double>(problem.k);
-  const auto turns = static_cast<double>(divide_up(blocks, device.multiprocessors));
-  return kSmallLaunchTime + std::max(turns * of_block * kSkinnyReadTime,
-                                     static_cast<double>(blocks) * of_block * kCacheReadTime);
+  }
+  const double reads = (config.rows + config.cols) * factor * static_cast<double>(problem.k);
+  return kSmallLaunchTime +
+         static_cast<double>(turns) * (kSmallBlockTime + config.rows * kSmallRowTime) +
+         reads * std::max(static_cast<double>(turns) * kSmallReadTime,
+                          static_cast<double>(launch.blocks) * kCacheReadTime);
 }
 
 }  // namespace
@@ -174,23 +200,23 @@ bool suits_skinny(const Problem& problem) {
          problem.k >= kLeastSkinnyDepth;
 }
 
-// Yes for large enough depths, unless few rows would leave most of the GPU idle while other kernels
-// divide the depth among more blocks, or have fewer products to wait for. No other kernel is as
-// fast if it has to copy a factor. Also yes for products small in both m and n, for which other
-// kernels have too few tiles.
+// Yes for few rows or columns of a large enough depth, unless most of the GPU would be idle while
+// other kernels divide the depth among more blocks, or have fewer products to wait for. No other
+// kernel is as fast if it has to copy a factor. Also yes for products small in both m and n, for
+// which other kernels have too few tiles, or would have to copy a factor.
 bool prefers_skinny(const Problem& problem, const Device& device) {
   if (!is_16_bit_float(problem.dtype) || !refusal_of_skinny(problem, device).empty()) return false;
-  const bool others_take_it =
-      copies_bytes(problem) == 0 && refusal_of_tensor_core(problem, device).empty();
-  const bool suits = suits_skinny(problem);
-  if (!others_take_it) return suits;
-  if (suits) {
+  const bool copies = copies_bytes(problem) > 0;
+  if (suits_skinny(problem)) {
+    if (copies || !refusal_of_tensor_core(problem, device).empty()) return true;
     const SkinnyEstimate skinny = estimate_skinny(problem, device);
     return skinny.time <= std::max(tensor_core_or_split_k_time(problem, device), skinny.least);
   }
   return std::min(problem.m, problem.n) > kSkinnyExtent && problem.k >= kLeastSmallDepth &&
-         problem.k <= kMostSmallDepth &&
-         estimate_small(problem, device) < tensor_core_or_split_k_time(problem, device);
+         refusal_of_tensor_core(problem, device).empty() &&
+         !(copies && suits_mma_batched(problem)) &&
+         estimate_small(problem, device) < std::min(tensor_core_or_splits_time(problem, device),
+                                                    wgmma_batched_time(problem, device));
 }
 
 }  // namespace matmul

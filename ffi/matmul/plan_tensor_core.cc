@@ -699,14 +699,19 @@ bool suits_parallel_split_k(const Problem& problem) {
          split_tiles(problem) <= kMostSplitTiles / 2;
 }
 
+double parallel_split_k_time(const Problem& problem, const Device& device) {
+  return copies_time(problem, !turns_floats(problem)) + best_parallel_split_k(problem, device).time;
+}
+
 bool prefers_parallel_split_k(const Problem& problem, const Device& device) {
-  if (!suits_parallel_split_k(problem) || !refusal_of_parallel_split_k(problem, device).empty()) {
-    return false;
-  }
-  const double others = std::min(tensor_core_time(problem, device), split_k_time(problem, device));
-  const double time =
-      copies_time(problem, !turns_floats(problem)) + best_parallel_split_k(problem, device).time;
-  return time < others;
+  return suits_parallel_split_k(problem) && refusal_of_parallel_split_k(problem, device).empty() &&
+         parallel_split_k_time(problem, device) <
+             std::min(tensor_core_time(problem, device), split_k_time(problem, device));
+}
+
+double tensor_core_or_splits_time(const Problem& problem, const Device& device) {
+  return prefers_parallel_split_k(problem, device) ? parallel_split_k_time(problem, device)
+                                                   : tensor_core_or_split_k_time(problem, device);
 }
 
 Config configure_parallel_split_k(const Problem& problem, const Device& device) {

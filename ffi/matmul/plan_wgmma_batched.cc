@@ -1,6 +1,8 @@
 // The plan of wgmma_batched.
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <string>
 
 #include "core/integer.h"
@@ -10,18 +12,21 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace matmul {
 namespace {
 
-// The time of a launch, apart from its blocks; of a block with a multiprocessor to itself, and of
-// each step after its first; of a multiprocessor with several blocks for each tile, and for each
-// step of a tile.
+// The time of a launch, apart from its blocks; of a block with a multiprocessor to itself, of each
+// step after its first, and of each further block on the multiprocessor; of a multiprocessor with
+// many blocks for each tile, and for each step of a tile.
 constexpr double kBatchedLaunchTime = 1500;
-constexpr double kBlockTime = 1250;
-constexpr double kBlockStepTime = 270;
+constexpr double kBlockTime = 600;
+constexpr double kBlockStepTime = 320;
+constexpr double kFurtherBlockTime = 450;
 constexpr double kSharedTileTime = 300;
 constexpr double kSharedStepTime = 150;
 // The kernel counts the bytes of a row by ints.
 constexpr std::int64_t kMostBatchedColumns = 1 << 28;
-// The most steps for which the plan chooses it: blocks that multiply while they copy are faster.
+// The most steps for which the plan chooses it, of a batch and of a single product: blocks that
+// multiply while they copy are faster.
 constexpr std::int64_t kMostBatchedSteps = 16;
+constexpr std::int64_t kMostSingleSteps = 8;
 // The most stages if not all blocks are resident at the same time: while one waits, others
 // multiply.
 constexpr int kStagesOfManyBlocks = 3;
@@ -44,17 +49,6 @@ int stages_of(const Problem& problem, const Device& device) {
   return std::min(steps, ring_stages(static_cast<int>(blocks), kWgmmaBatchedLines));
 }
 
-double wgmma_batched_time(const Problem& problem, const Device& device) {
-  const std::int64_t tiles = batched_tiles(problem);
-  const auto steps = static_cast<double>(batched_steps(problem));
-  const double of_block = kBlockTime + (steps - 1) * kBlockStepTime;
-  const double of_all = static_cast<double>(tiles) / device.multiprocessors *
-                        (kSharedTileTime + steps * kSharedStepTime);
-  const double reads = read_time(problem, tiles, kWgmmaBatchedTile, kWgmmaBatchedTile,
-                                 std::min<std::int64_t>(tiles, device.multiprocessors));
-  return kBatchedLaunchTime + std::max({of_block, of_all, reads});
-}
-
 }  // namespace
 
 // Why wgmma_batched does not take the problem; empty if it does.
@@ -73,10 +67,30 @@ std::string refusal_of_wgmma_batched(const Problem& problem, const Device& devic
   return refusal_of_tensor_sizes(problem, kWgmmaBatchedTile);
 }
 
+// Infinite if the plan does not choose it. A single product with more tiles than blocks at a time
+// is left to the larger tiles of tensor_core, which read the factors less often.
+double wgmma_batched_time(const Problem& problem, const Device& device) {
+  const std::int64_t tiles = batched_tiles(problem);
+  const bool is_chosen = problem.batch > 1
+                             ? batched_steps(problem) <= kMostBatchedSteps
+                             : batched_steps(problem) <= kMostSingleSteps &&
+                                   tiles <= kResidentWgmmaBatched * device.multiprocessors;
+  if (!is_chosen || !refusal_of_wgmma_batched(problem, device).empty()) {
+    return std::numeric_limits<double>::infinity();
+  }
+  const auto steps = static_cast<double>(batched_steps(problem));
+  const auto further = static_cast<double>((tiles - 1) / device.multiprocessors);
+  const double of_block = kBlockTime + (steps - 1) * kBlockStepTime + further * kFurtherBlockTime;
+  const double of_all = static_cast<double>(tiles) / device.multiprocessors *
+                        (kSharedTileTime + steps * kSharedStepTime);
+  const double reads = read_time(problem, tiles, kWgmmaBatchedTile, kWgmmaBatchedTile,
+                                 std::min<std::int64_t>(tiles, device.multiprocessors));
+  return kBatchedLaunchTime + std::max({of_block, of_all, reads});
+}
+
 bool prefers_wgmma_batched(const Problem& problem, const Device& device) {
-  return problem.batch > 1 && batched_steps(problem) <= kMostBatchedSteps &&
-         refusal_of_wgmma_batched(problem, device).empty() &&
-         wgmma_batched_time(problem, device) < tensor_core_or_split_k_time(problem, device);
+  const double time = wgmma_batched_time(problem, device);
+  return std::isfinite(time) && time < tensor_core_or_splits_time(problem, device);
 }
 
 Config configure_wgmma_batched(const Problem& problem, const Device& device) {
