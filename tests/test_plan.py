@@ -678,7 +678,7 @@ def test_a_plan_refuses_more_columns_than_an_index_counts(algorithm, implementat
 
 @pytest.mark.kernel
 def test_columns_in_packs_are_for_aligned_arrays(implementation):
-    x = helpers.normal((300, 64), "bfloat16")
+    x = helpers.normal((300, 64), "float32", scale=1000).astype(np.int16)
     how = {"implementation": implementation, "algorithm": "column"}
     for offset, pack in ((0, 8), *([(8, 1)] if implementation == "interpret" else [])):
         with helpers.buffers_at(offset), helpers.recorded(implementation) as executions:
@@ -700,18 +700,20 @@ def plan_of_rows(name, shape, dtype, implementation, **how):
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "pack", "apart"),
+    ("shape", "dtype", "pack", "lines"),
     [
         ((2, 21, 512), "bfloat16", 4, False),
-        ((2, 21, 513), "bfloat16", 2, True),
+        ((2, 21, 513), "bfloat16", 4, True),
         ((2, 21, 513), "float32", 2, True),
         ((2, 21, 513), "float64", 1, False),  # a pack is an element
-        ((2, 256, 513), "float16", 2, True),
-        ((2, 257, 513), "float16", 1, False),  # a block has fewer than 32 threads side by side
-        ((2, 21, 63), "bfloat16", 1, False),  # fewer rows than a warp takes
+        ((2, 301, 513), "float16", 4, True),
+        ((2, 302, 513), "float16", 1, False),  # more shared memory than a block should have
+        ((2, 21, 63), "bfloat16", 1, False),  # less than half of the narrowest tile
+        ((2, 21, 65), "bfloat16", 4, True),
+        ((2, 4, 513), "bfloat16", 1, False),  # a thread holds 4 columns
     ],
 )
-def test_columns_of_which_a_thread_has_rows_apart(shape, dtype, pack, apart, implementation):
+def test_columns_that_blocks_copy_in_lines(shape, dtype, pack, lines, implementation):
     def planned_softmax(**options):
         def function(x):
             how = {"implementation": implementation, "algorithm": "column"}
@@ -723,9 +725,9 @@ def test_columns_of_which_a_thread_has_rows_apart(shape, dtype, pack, apart, imp
 
     with helpers.x64(dtype):
         _, config = planned_softmax()
-        assert (config["pack"], config["apart"]) == (pack, apart)
+        assert (config["pack"], config["lines"]) == (pack, lines)
         _, config = planned_softmax(where=np.ones(shape[2], bool))
-        assert (config["pack"], config["apart"]) == (1, False)  # each row has a mask of its own
+        assert (config["pack"], config["lines"]) == (1, False)  # each row has a mask of its own
 
 
 @pytest.mark.parametrize(
@@ -769,19 +771,26 @@ def test_rows_of_two_packs(rows, layout, implementation):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize(
-    ("name", "columns", "pack"),
-    [("sum", 64, 8), ("argmax", 64, 1), ("argmax", 130, 8), ("var", 2000, 1), ("var", 2100, 8)],
+    ("name", "columns", "dtype", "pack"),
+    [
+        ("sum", 64, "int16", 8),
+        ("argmax", 64, "int16", 1),
+        ("argmax", 130, "int16", 8),
+        ("var", 2000, "bfloat16", 1),
+        ("var", 2100, "bfloat16", 8),
+    ],
 )
-def test_columns_of_small_arrays_are_read_by_elements(name, columns, pack, implementation):
+def test_columns_of_small_arrays_are_read_by_elements(name, columns, dtype, pack, implementation):
     """Where a row takes long to compute, and there are threads for all rows."""
     if implementation != "interpret":
         pytest.skip("the sizes are for 4 multiprocessors")
-    x = helpers.normal((columns, 64), "bfloat16")
+    scale = 1000 if dtype == "int16" else 1
+    x = helpers.normal((columns, 64), "float32", scale=scale).astype(jnp.dtype(dtype))
     how = {"implementation": implementation, "algorithm": "column"}
     with helpers.recorded(implementation) as executions:
         y = jax.block_until_ready(getattr(jax_gpuops, name)(x, 0, **how))
     expected = getattr(np, name)(x.astype("float64"), 0)
-    tolerance = 0 if name == "argmax" else 0.01
+    tolerance = 0 if dtype == "int16" else 0.01
     np.testing.assert_allclose(np.asarray(y, "float64"), expected, rtol=tolerance, atol=tolerance)
     (execution,) = executions
     assert execution["config"]["pack"] == pack
@@ -877,12 +886,12 @@ def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
     assert parts[2:] == ([(8, 8)] * 3 if by_clusters else [(3, 1), (2, 1), (1, 1)])
 
 
-def planned_sum(implementation, shape, axis, dtype="float32", name="sum"):
+def planned_sum(implementation, shape, axis, dtype="float32", name="sum", algorithm=None):
     x = jax.ShapeDtypeStruct(shape, dtype)
     how = {"implementation": implementation}
     call = getattr(jax_gpuops, name)
     ((problem, _),) = described(jax.make_jaxpr(lambda x: call(x, axis, **how))(x))
-    return planned(implementation, "reduce", problem, None)[1]
+    return planned(implementation, "reduce", problem, algorithm)[1]
 
 
 @pytest.mark.parametrize(
@@ -935,8 +944,51 @@ def test_few_columns_are_read_at_once(implementation):
         (33, 16),
         (63, 16),
     ):
-        config = planned_sum(implementation, (1, columns, 128), 1)
+        config = planned_sum(implementation, (1, columns, 128), 1, "int32")
         assert config["threads"] // config["lanes"] == depths
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "lane_rows", "lanes", "threads"),
+    [
+        # Whole rows, of at most 100 elements unless a thread loads all of them at once.
+        ("argmax", (1, 21, 65 * 65), "bfloat16", 4, 256, 256),
+        ("argmax", (2, 21, 33 * 65), "float16", 4, 256, 256),
+        ("argmin", (40, 21, 129), "float32", 4, 32, 32),
+        ("sum", (40, 21, 127), "float32", 1, 64, 64),
+        ("sum", (1, 100, 1537), "bfloat16", 1, 256, 256),
+        ("sum", (1, 8, 33), "float32", 1, 32, 32),
+        # A block for each tile, with lanes for 64 or 128 contiguous bytes unless there are few.
+        ("sum", (1, 101, 1537), "float32", 4, 32, 256),
+        ("max", (1, 9, 256), "float32", 1, 32, 256),
+        ("max", (1, 160, 256), "float32", 1, 32, 256),
+        ("max", (1, 161, 256), "float32", 1, 32, 512),
+        ("min", (1, 161, 257), "float32", 1, 32, 256),  # no room for more threads
+        ("sum", (1, 300, 64), "bfloat16", 1, 16, 256),
+        ("sum", (1, 1024, 32), "float32", 1, 16, 1024),
+        # By column_kernel: no faster in large arrays that are read in packs.
+        ("sum", (1, 1024, 256), "float32", 1, 32, 512),
+        ("sum", (1, 1024, 257), "float32", 1, 32, 256),
+        ("sum", (1, 1024, 260), "float32", 0, None, 256),
+        ("sum", (1, 513, 256), "bfloat16", 0, None, 256),
+        ("argmax", (1, 1024, 260), "float32", 1, 32, 256),
+        ("sum", (1, 1025, 33), "float32", 0, None, 256),
+        ("sum", (1, 300, 31), "float32", 0, None, 256),
+        ("prod", (1, 300, 64), "float32", 0, None, 256),
+        ("sum", (1, 300, 64), "float64", 0, None, 256),
+        ("max", (1, 300, 64), "int32", 0, None, 256),
+    ],
+)
+def test_columns_of_few_elements(name, shape, dtype, lane_rows, lanes, threads, implementation):
+    if implementation != "interpret":
+        pytest.skip("the sizes are for 4 multiprocessors")
+    with helpers.x64(dtype):
+        config = planned_sum(implementation, shape, 1, dtype, name, "column")
+    assert config["lane_rows"] == lane_rows
+    assert config["threads"] == threads
+    if lanes is not None:
+        assert config["lanes"] == lanes
+        assert (config["pack"], config["parts"], config["workspace"]) == (1, 1, 0)
 
 
 def test_columns_are_not_divided_where_rows_keep_the_gpu_busy(implementation):

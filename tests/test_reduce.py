@@ -349,8 +349,73 @@ def test_rows_that_lie_interleaved(names, dtype, implementation):
     assert_each_right(names, xs, 1, implementation=implementation, algorithm="interleaved")
 
 
+# What short_column_kernel takes, on the 4 multiprocessors of the host: one row for each lane, and
+# several; whole rows of a thread, of fewer columns than it loads at once, of as many, and of more;
+# columns that threads divide, also fewer than these, with lanes for a part of a warp, and with
+# several partials for each thread at the end. Tiles that the rows fill, and not.
+SHORT = [
+    (1, 3, 1024),
+    (2, 8, 600),
+    (3, 21, 2049),
+    (40, 29, 130),
+    (1, 100, 1537),
+    (2, 101, 801),
+    (3, 9, 33),
+    (1, 77, 48),
+    (2, 300, 64),
+    (1, 1000, 37),
+]
+
+
 @pytest.mark.kernel
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "min", *ARGS])
+def test_columns_of_few_elements(name, dtype, implementation):
+    xs = [data(shape, dtype) for shape in SHORT]
+    xs += [np.round(x).astype(x.dtype) for x in xs]  # many are equal, some are -0.0
+    xs += [np.full(shape, 0.1, helpers.np_dtype(dtype)) for shape in SHORT]
+    with helpers.recorded(implementation) as executions:
+        assert_each_right([name], xs, 1, implementation=implementation, algorithm="column")
+    for each in executions if implementation == "interpret" else ():
+        (kernel,) = each["kernels"]
+        assert "short_column_kernel" in kernel
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["max", "min", *ARGS])
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_infinities_and_nan_in_columns_of_few_elements(name, dtype, implementation):
+    """NaN in the columns of several threads, in all of a thread's, after infinities, and in rows of
+    which all elements are the worst ones."""
+    rng = np.random.default_rng(0)
+    worst = -np.inf if name in ("max", "argmax") else np.inf
+    xs = [data(shape, dtype) for shape in SHORT]
+    for x in xs:
+        rows = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
+        rows[::5][rng.random(rows[::5].shape) < 0.2] = np.nan
+        rows[1::5, rng.integers(x.shape[1])] = np.nan
+        rows[2::5] = worst
+        rows[3::5, : x.shape[1] // 2] = worst
+        rows[3::10, x.shape[1] // 2 :] = np.nan
+        rows[4::5, rng.integers(x.shape[1])] = -worst
+        x[:] = np.moveaxis(rows.reshape(x.shape[0], x.shape[2], -1), -1, 1)
+    assert_each_right([name], xs, 1, implementation=implementation, algorithm="column")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("name", ["sum", "argmax"])
+def test_columns_of_few_elements_at_any_address(name, implementation):
+    if implementation != "interpret":
+        pytest.skip("JAX aligns the buffers of a GPU")
+    for shape in ((2, 21, 1024), (1, 300, 64)):
+        x = data(shape, "bfloat16")
+        with helpers.buffers_at(4 if name == "argmax" else 2):
+            y = ours(name, x, 1, implementation=implementation, algorithm="column")
+            assert_right(name, jax.block_until_ready(y), x, 1)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["int16", "int32"])
 def test_few_rows_have_blocks_of_few_lanes(dtype, implementation):
     """In place of clusters: of columns too few for two launches."""
     x = data((1, 196, 256), dtype)
@@ -543,13 +608,18 @@ def test_any_order_of_threads(name, algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""
     if implementation != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
-    shape = {"column": (2, 300, 20), "interleaved": (2, 301, 20), "staged": (5000, 33)}
-    x = helpers.normal(shape.get(algorithm, (3, 9000)), "float32")
-    y = helpers.under_each_schedule(
-        lambda: ours(name, x, 1, implementation=implementation, algorithm=algorithm),
-        [(seed, {}) for seed in range(1, 5)],
-    )
-    assert_right(name, y, x, 1)
+    shapes = {
+        "column": [(2, 300, 20), (2, 300, 40)],
+        "interleaved": [(2, 301, 20)],
+        "staged": [(5000, 33)],
+    }
+    for shape in shapes.get(algorithm, [(3, 9000)]):
+        x = helpers.normal(shape, "float32")
+        y = helpers.under_each_schedule(
+            lambda x=x: ours(name, x, 1, implementation=implementation, algorithm=algorithm),
+            [(seed, {}) for seed in range(1, 5)],
+        )
+        assert_right(name, y, x, 1)
 
 
 # Arguments

@@ -116,6 +116,13 @@ def call_reduce(algorithm, dtype, implementation):
     return y, x.astype(np.float32).max(axis)
 
 
+def call_reduce_of_short_columns(algorithm, dtype, implementation):
+    """Threads divide the columns, and combine their partials."""
+    x = helpers.normal((60, 131), dtype)
+    y = ops.argmax(x, 0, implementation=implementation, algorithm=algorithm)
+    return y, x.astype(np.float32).argmax(0)
+
+
 def call_masked_reduce(algorithm, dtype, implementation):
     x, axis = reduce_operand(algorithm, dtype)
     where = np.arange(x.shape[0])[:, None] != np.arange(x.shape[1]) % 4
@@ -273,6 +280,7 @@ CALLS = [
     (call_cross_entropy, ["staged", *ROW_KERNELS]),
     (call_cross_entropy_gradient, ROW_GRADIENTS),
     (call_reduce, names("reduce")),
+    (call_reduce_of_short_columns, ["column"]),
     (call_masked_reduce, ["multiple", "row", "cluster", "column"]),
     (call_mean_and_var, names("reduce")[5:]),
     (call_masked_mean_and_var, ["multiple", "row", "cluster", "column"]),

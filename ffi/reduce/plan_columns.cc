@@ -44,6 +44,30 @@ constexpr std::int64_t kFewColumns = 64;
 constexpr std::int64_t kSmallShareOfMoments = 32 * 1024;
 constexpr std::int64_t kSmallShareOfIndices = 2 * 1024;
 
+// column, rows of few elements (short_column_kernel): the most elements of a row. More are worth a
+// cluster.
+constexpr std::int64_t kMostShortColumns = 1024;
+// Of arrays that column_kernel reads in packs, the most elements per multiprocessor for each byte
+// of an element: the time of single elements grows with their number, that of packs with their
+// bytes. For argmax and argmin, which compute longer, the most elements.
+constexpr std::int64_t kShortColumnShare = 16 * 1024;
+constexpr std::int64_t kShortColumnShareOfIndices = 96 * 1024;
+// The rows per multiprocessor from which a thread reduces kShortColumnRows whole rows, a whole row,
+// and parts of kShortColumnRows rows.
+constexpr std::int64_t kManyShortColumnRows = 1024;
+constexpr std::int64_t kWholeShortColumnRows = 384;
+constexpr std::int64_t kSomeShortColumnRows = 160;
+// The most columns of a thread with whole rows: their sum, of 25 terms one after the other, is as
+// accurate as the contract for sums demands.
+constexpr std::int64_t kMostWholeColumns = 100;
+// The most columns of other threads, if there is room for more threads.
+constexpr std::int64_t kShortColumnsOfThread = 20;
+// Threads per multiprocessor for which there is room.
+constexpr std::int64_t kShortColumnRoom = 1024;
+// Lanes for a run of memory of at least 32 bytes, and fewer where multiprocessors would be idle.
+constexpr int kLeastShortColumnLanes = 16;
+constexpr int kFewestShortColumnLanes = 2;
+
 // column: the most indices for argmax and argmin, of 32 bits; kAlgorithms states it.
 constexpr std::int64_t kMostColumnIndices = std::numeric_limits<std::int32_t>::max();
 
@@ -223,6 +247,59 @@ bool configure_interleaved_cluster(const Problem& problem, std::int64_t in_works
   return true;
 }
 
+// Whether short_column_kernel takes the problem, and is faster than column_kernel.
+bool is_short(const Problem& problem, const Device& device) {
+  const auto most = std::numeric_limits<std::int32_t>::max();
+  const Function function = problem.function;
+  if (function == Function::kProd || function == Function::kMeanAndVar || problem.masked ||
+      !(is_16_bit_float(problem.dtype) || problem.dtype == DType::kFloat32) ||
+      problem.columns > kMostShortColumns || problem.inner < kWarpLanes ||
+      problem.columns * problem.inner > most || problem.rows() > most) {
+    return false;
+  }
+  if (!is_aligned(problem) || problem.inner % pack_of(problem) != 0) return true;
+  const std::int64_t share =
+      is_arg(function) ? kShortColumnShareOfIndices : kShortColumnShare * bytes_of(problem.dtype);
+  return problem.rows() * problem.columns <= share * device.multiprocessors;
+}
+
+void configure_short_column(const Problem& problem, const Device& device, Config* config) {
+  const auto tiles = [&] {
+    return problem.outer * divide_up(problem.inner, config->lanes * config->lane_rows);
+  };
+  const auto has_rows = [&](std::int64_t per_multiprocessor) {
+    return problem.rows() >= per_multiprocessor * device.multiprocessors;
+  };
+  const bool takes_several = problem.inner >= kWarpLanes * kShortColumnRows;
+  config->lane_rows = 1;
+  config->threads = kColumnThreads;
+  if (problem.columns <= kShortColumnLoads ||
+      (problem.columns <= kMostWholeColumns && has_rows(kWholeShortColumnRows))) {
+    if (takes_several && has_rows(kManyShortColumnRows)) config->lane_rows = kShortColumnRows;
+    config->lanes = kColumnThreads;
+    while (config->lanes > kWarpLanes && (config->lanes * config->lane_rows > problem.inner ||
+                                          tiles() < device.multiprocessors)) {
+      config->lanes /= 2;
+    }
+    config->threads = config->lanes;
+    return;
+  }
+  config->lanes = kWarpLanes;
+  if (takes_several && has_rows(kSomeShortColumnRows)) {
+    config->lane_rows = kShortColumnRows;
+    return;
+  }
+  while ((config->lanes > kLeastShortColumnLanes && !has_enough_blocks(tiles(), device)) ||
+         (config->lanes > kFewestShortColumnLanes && 4 * tiles() < device.multiprocessors)) {
+    config->lanes /= 2;
+  }
+  while (config->threads < kMostShortColumnThreads &&
+         problem.columns > kShortColumnsOfThread * (config->threads / config->lanes) &&
+         tiles() * 2 * config->threads <= kShortColumnRoom * device.multiprocessors) {
+    config->threads *= 2;
+  }
+}
+
 }  // namespace
 
 std::string refusal_of_column(const Problem& problem) {
@@ -238,6 +315,7 @@ std::int64_t column_parts(const Problem& problem) {
 
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config) {
+  if (is_short(problem, device)) return configure_short_column(problem, device, config);
   config->pack = pack_of_columns(problem, device);
   const std::int64_t packs_per_outer = problem.inner / config->pack;
   config->threads = kColumnThreads;

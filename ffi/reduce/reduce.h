@@ -137,7 +137,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "Lanes along the contiguous dimension, which is not reduced; each steps along the reduced "
      "axis.",
      "PyTorch, Reduce.cuh; XLA, column reduction",
-     "argmax and argmin: axes of fewer than 2^31 elements", "column_kernel combine_kernel"},
+     "argmax and argmin: axes of fewer than 2^31 elements",
+     "column_kernel short_column_kernel combine_kernel"},
     {"interleaved",
      "Blocks read 16 bytes per thread at a stride at which a thread always gets the same rows.",
      "this project",
@@ -158,7 +159,7 @@ struct Config {
   int pack = 1;             // column: rows, held: elements that a thread reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
   bool edges = false;       // held: rows are read by packs, but are not whole packs
-  int lane_rows = 0;        // staged: rows of a tile per lane
+  int lane_rows = 0;        // rows of a tile per lane; column: 0 unless by short_column_kernel
   int cluster = 1;          // blocks per cluster; column, interleaved: 1, or `parts`
   int packs = 0;            // held: the most packs per thread
   std::int64_t blocks = 0;  // staged: blocks of the grid
@@ -231,6 +232,8 @@ void launch_clusters(const Queue& queue, const Plan& plan, const Problem& proble
                      const Buffers& buffers);
 void launch_columns(const Queue& queue, const Plan& plan, const Problem& problem,
                     const Buffers& buffers);
+void launch_short_columns(const Queue& queue, const Plan& plan, const Problem& problem,
+                          const Buffers& buffers);
 void launch_interleaved(const Queue& queue, const Plan& plan, const Problem& problem,
                         const Buffers& buffers);
 void launch_combine(const Queue& queue, const Plan& plan, const Problem& problem,
@@ -273,6 +276,12 @@ constexpr int column_pack(Function function, std::size_t item_bytes, bool masked
 // The most blocks per cluster: larger clusters are hard to schedule, and have more partials than
 // combine_apart() combines at once.
 inline constexpr int kMostReducingBlocks = 8;
+
+// column, for rows of few elements (short_column.cuh).
+inline constexpr int kMostShortColumnThreads = 1024;
+inline constexpr int kShortColumnRows = 4;   // of a lane, or one
+inline constexpr int kShortColumnLoads = 8;  // columns that a thread loads before it folds one
+inline constexpr int kShortColumnSets = 8;   // that a thread combines at a time, and the fewest
 
 // column, interleaved: the place in shared memory of partial i of `bytes` bytes, of threads with
 // `per` partials each, and so the number of places for i partials: see SpacedPartials in
