@@ -122,6 +122,11 @@ def custom_calls_of(program) -> list[str]:
     return [word for word in text.replace('"', " ").split() if word.startswith("jax_gpuops_")]
 
 
+def multiprocessors(implementation: str) -> int:
+    """Those of the host executor, or of the GPU that plans are made for."""
+    return 4 if implementation == "interpret" else 132
+
+
 def refusal(op: str, algorithm: str, shape=(1, 1), dtype: str = "float32", **arguments) -> str:
     """Why an algorithm cannot run a call on this machine; empty if it can."""
     structs = {

@@ -18,11 +18,6 @@ def batched(implementation):
     return helpers.options("matmul", "fma_batched", implementation, [(8, 8), (8, 8)], "float32")
 
 
-def multiprocessors(implementation):
-    """Those of the host executor, or of the GPU that plans are made for."""
-    return 4 if implementation == "interpret" else 132
-
-
 def factors(batch, m, n, k):
     return helpers.normal((batch, m, k), "float32"), helpers.normal((batch, k, n), "float32", 1)
 
@@ -33,7 +28,7 @@ def factors(batch, m, n, k):
 @pytest.mark.parametrize("tile", [32, 64])
 def test_every_kernel(tile, transpose_a, transpose_b, aligned, batched):
     """Copies of packs and of elements, with rows, columns and a depth left over."""
-    few, many = 3, 2 * multiprocessors(batched["implementation"])
+    few, many = 3, 2 * helpers.multiprocessors(batched["implementation"])
     sizes = {
         (32, True): (few, 28, 20, 68),
         (32, False): (few, 27, 29, 69),
@@ -131,7 +126,7 @@ def test_no_depth(batched):
 @pytest.mark.kernel
 def test_rows_do_not_depend_on_others(batched):
     """The depth is added in the same order in every tile."""
-    a, b = factors(2 * multiprocessors(batched["implementation"]), 64, 62, 70)
+    a, b = factors(2 * helpers.multiprocessors(batched["implementation"]), 64, 62, 70)
     expected = ops.matmul(a, b, **batched)
     for m, n in [(1, 62), (27, 27), (64, 1)]:
         y = ops.matmul(a[:, :m], b[:, :, :n], **batched)
@@ -179,7 +174,7 @@ def test_what_it_refuses(batched):
 def test_what_the_plan_gives_to_it(products, sizes, chosen, precision, batched):
     """Batches of so many products for each multiprocessor."""
     m, n, k = sizes
-    batch = int(products * multiprocessors(batched["implementation"]))
+    batch = int(products * helpers.multiprocessors(batched["implementation"]))
     how = {"implementation": batched["implementation"], "precision": precision}
     plan = ops.plan("matmul", [(batch, m, k), (batch, k, n)], "float32", **how)
     assert (plan.algorithm == "fma_batched") == chosen, plan
@@ -196,7 +191,7 @@ def test_what_the_plan_gives_to_it(products, sizes, chosen, precision, batched):
 def test_which_single_products_the_plan_gives_to_it(tiles, chosen, batched):
     """Of so many tiles of 32 x 32 for each multiprocessor."""
     implementation = batched["implementation"]
-    m = int(8 * tiles * multiprocessors(implementation))
+    m = int(8 * tiles * helpers.multiprocessors(implementation))
     how = {"implementation": implementation, "precision": "highest"}
     plan = ops.plan("matmul", [(m, 192), (192, 128)], "float32", **how)
     assert (plan.algorithm == "fma_batched") == chosen, plan
@@ -212,7 +207,7 @@ def test_the_plan_keeps_tensor_cores_where_the_precision_allows_them(batched):
 def test_it_needs_no_workspace(batched):
     """Neither in the plan nor in the call that the plan describes."""
     implementation = batched["implementation"]
-    a, b = factors(16 * multiprocessors(implementation), 27, 27, 33)
+    a, b = factors(16 * helpers.multiprocessors(implementation), 27, 27, 33)
     with helpers.recorded(implementation) as executions:
         y = jax.block_until_ready(
             ops.matmul(a, b, implementation=implementation, precision="highest")

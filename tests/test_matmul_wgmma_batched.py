@@ -186,6 +186,6 @@ def test_what_the_plan_gives_to_it(sizes, transpose_b, result, chosen, batched):
 def test_which_single_products_the_plan_gives_to_it(tiles, k, chosen, batched):
     """Of so many tiles for each multiprocessor."""
     implementation = batched["implementation"]
-    m = 64 * tiles * (4 if implementation == "interpret" else 132)
+    m = 64 * tiles * helpers.multiprocessors(implementation)
     plan = ops.plan("matmul", [(m, k), (k, 64)], "bfloat16", implementation=implementation)
     assert (plan.algorithm == "wgmma_batched") == chosen, plan

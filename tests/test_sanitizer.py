@@ -57,6 +57,11 @@ def call_softmax(algorithm, dtype, implementation, **shape):
     return y, jax.nn.softmax(x.astype(np.float32), axis)
 
 
+def call_softmax_of_packed_columns(algorithm, dtype, implementation):
+    """In packs, which other columns do not fit; they are copied to shared memory in lines."""
+    return call_softmax(algorithm, dtype, implementation, shape=(9, 136))
+
+
 def call_masked_softmax(algorithm, dtype, implementation, **shape):
     x, axis = softmax_operand(algorithm, dtype, **shape)
     where = np.arange(x.shape[0])[:, None] != np.arange(x.shape[1]) % 4
@@ -275,6 +280,7 @@ ROW_KERNELS = ["warp", "small_block", "block", *LONG_KERNELS]
 ROW_GRADIENTS = ["elementwise", "flat"]
 CALLS = [
     (call_softmax, [name for name in names("softmax") if name not in ROW_GRADIENTS]),
+    (call_softmax_of_packed_columns, ["column"]),
     (call_masked_softmax, [*ROW_KERNELS, "column", "column_two_pass"]),
     (call_softmax_tangent, ["staged", *ROW_KERNELS, *COLUMN_KERNELS]),
     (call_cross_entropy, ["staged", *ROW_KERNELS]),

@@ -332,7 +332,10 @@ def test_columns_of_rows_that_packs_would_not_fit(name, dtype, implementation):
         # So large that a row of 16-bit elements is computed a second time.
         if dtype != "float16":
             x[0, :, -2] *= np.asarray(1e9, x.dtype)
-    assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="column")
+    with helpers.recorded(implementation) as executions:
+        assert_each_accurate(name, xs, dtype, 1, implementation=implementation, algorithm="column")
+    if dtype != "float64":  # of which a pack is an element
+        assert any(each["config"]["lines"] for each in executions)
 
 
 @pytest.mark.kernel
@@ -1526,9 +1529,10 @@ def test_any_order_of_threads(algorithm, implementation):
         ("split_pipelined", 80_000, (18, 0), -1, (0, 10, 22, 23, 24, 25)),
         ("strip", None, (300, 136), 0, (0, 8, 15)),  # strips of one block
         ("strip", None, (1500, 72), 0, (0, 8, 15)),  # and of several
+        ("column", None, (40, 131), 0, (0, 1, 3)),  # whose tiles are in shared memory, in lines
         ("staged", None, (700, 33), -1, (0, 3, 7)),
     ],
-    ids=["cluster", "cluster_shared", "split_pipelined", "strip", "strips", "staged"],
+    ids=["cluster", "cluster_shared", "split_pipelined", "strip", "strips", "column", "staged"],
 )
 def test_any_order_of_blocks_and_copies(
     algorithm, row_bytes, shape, axis, warps, dtype, implementation

@@ -11,9 +11,9 @@
 //      v     | padding   | 0 | 1 | 2 | ...
 //
 // A thread has kPack rows, a warp's width apart, so that the lanes of a warp access neighbouring
-// elements. It computes them in pieces of kLineSteps steps, and reads these again for
-// the results: registers would not hold as many elements as memory must have in flight. If the axis
-// is long, the threads of several groups share it, as in column.cuh.
+// elements. It computes them in pieces of kLineSteps steps, and reads these again for the results:
+// registers would not hold as many elements as memory must have in flight. If the axis is long, the
+// threads of several groups share it, as in column.cuh.
 #pragma once
 
 #include "core/phased_lines.cuh"
@@ -64,7 +64,6 @@ __global__ void __launch_bounds__(kLineThreads, kLineBlocksResident)
   constexpr int kPack = line_rows(sizeof(T), Functions::kOperands);
   using Piece = ColumnFragment<T, Functions, kPack, kLineSteps, /*kSelects=*/false, RowsApart>;
   using State = typename Piece::State;
-  constexpr bool kTangent = Functions::kIsLinearInT;
   const Exponents<T> exponents(args.function, args.scale);
   const std::int64_t inner = args.rows.inner;
   const int columns = static_cast<int>(args.rows.columns);
@@ -90,20 +89,21 @@ __global__ void __launch_bounds__(kLineThreads, kLineBlocksResident)
     const PhasedLines<T> lines(inner, columns,
                                rows_left < rows ? static_cast<int>(rows_left) : rows, rows);
     lines.copy(args.x + begin, args.x + args.size, x_lines);
-    if constexpr (kTangent) lines.copy(args.t + begin, args.t + args.size, t_lines);
+    if constexpr (Piece::kTangent) lines.copy(args.t + begin, args.t + args.size, t_lines);
     end_copy_group();
     wait_for_copy_groups<0>();
     __syncthreads();
 
     // Reduce.
-    LineSteps steps{};
-    steps.hop = pitch;
-    steps.phase_hop = static_cast<int>(inner % kWidestPack<T>);
     const int phase = elements_past_alignment<kWidestPack<T>>(args.x + begin);
+    const int phase_hop = static_cast<int>(inner % kWidestPack<T>);
     const auto steps_from = [&](int step) {
+      LineSteps steps{};
       steps.begin = step * pitch + at;
+      steps.hop = pitch;
       steps.count = end - step < kLineSteps ? end - step : kLineSteps;
-      steps.phase = phase + step * steps.phase_hop;
+      steps.phase = phase + step * phase_hop;
+      steps.phase_hop = phase_hop;
       return steps;
     };
     State states[kPack];

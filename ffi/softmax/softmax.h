@@ -283,7 +283,8 @@ struct Config {
   int packs = 0;            // per thread (of both operands together, if there are two);
                             // elements for staged, column and RowLayout::kElements
   int pack = 0;             // elements side by side per thread, for column and the ladder
-  bool lines = false;       // for column: blocks copy their tiles to shared memory, in lines
+  bool lines = false;       // for column: blocks copy their tiles to shared memory, in lines, and
+                            // the `pack` elements of a thread are apart
   std::int64_t rows = 0;    // at a time, per group of lanes; per block for staged, column and strip
   std::int64_t steps = 0;   // along the axis, per thread of column or warp of strip; per
                             // row for elementwise
