@@ -103,33 +103,38 @@ def measure(calls: Sequence[Call], *, rounds: int = 6, seconds: float = 0.2) -> 
     kernel_times: list[list[float]] = [[] for _ in calls]
     loop_times: list[list[float]] = [[] for _ in calls]
     kernels = [0] * len(calls)
-    for turn in range(rounds):
-        # A GPU gets slower as it warms up: in an even number of rounds, each of two calls comes
-        # first equally often.
-        order = [(turn + i) % len(calls) for i in range(len(calls))]
-        for i in order:
-            call, estimate = calls[i], estimates[i]
-            runs = _kernel_runs(call, max(1, min(_MAX_CHUNK, int(per_turn / estimate))))
-            kernel_times[i] += [sum(us for _, us in run) for run in runs]
-            kernels[i] = max([kernels[i], *map(len, runs)])
-        for i in order:
-            call, estimate = calls[i], estimates[i]
-            repeats = max(2, min(1000, int(per_turn / estimate)))
-            loop_times[i].append(1e6 * loop(call, repeats))
+    # A GPU gets slower as it warms up: in an even number of rounds, each of two calls comes first
+    # equally often.
+    turns = [(turn + i) % len(calls) for turn in range(rounds) for i in range(len(calls))]
+    for n, i in enumerate(turns):
+        iterations = max(1, min(_MAX_CHUNK, int(per_turn / estimates[i])))
+        runs = _kernel_runs(calls[i], iterations, is_last=n == len(turns) - 1)
+        kernel_times[i] += [sum(us for _, us in run) for run in runs]
+        kernels[i] = max([kernels[i], *map(len, runs)])
+    for i in turns:
+        repeats = max(2, min(1000, int(per_turn / estimates[i])))
+        loop_times[i].append(1e6 * loop(calls[i], repeats))
     return [
         Timing(statistics.median(k) if k else None, min(loops), count)
         for k, loops, count in zip(kernel_times, loop_times, kernels, strict=True)
     ]
 
 
-def _kernel_runs(call: Call, iterations: int) -> list[list[tuple[str, float]]]:
-    """Returns (name, microseconds) of every kernel, for each iteration; empty if none was seen."""
+def _kernel_runs(
+    call: Call, iterations: int, *, is_last: bool = True
+) -> list[list[tuple[str, float]]]:
+    """Returns (name, microseconds) of every kernel, for each iteration; empty if none was seen.
+
+    CUPTI is detached after the last runs, before loops are timed. That takes some 20 ms, more than
+    most runs.
+    """
     from jax.experimental.mosaic.gpu import profiler  # needs a jaxlib with GPU support
 
     if not isinstance(call.function, jax.stages.Wrapped | jax.stages.Compiled):
         return []
     iterations = max(1, min(iterations, _KEPT_BYTES // _result_bytes(call)))
-    run = profiler.measure(call.function, aggregate=False, iterations=iterations)
+    cupti = profiler.Cupti(finalize=is_last)
+    run = cupti.measure(call.function, aggregate=False, iterations=iterations)
     try:
         _, timings = run(*call.arguments)
     except RuntimeError:  # the iterations did not launch the same kernels

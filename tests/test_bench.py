@@ -348,7 +348,7 @@ def test_loops_count_where_kernels_do_not_tell_the_whole(ours, xla, expected):
 def fake_profiler(monkeypatch):
     """Every call takes two kernels and 200 us, in loops 205 us; ceilings come from small arrays."""
     monkeypatch.setattr(
-        measure, "_kernel_runs", lambda call, n: n * [[("first", 150.0), ("second", 50.0)]]
+        measure, "_kernel_runs", lambda call, n, **_: n * [[("first", 150.0), ("second", 50.0)]]
     )
     monkeypatch.setattr(measure, "loop", lambda call, repeats: 205e-6)
     monkeypatch.setattr(run, "_CEILING_ELEMENTS", 1000)
@@ -358,7 +358,7 @@ def fake_profiler(monkeypatch):
 def test_the_fastest_loop_and_the_median_of_200_kernel_runs_count(monkeypatch):
     runs, loops = [], iter([30e-6, 31e-6, 20e-6, 25e-6, 28e-6, 22e-6, 24e-6])
 
-    def kernel_runs(call, iterations):
+    def kernel_runs(call, iterations, *, is_last):
         runs.extend(range(len(runs), len(runs) + iterations))
         return [[("kernel", float(i))] for i in runs[-iterations:]]
 
@@ -374,14 +374,15 @@ def test_calls_take_turns_at_being_first(monkeypatch):
     calls = [measure.Call(jax.jit(jnp.sin), [float(i)]) for i in range(3)]
     seen = []
 
-    def kernel_runs(call, iterations):
-        seen.append(call.arguments[0])
+    def kernel_runs(call, iterations, *, is_last):
+        seen.append((call.arguments[0], is_last))
         return iterations * [[("kernel", 1.0)]]
 
     monkeypatch.setattr(measure, "_kernel_runs", kernel_runs)
     monkeypatch.setattr(measure, "loop", lambda call, repeats: 1e-3)
     measure.measure(calls, rounds=3)
-    assert seen == [0.0, 1.0, 2.0, 1.0, 2.0, 0.0, 2.0, 0.0, 1.0]
+    assert [first for first, _ in seen] == [0.0, 1.0, 2.0, 1.0, 2.0, 0.0, 2.0, 0.0, 1.0]
+    assert [is_last for _, is_last in seen] == 8 * [False] + [True]
 
 
 @pytest.mark.usefixtures("fake_profiler")
@@ -408,7 +409,7 @@ def test_time_of_the_producer_is_not_the_ops(monkeypatch):
         alone = len(jax.tree.leaves(call.function.out_info)) == 1
         return [("multiply", 60.0), *([] if alone else [("loss", 50.0), ("gradient", 40.0)])]
 
-    monkeypatch.setattr(measure, "_kernel_runs", lambda call, n: n * [kernels(call)])
+    monkeypatch.setattr(measure, "_kernel_runs", lambda call, n, **_: n * [kernels(call)])
     monkeypatch.setattr(
         measure, "loop", lambda call, repeats: 1e-6 * sum(us + 1 for _, us in kernels(call))
     )
