@@ -342,9 +342,11 @@ def _inner(
         for n, inner, outer in itertools.product(columns, inners, counts)
         if _is_measured(n * inner * outer, dtype, smallest)
     }
+    fixed = _fixed(vertices)
+    words = "another axis" if width == 1 else "axes apart, channels last"
     return Grid(
-        _name(vertices, "another axis" if width == 1 else "axes apart, channels last"),
-        _fixed(vertices),
+        _name(vertices, words, _alignment(fixed)),
+        fixed,
         {"columns": tuple(columns), "inner": tuple(inners), "outer": tuple(counts)},
         vertices,
         open=("inner", "outer"),
@@ -496,6 +498,11 @@ def _softmax() -> Iterator[Grid]:
         yield from _odd_rows("softmax", dtype, columns, _counts(3))
     for dtype in floats:
         yield _inner("log_softmax", dtype, (16, 256), (2**14, 2**17, 2**20), (1, 32))
+    classes, pixels = (19, 150), (65**2, 513**2, 1025**2)  # images of odd sizes
+    for kernel, dtype in itertools.product(
+        ("softmax", "log_softmax", "log_softmax_cotangent"), floats
+    ):
+        yield _inner(kernel, dtype, classes, pixels, (1, 16))
     for dtype in floats:
         lengths = (8, 32, 128, 512, 2048, 32768, 524288)
         yield _rows("cross_entropy", dtype, lengths, _FEWER_COUNTS)
@@ -560,7 +567,8 @@ def _reduce() -> Iterator[Grid]:
         yield _rows("mean_and_var", dtype, lengths, counts, smallest=2**11, result=result)
         norms = (64, 256, 1024, 4096, 16384), (1, 64)
         yield _inner("mean_and_var", dtype, tokens, *norms, smallest=2**13, result=result)
-        yield _rows("var", dtype, (2048, 2**15, 2**27), counts, result=result)
+        lengths = (384, 1024, 2048, 2**15, 2**27)
+        yield _rows("var", dtype, lengths, sorted({*counts, 1024}), result=result)
         yield _inner("var", dtype, tokens, *places[1:], result=result)
     for dtype in ("bfloat16", "float32"):  # of hidden states, and of maps of 7 x 7 pixels and more
         widths, rows = (64, 512, 1024, 4096, 8192), (64, 256, 4096, 16384)
@@ -582,7 +590,8 @@ def _reduce() -> Iterator[Grid]:
         yield _rows("max", dtype, (128, 2048, 32768, *vocabulary), counts[2:], result=dtype)
         yield _inner("max", dtype, *places, result=dtype)
     for dtype in ("float32", "bfloat16"):
-        yield _rows("argmax", dtype, _powers(7, 27, 4), sorted({*counts, 32}), result="int32")
+        lengths = sorted({*_powers(7, 27, 4), 8192})
+        yield _rows("argmax", dtype, lengths, sorted({*counts, 32}), result="int32")
         classes = (256, 4096, 65536) if dtype == "bfloat16" else (4096,)
         yield _inner("argmax", dtype, classes, places[1], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
@@ -644,7 +653,7 @@ def _matmul() -> Iterator[Grid]:
         sizes = (1024, 8192), (1024, 3072, 65536), (512, 1024, 8192)
         yield _products("float32", axes, *sizes, "highest")
     for activation in ("", "gelu"):
-        sizes = (1024, 16384), (768, 6400), (768, 6400)
+        sizes = (384, 1024, 16384), (768, 6400), (768, 6400)
         how = {"activation": activation, "precision": "highest"}
         yield _layers("linear", "float32", *sizes, **how)
     # Sizes for which k is divided among blocks.
@@ -655,12 +664,14 @@ def _matmul() -> Iterator[Grid]:
         yield _products("float32", _LAYOUTS[layout], (512, 4096), (8193, 50257), (312, 4096))
     yield _products("float32", _LAYOUTS["NT"], (1024,), (8193, 50257), (384, 2048), "highest")
     # Fewer elements than fill the GPU.
-    sizes = (128, 768), (256, 1024, 3072), (1024, 4096)
+    sizes = (128, 768), (256, 1024, 3072), (384, 1024, 4096)
     yield _products("bfloat16", _LAYOUTS["NN"], *sizes)
     yield _layers("linear", "bfloat16", *sizes)
     heads = {"batch": (16, 64)}
     yield _products("float32", (2, 2), (512, 2048), (512, 2048), (128,), "highest", **heads)
-    yield _layers("glu", "bfloat16", (1024, 4096), (8192, 14336), (2048, 4096), activation="silu")
+    yield _layers(
+        "glu", "bfloat16", (64, 1024, 4096), (5632, 14336), (2048, 5120), activation="silu"
+    )
     yield _layers("glu", "bfloat16", (1024, 8192), (5120, 16384), (2048, 4096), activation="gelu")
     of_bytes = (2048, 8192), (2048, 8192), (2048, 8192)
     yield _products("int8", _LAYOUTS["NN"], *of_bytes, result="int32")
