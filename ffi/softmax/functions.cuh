@@ -229,7 +229,7 @@ class RowResult<MaxSum<T>> {
 
   __device__ __forceinline__ RowResult(const KernelArgs<T>& args, std::int64_t row, bool writes)
       : writes_(writes && args.reduces()), target_(std::numeric_limits<A>::quiet_NaN()) {
-    if (!writes_ || args.loss == nullptr) return;
+    if (!writes_ || args.function != Function::kCrossEntropy) return;
     const std::int64_t label = args.label(row);
     if (label < 0) return;
     const T& target = args.x[args.rows.begin(row) + label * args.rows.inner];
@@ -250,7 +250,7 @@ class RowResult<MaxSum<T>> {
     const A largest = exponents.element(total.anchor);
     const bool regular = is_finite(largest * args.scale);
     args.row_results.write_parts(row, lse, regular, largest, -logarithm(largest));
-    if (args.loss == nullptr) return;
+    if (args.function != Function::kCrossEntropy) return;
     // The difference of a large number and its rounded logsumexp would have no correct digits.
     args.loss[row] = is_finite(total.anchor) ? -logarithm(target_) : lse - target_ * args.scale;
   }

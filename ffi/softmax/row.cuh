@@ -13,6 +13,7 @@
 // replaced on load by a value that changes neither the maximum nor the sum.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <limits>
@@ -20,6 +21,7 @@
 
 #include "core/cuda.h"
 #include "core/integer.h"
+#include "core/ptx/product.cuh"
 #include "core/ptx/shift.cuh"
 #include "core/vector.h"
 #include "softmax/edges.cuh"
@@ -68,12 +70,67 @@ RowResults<T> make_row_results(const LogSumExps& logsumexps) {
           static_cast<A*>(logsumexps.log_sum)};
 }
 
+// The query of a row, and where its flags begin. No quotient waits for another one, and each is a
+// multiplication as in Divisor. Exact for numbers of rows, and offsets, of one bit less than
+// `Number` has.
+template <class Number>
+struct RowPositions {
+  static constexpr int kBits = 8 * sizeof(Number);
+  using Product = std::conditional_t<kBits == 32, std::uint64_t, unsigned __int128>;
+
+  // Of quotient d: by the product of the mask's first d sizes, and for d = 0 by `queries`.
+  Number multiplier[Mask::kMaxDims];
+  Number step[Mask::kMaxDims];
+  Number queries;  // 0: rows have no queries
+  std::uint8_t shift[Mask::kMaxDims];
+
+  void set(const Mask& mask, std::int64_t queries_of_a_row) {
+    *this = {};
+    queries = static_cast<Number>(queries_of_a_row);
+    set_divisor(0, queries_of_a_row);
+    std::int64_t before = 1;
+    for (int d = 0; d < mask.dims; ++d) {
+      step[d] = static_cast<Number>(mask.stride[d]);
+      if (d > 0) {
+        step[d] -= static_cast<Number>(mask.size[d - 1] * mask.stride[d - 1]);
+        set_divisor(d, before);
+      }
+      before *= mask.size[d];
+    }
+  }
+
+  __device__ __forceinline__ Number query(Number row) const {
+    return row - quotient(row, 0) * queries;
+  }
+
+  // The sum over d of step[d] times the quotient of the row by the product of the first d sizes.
+  __device__ __forceinline__ Number offset(Number row) const {
+    Number sum = row * step[0];
+#pragma unroll(kBits == 32 ? Mask::kMaxDims : 1)
+    for (int d = 1; d < Mask::kMaxDims; ++d) sum += quotient(row, d) * step[d];
+    return sum;
+  }
+
+ private:
+  __device__ __forceinline__ Number quotient(Number row, int d) const {
+    return high_product(2 * row, multiplier[d]) >> shift[d];
+  }
+
+  void set_divisor(int d, std::int64_t number) {
+    if (number < 1) return;  // all quotients are 0
+    shift[d] = static_cast<std::uint8_t>(log2_up(number));
+    const auto divisor = static_cast<Number>(number);
+    const auto power = Product{1} << (kBits - 1 + shift[d]);
+    multiplier[d] = static_cast<Number>((power + divisor - 1) / divisor);
+  }
+};
+
 // Buffers with typed pointers, and what else kernels must know of the problem.
 template <class T>
 struct KernelArgs {
   using A = Accumulator<T>;
-  // The fields that all kernels need come first: they fit in two lines of the constant cache, and
-  // each line costs a short kernel a noticeable wait.
+  // Each line of the constant cache that a short kernel reads costs it a noticeable wait. The first
+  // two, of 64 bytes, have what kernels of most functions need, with masks too.
   const T* x;
   T* y;
   Rows rows;
@@ -83,39 +140,37 @@ struct KernelArgs {
   // Whether there is a mask with a flag for each element, or for each row.
   bool has_element_flags;
   bool has_row_flags;
-  RowResults<T> row_results;
-  A* loss;
+  bool has_small_positions;
+  RowPositions<std::uint32_t> small_positions;
+  const std::uint8_t* flags;  // the mask; null: there is none
   const T* t;
+  // The third line: what rows of no whole packs, labels and elementwise functions need.
+  std::int64_t size;        // elements of x
+  std::int64_t flag_bytes;  // of the mask
   const A* maximum;
   const A* log_sum;
   const A* g;
   const void* labels;
   bool wide_labels;
-  std::int64_t size;  // elements of x
-  std::int64_t queries;
-  Mask mask;
-  Divisor by_queries;
-  // The flags of row r begin at the sum over d of mask_step[d] times the quotient of r by the sizes
-  // of the d dims before.
-  std::int64_t mask_step[Mask::kMaxDims];
-  Divisor by_mask_size[Mask::kMaxDims - 1];
-  std::int64_t mask_bytes;
+  A* loss;
+  RowResults<T> row_results;
+  std::int64_t flag_stride;  // along the columns
+  RowPositions<std::uint64_t> positions;
 
   // `rows` must be set before.
-  void set_masks(const Mask& flags, std::int64_t queries_of_a_row) {
-    mask = flags;
+  void set_masks(const Mask& mask, std::int64_t queries) {
     has_element_flags = mask.data != nullptr && mask.column_stride != 0;
     has_row_flags = mask.data != nullptr && mask.column_stride == 0;
-    queries = queries_of_a_row;
-    by_queries = Divisor(queries);
-    mask_bytes = (rows.columns - 1) * mask.column_stride + 1;
-    for (int d = 0; d < mask.dims; ++d) {
-      mask_step[d] = mask.stride[d];
-      if (d > 0) {
-        mask_step[d] -= mask.size[d - 1] * mask.stride[d - 1];
-        by_mask_size[d - 1] = Divisor(mask.size[d - 1]);
-      }
-      mask_bytes += (mask.size[d] - 1) * mask.stride[d];
+    flags = mask.data;
+    flag_stride = mask.column_stride;
+    flag_bytes = (rows.columns - 1) * mask.column_stride + 1;
+    for (int d = 0; d < mask.dims; ++d) flag_bytes += (mask.size[d] - 1) * mask.stride[d];
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    has_small_positions = rows.count <= kMost && rows.columns <= kMost && flag_bytes <= kMost;
+    if (has_small_positions) {
+      small_positions.set(mask, queries);
+    } else {
+      positions.set(mask, queries);
     }
   }
 
@@ -152,39 +207,22 @@ struct KernelArgs {
   }
 };
 
+// For compute capability 9.0 arguments begin 16 bytes after the beginning of a line.
+static_assert(offsetof(KernelArgs<float>, size) == 2 * 64 - 16);
+
 // Which elements of a row take part.
 template <class T>
 class RowMask {
  public:
   RowMask() = default;  // no element takes part
   __device__ __forceinline__ RowMask(const KernelArgs<T>& args, std::int64_t row)
-      : readable_(args.rows.columns), stride_(args.mask.column_stride) {
-    std::int64_t query = 0;
-    std::int64_t offset = 0;
-    // A 64-bit division takes as long as a hundred elements, and few problems have enough rows to
-    // need one. Branches that few problems would take do not pay either.
-    if (args.rows.count <= std::numeric_limits<std::int32_t>::max()) {
-      auto rest = static_cast<std::uint32_t>(row);
-      query = rest - args.by_queries.quotient(rest) * args.by_queries.divisor;
-      if (args.has_element_flags || args.has_row_flags) {
-        offset = rest * args.mask_step[0];
-#pragma unroll
-        for (int d = 1; d < Mask::kMaxDims; ++d) {
-          rest = args.by_mask_size[d - 1].quotient(rest);
-          offset += rest * args.mask_step[d];
-        }
-      }
+      : readable_(args.rows.columns), stride_(args.flag_stride), flags_(args.flags) {
+    // Branches that few problems would take do not pay: all dims are computed.
+    if (args.has_small_positions) {
+      place(args.small_positions, row);
     } else {
-      if (args.queries != 0) query = row % args.queries;
-      offset = row * args.mask_step[0];
-#pragma unroll 1
-      for (int d = 1; d < args.mask.dims; ++d) {
-        row /= args.mask.size[d - 1];
-        offset += row * args.mask_step[d];
-      }
+      place(args.positions, row);
     }
-    if (args.queries != 0 && query < readable_) readable_ = query + 1;
-    flags_ = args.mask.data + offset;
     if (args.has_row_flags && *flags_ == 0) readable_ = 0;
     if (!args.has_element_flags) flags_ = nullptr;
   }
@@ -201,6 +239,16 @@ class RowMask {
   }
 
  private:
+  template <class Number>
+  __device__ __forceinline__ void place(const RowPositions<Number>& positions, std::int64_t row) {
+    const auto number = static_cast<Number>(row);
+    const auto columns = static_cast<Number>(readable_);
+    const Number query = positions.query(number);
+    const Number readable = positions.queries != 0 && query < columns ? query + 1 : columns;
+    readable_ = static_cast<std::int64_t>(readable);
+    flags_ += positions.offset(number);
+  }
+
   std::int64_t readable_ = 0;
   std::int64_t stride_ = 0;
   const std::uint8_t* flags_ = nullptr;
@@ -429,7 +477,7 @@ class ThreadSlice {
 #pragma unroll 1
         for (int i = 0; i < kPack; ++i) {
           const bool reads = (bits >> i & 1) != 0;
-          if (reads && flags[(p * stride_ + i) * args.mask.column_stride] == 0) {
+          if (reads && flags[(p * stride_ + i) * args.flag_stride] == 0) {
             bits &= ~(1u << i);
           }
         }
@@ -655,14 +703,14 @@ class ThreadSlice {
   // kernel's argument: of one made from an integer, the compiler would not know that it points to
   // global memory.
   __device__ __forceinline__ void align_mask(const KernelArgs<T>& args, const std::uint8_t* first) {
-    const std::uint8_t* const array = args.mask.data;
+    const std::uint8_t* const array = args.flags;
     const std::int64_t offset = first - array;
     const auto address = reinterpret_cast<std::uintptr_t>(array) + offset;
     mask_phase_ = static_cast<int>(address % kFlagWord);
     const std::int64_t word = offset - mask_phase_;
     mask_ = array + word;
     mask_begin_ = word < 0 ? static_cast<int>(-word) : 0;
-    mask_end_ = clamped_to_int(args.mask_bytes - word);
+    mask_end_ = clamped_to_int(args.flag_bytes - word);
   }
 
   // For rows with a mask of any phase. No byte outside the mask's array is read.

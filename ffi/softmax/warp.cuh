@@ -80,7 +80,11 @@ __global__ void __launch_bounds__(kWarpBlockThreads)
   } else {
     // The loop bounds are uniform in the block, so that all lanes reach every shuffle.
     const RowNumber step = static_cast<RowNumber>(gridDim.x) * kGroups * kRows;
-    for (RowNumber first = first_row; first < count; first += step) take(first);
+    RowNumber first = first_row;  // of a row that exists
+    do {
+      take(first);
+      first += step;
+    } while (first < count);
   }
 }
 

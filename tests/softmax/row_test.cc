@@ -131,7 +131,7 @@ void check_rows(std::int64_t columns, Layout layout, std::size_t phase, bool cau
   args.y = y.get();
   Mask mask = mask_of(layout, columns);
   args.set_masks(mask, causal ? kRows : 0);  // tells the mask's size
-  const std::size_t bytes = phase + static_cast<std::size_t>(args.mask_bytes);
+  const std::size_t bytes = phase + static_cast<std::size_t>(args.flag_bytes);
   const auto flags = std::make_unique<std::uint8_t[]>(bytes);
   std::mt19937 random(1);
   for (std::size_t i = 0; i < bytes; ++i) flags[i] = random() % 5 < 3;
@@ -169,6 +169,61 @@ void check_dtype() {
           }
         }
       }
+    }
+  }
+}
+
+// The positions of rows by division.
+template <class Number>
+void check_position(const RowPositions<Number>& positions, const Mask& mask, std::int64_t queries,
+                    std::int64_t row) {
+  std::int64_t rest = row;
+  std::int64_t offset = 0;
+  for (int d = 0; d < mask.dims; ++d) {
+    offset += rest % mask.size[d] * mask.stride[d];
+    rest /= mask.size[d];
+  }
+  const auto number = static_cast<Number>(row);
+  ++checks;
+  if (positions.offset(number) != static_cast<Number>(offset)) ++failures;
+  if (positions.query(number) != static_cast<Number>(queries == 0 ? row : row % queries)) {
+    ++failures;
+  }
+}
+
+// The first and last rows of random masks, and others, up to the largest number of rows.
+template <class Number>
+void check_positions() {
+  constexpr int kBits = sizeof(Number) == 4 ? 31 : 62;
+  std::mt19937_64 random(1);
+  for (int i = 0; i < 20000; ++i) {
+    Mask mask;
+    std::int64_t rows = 1;
+    std::int64_t flags = 1;
+    mask.dims = static_cast<int>(random() % (Mask::kMaxDims + 1));
+    int bits = kBits;
+    for (int d = 0; d < mask.dims; ++d) {
+      const int own = 1 + static_cast<int>(random() % static_cast<unsigned>(bits - mask.dims + d));
+      mask.size[d] = 2 + static_cast<std::int64_t>(random() >> (64 - own)) % ((1ll << own) - 1);
+      if (own > 1 && random() % 4 == 0) mask.size[d] = std::int64_t{1} << (own - 1);
+      bits -= own;
+      rows *= mask.size[d];
+      if (random() % 2 == 0) {
+        mask.stride[d] = flags;
+        flags *= mask.size[d];
+      }
+    }
+    const std::int64_t queries =
+        i % 3 == 0 ? 0 : 1 + static_cast<std::int64_t>(random() % static_cast<unsigned long>(rows));
+    RowPositions<Number> positions;
+    positions.set(mask, queries);
+    for (std::int64_t row : {std::int64_t{0}, std::int64_t{1}, rows / 2, rows - 2, rows - 1}) {
+      if (row >= 0 && row < rows) check_position(positions, mask, queries, row);
+    }
+    for (int j = 0; j < 5; ++j) {
+      const auto row = static_cast<std::int64_t>(random() % static_cast<unsigned long>(rows));
+      check_position(positions, mask, queries, row);
+      if (queries != 0) check_position(positions, mask, queries, row / queries * queries);
     }
   }
 }
@@ -224,7 +279,7 @@ void check_long_rows(std::int64_t columns, bool shares_mask, int lanes) {
         if (at < 0 || at >= args.size) continue;
         x.data()[at] = narrow<T>(Accumulator<T>(at % 120));
         const std::int64_t flag = shares_mask ? at - row.begin : at;
-        if (flag >= 0 && flag < args.mask_bytes) flags.data()[flag] = random() % 5 < 3;
+        if (flag >= 0 && flag < args.flag_bytes) flags.data()[flag] = random() % 5 < 3;
       }
       for (int lane = 0; lane < lanes; ++lane) {
         const ThreadSlice<T, kLayout> slice(args, row, first + lane, row.packs, lanes);
@@ -240,6 +295,8 @@ void check_long_rows(std::int64_t columns, bool shares_mask, int lanes) {
 
 int main() {
   namespace softmax = JAX_GPUOPS_NAMESPACE::softmax;
+  softmax::check_positions<std::uint32_t>();
+  softmax::check_positions<std::uint64_t>();
   softmax::check_dtype<__nv_bfloat16>();  // reading depends on sizes alone, also that of __half
   softmax::check_dtype<float>();
   softmax::check_dtype<double>();
