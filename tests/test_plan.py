@@ -951,16 +951,15 @@ def test_few_columns_are_read_at_once(implementation):
 @pytest.mark.parametrize(
     ("name", "shape", "dtype", "lane_rows", "lanes", "threads"),
     [
-        # Whole rows, of at most 100 elements unless a thread loads all of them at once.
-        ("argmax", (1, 21, 65 * 65), "bfloat16", 4, 256, 256),
-        ("argmax", (2, 21, 33 * 65), "float16", 4, 256, 256),
-        ("argmin", (40, 21, 129), "float32", 4, 32, 32),
-        ("sum", (40, 21, 127), "float32", 1, 64, 64),
+        # Whole rows: of at most 32 elements, or of 100 in larger arrays.
+        ("argmax", (1, 21, 65 * 65), "bfloat16", 1, 256, 256),
+        ("argmax", (1, 21, 1536), "float16", 1, 128, 128),  # two for each thread
         ("sum", (1, 100, 1537), "bfloat16", 1, 256, 256),
-        ("sum", (1, 8, 33), "float32", 1, 32, 32),
+        ("sum", (1, 32, 33), "float32", 1, 32, 32),
+        ("max", (1, 9, 256), "float32", 1, 64, 64),
         # A block for each tile, with lanes for 64 or 128 contiguous bytes unless there are few.
         ("sum", (1, 101, 1537), "float32", 4, 32, 256),
-        ("max", (1, 9, 256), "float32", 1, 32, 256),
+        ("max", (1, 33, 256), "float32", 1, 32, 256),
         ("max", (1, 160, 256), "float32", 1, 32, 256),
         ("max", (1, 161, 256), "float32", 1, 32, 512),
         ("min", (1, 161, 257), "float32", 1, 32, 256),  # no room for more threads

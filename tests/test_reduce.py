@@ -297,6 +297,23 @@ def test_rows_of_up_to_a_kilobyte_in_shared_memory(dtype, implementation):
 
 
 @pytest.mark.kernel
+@pytest.mark.parametrize("name", ["max", "min", *ARGS])
+@pytest.mark.parametrize("dtype", ["float16", "float32", "int16"])
+def test_neighbours_in_the_words_of_short_rows(name, dtype, implementation):
+    """16-bit floats are compared in words, which rows of odd lengths share with their neighbours:
+    these have the best elements where they meet. NaN, rows of equal and of the worst elements."""
+    best = np.inf if name in ("max", "argmax") else -np.inf
+    xs = [np.round(data((101, n), dtype)).astype(helpers.np_dtype(dtype)) for n in range(1, 27)]
+    for x in xs if dtype != "int16" else ():
+        x[::3, 0] = x[::3, -1] = best
+        x[1::9] = -best
+        x[4::9, x.shape[1] // 2 :] = np.nan
+        x[7::27, x.shape[1] // 2] = np.nan
+        x[16::27, : x.shape[1] // 2] = -best
+    assert_each_right([name], xs, implementation=implementation, algorithm="staged")
+
+
+@pytest.mark.kernel
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("names", [("prod",), ("sum", "max", "min", *ARGS)], ids=["prod", "others"])
 def test_rows_that_registers_hold(names, dtype, implementation):
@@ -349,18 +366,26 @@ def test_rows_that_lie_interleaved(names, dtype, implementation):
     assert_each_right(names, xs, 1, implementation=implementation, algorithm="interleaved")
 
 
-# What short_column_kernel takes, on the 4 multiprocessors of the host: one row for each lane, and
-# several; whole rows of a thread, of fewer columns than it loads at once, of as many, and of more;
-# columns that threads divide, also fewer than these, with lanes for a part of a warp, and with
-# several partials for each thread at the end. Tiles that the rows fill, and not.
-SHORT = [
+# Whole rows of a thread (whole_column_kernel), one or a word of two of 16 bits: fewer columns
+# than a group, whole groups and not, as many as it loads at once, and more.
+WHOLE = [
     (1, 3, 1024),
     (2, 8, 600),
     (3, 21, 2049),
     (40, 29, 130),
-    (1, 100, 1537),
-    (2, 101, 801),
     (3, 9, 33),
+    (13, 32, 130),
+    (13, 39, 131),
+    (13, 40, 130),
+    (13, 77, 130),
+    (1, 100, 1537),
+]
+# Columns that the threads of a block divide (short_column_kernel), on the 4 multiprocessors of the
+# host: one row for each lane, and several; also fewer columns than threads, with lanes for a part
+# of a warp, and with several partials for each thread at the end. Tiles that rows fill, and not.
+SHORT = [
+    (2, 101, 801),
+    (3, 35, 33),
     (1, 77, 48),
     (2, 300, 64),
     (1, 1000, 37),
@@ -371,14 +396,15 @@ SHORT = [
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("name", ["sum", "mean", "max", "min", *ARGS])
 def test_columns_of_few_elements(name, dtype, implementation):
-    xs = [data(shape, dtype) for shape in SHORT]
-    xs += [np.round(x).astype(x.dtype) for x in xs]  # many are equal, some are -0.0
-    xs += [np.full(shape, 0.1, helpers.np_dtype(dtype)) for shape in SHORT]
-    with helpers.recorded(implementation) as executions:
-        assert_each_right([name], xs, 1, implementation=implementation, algorithm="column")
-    for each in executions if implementation == "interpret" else ():
-        (kernel,) = each["kernels"]
-        assert "short_column_kernel" in kernel
+    for shapes, kernel in ((WHOLE, "::whole_column_kernel"), (SHORT, "::short_column_kernel")):
+        xs = [data(shape, dtype) for shape in shapes]
+        xs += [np.round(x).astype(x.dtype) for x in xs]  # many are equal, some are -0.0
+        xs += [np.full(shape, 0.1, helpers.np_dtype(dtype)) for shape in shapes]
+        with helpers.recorded(implementation) as executions:
+            assert_each_right([name], xs, 1, implementation=implementation, algorithm="column")
+        for each in executions if implementation == "interpret" else ():
+            (launched,) = each["kernels"]
+            assert kernel in launched
 
 
 @pytest.mark.kernel
@@ -389,7 +415,7 @@ def test_infinities_and_nan_in_columns_of_few_elements(name, dtype, implementati
     which all elements are the worst ones."""
     rng = np.random.default_rng(0)
     worst = -np.inf if name in ("max", "argmax") else np.inf
-    xs = [data(shape, dtype) for shape in SHORT]
+    xs = [data(shape, dtype) for shape in WHOLE + SHORT]
     for x in xs:
         rows = np.moveaxis(x, 1, -1).reshape(-1, x.shape[1])
         rows[::5][rng.random(rows[::5].shape) < 0.2] = np.nan

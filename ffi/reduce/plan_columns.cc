@@ -52,9 +52,10 @@ constexpr std::int64_t kMostShortColumns = 1024;
 // bytes. For argmax and argmin, which compute longer, the most elements.
 constexpr std::int64_t kShortColumnShare = 16 * 1024;
 constexpr std::int64_t kShortColumnShareOfIndices = 96 * 1024;
-// The rows per multiprocessor from which a thread reduces kShortColumnRows whole rows, a whole row,
-// and parts of kShortColumnRows rows.
-constexpr std::int64_t kManyShortColumnRows = 1024;
+// A thread reduces whole rows if they have at most as many columns as it loads at once.
+constexpr std::int64_t kWholeColumnLoads = 32;
+// The rows per multiprocessor from which a thread reduces whole rows of more columns, and parts of
+// kShortColumnRows rows.
 constexpr std::int64_t kWholeShortColumnRows = 384;
 constexpr std::int64_t kSomeShortColumnRows = 160;
 // The most columns of a thread with whole rows: their sum, of 25 terms one after the other, is as
@@ -273,15 +274,15 @@ void configure_short_column(const Problem& problem, const Device& device, Config
   const bool takes_several = problem.inner >= kWarpLanes * kShortColumnRows;
   config->lane_rows = 1;
   config->threads = kColumnThreads;
-  if (problem.columns <= kShortColumnLoads ||
+  if (problem.columns <= kWholeColumnLoads ||
       (problem.columns <= kMostWholeColumns && has_rows(kWholeShortColumnRows))) {
-    if (takes_several && has_rows(kManyShortColumnRows)) config->lane_rows = kShortColumnRows;
-    config->lanes = kColumnThreads;
-    while (config->lanes > kWarpLanes && (config->lanes * config->lane_rows > problem.inner ||
-                                          tiles() < device.multiprocessors)) {
-      config->lanes /= 2;
+    const bool has_pairs = is_16_bit_float(problem.dtype) && problem.inner % 2 == 0;
+    const std::int64_t threads = problem.rows() / (has_pairs ? 2 : 1);
+    while (config->threads > kWarpLanes &&
+           threads < config->threads * std::int64_t{device.multiprocessors}) {
+      config->threads /= 2;
     }
-    config->threads = config->lanes;
+    config->lanes = config->threads;
     return;
   }
   config->lanes = kWarpLanes;

@@ -138,7 +138,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "axis.",
      "PyTorch, Reduce.cuh; XLA, column reduction",
      "argmax and argmin: axes of fewer than 2^31 elements",
-     "column_kernel short_column_kernel combine_kernel"},
+     "column_kernel short_column_kernel whole_column_kernel combine_kernel"},
     {"interleaved",
      "Blocks read 16 bytes per thread at a stride at which a thread always gets the same rows.",
      "this project",
@@ -159,7 +159,7 @@ struct Config {
   int pack = 1;             // column: rows, held: elements that a thread reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
   bool edges = false;       // held: rows are read by packs, but are not whole packs
-  int lane_rows = 0;        // rows of a tile per lane; column: 0 unless by short_column_kernel
+  int lane_rows = 0;        // rows of a tile per lane; column: 0 if by column_kernel
   int cluster = 1;          // blocks per cluster; column, interleaved: 1, or `parts`
   int packs = 0;            // held: the most packs per thread
   std::int64_t blocks = 0;  // staged: blocks of the grid

@@ -296,13 +296,6 @@ struct ValueReducer {
   };
 };
 
-// Whether value a beats value b for argmax or argmin: NaN beats any value that is not NaN.
-template <Function kFunction, class A>
-__device__ inline bool beats(A a, A b) {
-  const bool better = kFunction == Function::kArgMax ? a > b : a < b;
-  return better || (a != a && b == b);
-}
-
 // argmax and argmin of elements of T, computed in A, or of the Indexed<A> of an earlier launch.
 // `Index` is the type of a column.
 template <Function kFunction, class T, class A, class Index = std::int64_t>
@@ -313,11 +306,14 @@ struct ArgReducer {
   struct Combine {
     using Best = std::conditional_t<kFunction == Function::kArgMax, Maximum, Minimum>;
 
-    // The better value; of equal values, the one with the smaller column.
+    // The better value, and the smallest column that has it. Without branches, which a warp would
+    // take both ways.
     __device__ Partial operator()(Partial a, Partial b) const {
-      if (beats<kFunction>(a.value, b.value)) return a;
-      if (beats<kFunction>(b.value, a.value)) return b;
-      return a.index < b.index ? a : b;
+      const A best = Best{}(a.value, b.value);
+      constexpr Index kNone = std::numeric_limits<Index>::max();
+      const Index of_a = is_best(a.value, best) ? a.index : kNone;
+      const Index of_b = is_best(b.value, best) ? b.index : kNone;
+      return {best, of_a < of_b ? of_a : of_b};
     }
   };
 

@@ -15,8 +15,8 @@
 // In a small array, the time is that of the instructions of one thread, one after the other, and of
 // waiting for memory. So there is one block per tile, without a cluster or a second launch; a
 // thread waits once for kShortColumnLoads columns; the depths of a warp are combined by shuffles,
-// and then those of the block after one barrier. If there is only one depth, threads store their
-// results.
+// and then those of the block after one barrier. If rows are so many, or columns so few, that there
+// would be one depth, whole_column.cuh takes the problem.
 //
 // The last tile ends with the last row, and so may have rows of the tile before it too.
 #pragma once
@@ -25,6 +25,7 @@
 
 #include "core/integer.h"
 #include "core/shared.h"
+#include "reduce/few_elements.cuh"
 #include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
 
@@ -42,54 +43,7 @@ struct ShortColumns {
   Divisor tiles;  // per outer
 };
 
-// How a thread folds the elements of a row: so few that sums need no compensation.
-template <class Reducer, bool = kIsIndexed<typename Reducer::Partial>>
-struct ShortFold {
-  using Partial = typename Reducer::Partial;
-  using Combine = typename Reducer::Combine;
-
-  Partial partial = Reducer::identity();
-
-  // Elements of kCount columns: first, first + step, ...
-  template <int kCount>
-  __device__ void add(Partial (&value)[kCount], int, int) {
-    partial = Combine{}(partial, tree<Combine>(value));
-  }
-};
-
-// argmax and argmin: with few instructions for each element. If the best element is NaN, its index
-// remains to be found. A thread that finds nothing better than an absent element keeps the index 0:
-// another thread of the row finds something better, or none does, and then 0 is right.
-template <class Reducer>
-struct ShortFold<Reducer, true> {
-  using Partial = typename Reducer::Partial;
-  using Value = decltype(Partial::value);
-
-  Partial partial = {Reducer::identity().value, 0};
-
-  template <int kCount>
-  __device__ void add(Value (&value)[kCount], int first, int step) {
-#pragma unroll
-    for (int i = 0; i < kCount; ++i) {
-      const Value best = typename Reducer::Combine::Best{}(partial.value, value[i]);
-      if (best != partial.value) partial.index = first + i * step;
-      partial.value = best;
-    }
-  }
-};
-
-// An element that changes no result.
-template <class Reducer>
-__device__ inline typename Reducer::Element absent_element() {
-  using Element = typename Reducer::Element;
-  if constexpr (kIsIndexed<typename Reducer::Partial>) {
-    return narrow<Element>(Reducer::identity().value);
-  } else {
-    return narrow<Element>(Reducer::identity());
-  }
-}
-
-// Combines kShortColumnSets partials in shared memory.
+// Combines the partials from[0], from[apart], ... in shared memory, kShortColumnSets of them.
 template <class Reducer>
 __device__ inline typename Reducer::Partial combine_sets(const typename Reducer::Partial* from,
                                                          int apart) {
@@ -184,13 +138,6 @@ __global__ void __launch_bounds__(kMostShortColumnThreads)
   }
 
   const std::int64_t first_row = std::int64_t{tile.quotient} * shape.inner + inner;
-  if (depths == 1) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      Reducer::store(y, first_row + own_row + i * kWarpSize, fold[i].partial);
-    }
-    return;
-  }
 
   // Combine over the depths of a warp, and then over those of the block.
   int set = depth;  // of partials in shared memory, one for each row of the tile
@@ -232,7 +179,7 @@ void launch_short_column(const Call& call) {
     const std::int64_t tile_rows = config.lanes * kRows;
     const std::int64_t tiles = divide_up(problem.inner, tile_rows);
     const int depths = config.threads / config.lanes;
-    const int sets = depths == 1 ? 0 : config.threads / std::max(config.lanes, kWarpSize);
+    const int sets = config.threads / std::max(config.lanes, kWarpSize);
     launch_kernel<short_column_kernel<Reducer, kRows>>(
         call.queue,
         {grid_extent(problem.outer * tiles), static_cast<unsigned>(config.threads),

@@ -1,6 +1,7 @@
 // Instantiates the kernels of short columns, and launches them.
 
 #include "reduce/short_column.cuh"
+#include "reduce/whole_column.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace reduce {
@@ -12,7 +13,9 @@ void launch_short_columns(const Queue& queue, const Plan& plan, const Problem& p
                  Function::kArgMin>(problem.function, [&](auto function) {
     dispatch<__half, __nv_bfloat16, float>(problem.dtype, [&](auto type) {
       using T = typename decltype(type)::type;
-      launch_short_column<Instance<decltype(function)::value, T, Accumulator<T>>>(call);
+      using Each = Instance<decltype(function)::value, T, Accumulator<T>>;
+      if (plan.config.threads == plan.config.lanes) return launch_whole_column<Each>(call);
+      launch_short_column<Each>(call);
     });
   });
 }

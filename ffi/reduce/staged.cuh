@@ -24,6 +24,7 @@
 
 #include "core/ptx/async_copy.cuh"
 #include "core/shared.h"
+#include "reduce/few_elements.cuh"
 #include "reduce/instance.cuh"
 #include "reduce/reducer.cuh"
 
@@ -64,19 +65,99 @@ __device__ __forceinline__ void copy_tile(const T* __restrict__ from, T* to, uns
 
 // Folds a row from element `first` on, kCount elements at a time; the rest with kCount / 2, and so
 // on.
-template <int kCount, class Reducer>
+template <int kCount, class Reducer, class Fold>
 __device__ __forceinline__ void fold_shared_row(const typename Reducer::Element* row, int first,
                                                 int columns, const typename Reducer::Reader& read,
-                                                typename Reducer::Fold& fold) {
+                                                Fold& fold) {
   const int end = columns / kCount * kCount;
 #pragma unroll 1
   for (; first < end; first += kCount) {
     Accumulator<typename Reducer::Element> value[kCount];
 #pragma unroll
     for (int i = 0; i < kCount; ++i) value[i] = read(row[first + i]);
-    fold.add(value, first, 1);
+    if constexpr (kIsIndexed<typename Reducer::Partial>) {
+      const Fold before = fold;
+      fold.add(value, 0, 1);
+      fold.count_from(first, before);
+    } else {
+      fold.add(value, first, 1);
+    }
   }
   if constexpr (kCount > 1) fold_shared_row<kCount / 2, Reducer>(row, first, columns, read, fold);
+}
+
+// Folds a row that begins at element `begin` of a tile, in words of two 16-bit elements. Its first
+// and last word may have an element of a neighbouring row.
+//
+//     begin 17, 5 columns:     x  r0   r1 r2   r3 r4
+//     begin 18, 5 columns:     r0 r1   r2 r3   r4 x
+template <class Reducer>
+__device__ __forceinline__ typename Reducer::Partial fold_shared_pairs(
+    const typename Reducer::Element* tile, unsigned begin, int columns) {
+  using Partial = typename Reducer::Partial;
+  constexpr int kWords = 4;  // at a time
+  const auto words = reinterpret_cast<const std::uint32_t*>(tile) + begin / 2;
+  const int phase = static_cast<int>(begin % 2);
+  const int last = (phase + columns - 1) / 2;
+  PairFold<Reducer> fold;
+  const std::uint32_t absent = fold.best;
+  const auto word_at = [&](int i) {
+    const std::uint32_t low = i > 0 || phase == 0 ? 0x0000ffffu : 0;
+    const std::uint32_t high = i < last || (phase + columns) % 2 == 0 ? 0xffff0000u : 0;
+    return (words[i] & (low | high)) | (absent & ~(low | high));
+  };
+  fold.add(word_at(0), 0);
+  int first = 1;
+  if (last >
+      kWords) {  // the last of these may be words that have been folded before: no difference
+    do {
+      first = min(first, last - kWords);
+      const PairFold<Reducer> before = fold;
+#pragma unroll
+      for (int u = 0; u < kWords; ++u) fold.add(words[first + u], u);
+      fold.count_from(first, before);
+      first += kWords;
+    } while (first < last);
+  }
+#pragma unroll 1
+  for (; first < last; ++first) fold.add(words[first], first);
+  if (last > 0) fold.add(word_at(last), last);
+
+  const Partial low = fold.of_half(0);
+  const Partial high = fold.of_half(1);
+  if constexpr (kIsIndexed<Partial>) {
+    const auto best = typename Reducer::Combine::Best{}(low.value, high.value);
+    const int low_column = 2 * low.index - phase;
+    const int high_column = 2 * high.index + 1 - phase;
+    const bool is_high = low.value == high.value ? high_column < low_column : best == high.value;
+    const int column = is_high ? high_column : low_column;
+    return {best, column < 0 ? 0 : column};  // -1 is found if all elements are the worst ones
+  } else {
+    return typename Reducer::Combine{}(low, high);
+  }
+}
+
+// argmax and argmin of a row that begins at element `begin` of a tile.
+template <class Reducer>
+__device__ __forceinline__ int best_of_shared(const typename Reducer::Element* tile, unsigned begin,
+                                              int columns, const typename Reducer::Reader& read) {
+  typename Reducer::Partial best;
+  if constexpr (kComparesPairs<Reducer>) {
+    best = fold_shared_pairs<Reducer>(tile, begin, columns);
+  } else {
+    ShortFold<Reducer> fold;
+    fold_shared_row<8, Reducer>(tile + begin, 0, columns, read, fold);
+    best = fold.partial;
+  }
+  if (best.value != best.value) {  // find the first NaN
+    const auto is_nan = [&](int column) {
+      const auto value = read(tile[begin + column]);
+      return value != value;
+    };
+    best.index = 0;
+    while (!is_nan(best.index)) ++best.index;
+  }
+  return best.index;
 }
 
 template <class Reducer>
@@ -103,10 +184,18 @@ __global__ void __launch_bounds__(kStagedThreads)
 
 #pragma unroll 1
   for (unsigned row = lane; row < own_rows; row += kWarpSize) {
-    typename Reducer::Fold fold;
-    fold_shared_row<kChunk, Reducer>(tile + row * rows.columns, 0, static_cast<int>(rows.columns),
-                                     read, fold);
-    Reducer::store(y, first + row, fold.value());
+    if constexpr (kIsIndexed<typename Reducer::Partial>) {
+      const int index = best_of_shared<Reducer>(tile, row * rows.columns, rows.columns, read);
+      store_result(y, first + row, std::int64_t{index});
+    } else if constexpr (kComparesPairs<Reducer>) {
+      Reducer::store(y, first + row,
+                     fold_shared_pairs<Reducer>(tile, row * rows.columns, rows.columns));
+    } else {
+      typename Reducer::Fold fold;
+      fold_shared_row<kChunk, Reducer>(tile + row * rows.columns, 0, static_cast<int>(rows.columns),
+                                       read, fold);
+      Reducer::store(y, first + row, fold.value());
+    }
   }
 }
 
