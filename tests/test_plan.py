@@ -730,6 +730,20 @@ def test_columns_that_blocks_copy_in_lines(shape, dtype, pack, lines, implementa
         assert (config["pack"], config["lines"]) == (1, False)  # each row has a mask of its own
 
 
+@pytest.mark.parametrize(("is_filled", "threads"), [(False, 8 * 32), (True, 2 * 64)])
+def test_few_tiles_of_lines_have_more_threads(is_filled, threads, implementation):
+    """Of 129 rows; a thread takes at most 32 of the 40 columns, and at least 4."""
+    outer = 20 * helpers.multiprocessors(implementation) if is_filled else 1
+
+    def function(x):
+        return jax_gpuops.softmax(x, 1, implementation=implementation, algorithm="column")
+
+    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((outer, 40, 129), "bfloat16"))
+    ((problem, algorithm),) = described(jaxpr)
+    _, config = planned(implementation, "softmax", problem, algorithm)
+    assert (config["lines"], config["threads"]) == (True, threads)
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "columns", "dtype", "algorithm"),
     [
@@ -776,8 +790,6 @@ def test_rows_of_two_packs(rows, layout, implementation):
         ("sum", 64, "int16", 8),
         ("argmax", 64, "int16", 1),
         ("argmax", 130, "int16", 8),
-        ("var", 2000, "bfloat16", 1),
-        ("var", 2100, "bfloat16", 8),
     ],
 )
 def test_columns_of_small_arrays_are_read_by_elements(name, columns, dtype, pack, implementation):

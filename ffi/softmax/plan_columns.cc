@@ -63,7 +63,7 @@ Config configure_lines(const Problem& problem, const Device& device) {
   config.layout = layout_of(problem);
   config.lines = true;
   config.pack = thread_rows(problem);
-  const std::int64_t groups = divide_up(problem.columns, kGroupSteps);
+  std::int64_t groups = divide_up(problem.columns, kGroupSteps);
   const auto rows = [&](int lanes) { return std::int64_t{lanes} * config.pack; };
   const auto tiles = [&](int lanes) {
     return problem.outer * divide_up(problem.inner, rows(lanes));
@@ -73,6 +73,17 @@ Config configure_lines(const Problem& problem, const Device& device) {
                                          groups * config.lanes > kLineThreads ||
                                          tiles(config.lanes) < 2 * device.multiprocessors)) {
     config.lanes /= 2;
+  }
+  // If the tiles that run at a time have few threads, more groups share the axis.
+  const std::int64_t room =
+      device.multiprocessors * (static_cast<std::int64_t>(device.shared_bytes_per_block) /
+                                lines_bytes(problem, rows(config.lanes)));
+  const std::int64_t lanes_at_a_time = config.lanes * std::min(tiles(config.lanes), room);
+  const std::int64_t filling =
+      std::int64_t{kLineBlocksResident} * kLineThreads * device.multiprocessors / operands(problem);
+  while (groups * lanes_at_a_time < filling && 2 * groups * config.lanes <= kLineThreads &&
+         2 * groups * kFewestGroupSteps <= problem.columns) {
+    groups *= 2;
   }
   config.threads = static_cast<int>(groups * config.lanes);
   config.rows = rows(config.lanes);
