@@ -15,6 +15,8 @@ namespace {
 constexpr std::int64_t kLineBytes = 128;
 // The granularity of the copy engine's writes to global memory.
 constexpr std::int64_t kSectorBytes = 16;
+// In the first dimension a box begins at a multiple of these bytes; it may end anywhere.
+constexpr std::int64_t kBeginBytes = 16;
 
 std::size_t image_bytes(const TensorMap& map) {
   return static_cast<std::size_t>(kLineBytes * map.box[1] * map.box[2]);
@@ -50,13 +52,19 @@ void visit_pieces(unsigned address, int line, Copy&& copy) {
   }
 }
 
-void check_map(const Caller& caller, const TensorMap& map) {
+void check_map(const Caller& caller, const TensorMap& map, Position at) {
   if (map.data == nullptr) {
     throw Error(caller + ": the tensor map was not made by make_tensor_map()");
   }
   if (map.box[0] * map.element_bytes != kLineBytes) {
     throw Error(caller + ": the executor knows boxes with lines of 128 bytes alone, not of " +
                 bytes_text(std::int64_t{map.box[0]} * map.element_bytes));
+  }
+  const std::int64_t begin = std::int64_t{at[0]} * map.element_bytes;
+  if (begin % kBeginBytes != 0) {
+    throw Error(caller +
+                ": in the first dimension a box begins at a multiple of 16 bytes, not at byte " +
+                std::to_string(begin) + ", an illegal instruction on a GPU");
   }
 }
 
@@ -126,7 +134,7 @@ void Launch::tensor_read(const char* function, Site site, void* to, const Tensor
   const Caller caller{*thread_, function, site};
   const unsigned own = 1u << thread_->block->rank;
   const unsigned targets = blocks == nullptr ? own : *blocks;
-  check_map(caller, map);
+  check_map(caller, map, at);
   check_shared(caller, to, image_bytes(map));
   check_shared(caller, barrier, sizeof(*barrier));
   const unsigned address = shared_address(to, site);
@@ -152,7 +160,7 @@ void Launch::tensor_write(const char* function, Site site, const TensorMap& map,
                           const void* from) {
   if (cancelled_) throw Cancelled();
   const Caller caller{*thread_, function, site};
-  check_map(caller, map);
+  check_map(caller, map, at);
   check_shared(caller, from, image_bytes(map));
   const unsigned address = shared_address(from, site);
   check_aligned(caller, address);

@@ -153,7 +153,7 @@ void test_boxes() {
   const auto within = [&](int a, int b, int c) {
     return a >= 0 && a < kExtent[0] && b >= 0 && b < kExtent[1] && c >= 0 && c < kExtent[2];
   };
-  const int places[][3] = {{0, 0, 0}, {64, 4, 2}, {-5, -3, -1}, {32, 0, 1}, {80, 0, 0}, {0, 10, 0}};
+  const int places[][3] = {{0, 0, 0}, {64, 4, 2}, {-4, -3, -1}, {32, 0, 1}, {80, 0, 0}, {0, 10, 0}};
   for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
     const Seed seeded(seed);
     for (const auto& at : places) {
@@ -239,7 +239,18 @@ void test_multicast() {
   }
 }
 
-enum class CopyFault { kNone, kNoFence, kEarlyReuse, kMisaligned, kNoMap, kNoBlock, kNoWait };
+enum class CopyFault {
+  kNone,
+  kNoFence,
+  kEarlyReuse,
+  kMisaligned,
+  kNoMap,
+  kNoBlock,
+  kNoWait,
+  kReadWithinPiece,
+  kMulticastWithinPiece,
+  kWriteWithinPiece,
+};
 
 void test_copy_faults() {
   Array<float> x(32 * 48);
@@ -272,6 +283,13 @@ void test_copy_faults() {
       if (leads && fault == CopyFault::kNoBlock) {
         copy_tensor(storage.box, map, 0, 0, 0, &storage.copied, 2);
       }
+      if (leads && fault == CopyFault::kReadWithinPiece) {
+        copy_tensor(storage.box, map, 30, 0, 0, &storage.copied);
+      }
+      if (leads && fault == CopyFault::kMulticastWithinPiece) {
+        copy_tensor(storage.box, map, 5, 0, 0, &storage.copied, 1);
+      }
+      if (leads && fault == CopyFault::kWriteWithinPiece) write_tensor(map, -1, 0, 0, storage.box);
       if (leads && fault == CopyFault::kNoWait) write_tensor(map, 0, 0, 0, storage.box);
       if (leads && fault != CopyFault::kNoWait) wait_until_read<0>();
     });
@@ -291,6 +309,12 @@ void test_copy_faults() {
     check_contains(error(CopyFault::kMisaligned), {"write_tensor()", "a multiple of 128 bytes"});
     check_contains(error(CopyFault::kNoMap), {"not made by make_tensor_map()"});
     check_contains(error(CopyFault::kNoBlock), {"copy_tensor()", "no block 1 in a cluster of 1"});
+    check_contains(error(CopyFault::kReadWithinPiece),
+                   {"copy_tensor()", "a multiple of 16 bytes, not at byte 120,"});
+    check_contains(error(CopyFault::kMulticastWithinPiece),
+                   {"copy_tensor()", "a multiple of 16 bytes, not at byte 20,"});
+    check_contains(error(CopyFault::kWriteWithinPiece),
+                   {"write_tensor()", "a multiple of 16 bytes, not at byte -4,"});
   }
 }
 

@@ -2,7 +2,8 @@
 // made on the host, describes the tensor (three dimensions here, the first contiguous), the box and
 // its layout in shared memory. Elements of a box beyond the tensor's edges are read as zeros, and
 // count as transaction bytes like the rest. They are not written, except up to the next multiple of
-// 16 bytes in the first dimension.
+// 16 bytes in the first dimension. In that dimension a box begins at a multiple of 16 bytes, also
+// before the tensor; otherwise the copy is an illegal instruction.
 #pragma once
 
 #include <cstdint>
