@@ -1,10 +1,13 @@
 """Batches of small products on Hopper's tensor cores: wgmma_batched."""
 
+import functools
+
 import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_linear import assert_linear
 
 import jax_gpuops as ops
 
@@ -37,6 +40,19 @@ def test_every_layout(sizes, transpose_a, transpose_b, dtype, result, batched):
 def test_rows_of_results_of_any_length(n, result, batched):
     """Results are written in words of 16, 4 and 2 bytes, whatever their rows allow."""
     helpers.assert_products(2, (70, n, 40), False, True, "bfloat16", result, **batched)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("activation", [None, "relu", "gelu", "gelu_exact", "silu"], ids=str)
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_bias_and_an_activation(shared, activation, batched):
+    x, w = helpers.factor((3, 70, 72), "bfloat16"), helpers.factor((3, 72, 136), "bfloat16", seed=1)
+    b = helpers.normal((136,) if shared else (3, 136), "bfloat16", seed=2)
+    layer = functools.partial(ops.linear, activation=activation, **batched)
+    y = jax.vmap(layer, (0, 0, None if shared else 0))(x, w, b)
+    assert_linear(y, x, w, b, activation)
+    if activation is not None:
+        assert_linear(layer(x[0], w[0]), x[0], w[0], None, activation)
 
 
 @pytest.mark.kernel
@@ -108,6 +124,12 @@ def test_any_order_of_threads(batched):
         lambda: ops.matmul(a, b, **batched), [(1, {}), (2, {}), (3, {"warp": 0}), (4, {"warp": 3})]
     )
     helpers.assert_matmul(y, a, b)
+    bias = helpers.normal((b.shape[2],), "bfloat16", seed=2)
+    y = helpers.under_each_schedule(
+        lambda: ops.linear(a[0], b[0], bias, activation="relu", **batched),
+        [(1, {}), (2, {}), (3, {"warp": 0}), (4, {"warp": 3})],
+    )
+    assert_linear(y, a[0], b[0], bias, "relu")
 
 
 @pytest.mark.kernel
@@ -139,10 +161,10 @@ def test_addresses_within_pieces(batched):
         jax.block_until_ready(ops.matmul(x, x, **batched))
 
 
-def test_refusal_of_a_bias(batched):
+def test_refusal_of_a_bias_of_a_wider_result(batched):
     x, b = jnp.ones((8, 8), "bfloat16"), jnp.ones(8, "bfloat16")
-    with pytest.raises(ValueError, match="'wgmma_batched' does not support a bias"):
-        ops.linear(x, x, b, **batched)
+    with pytest.raises(ValueError, match="supports a bias or an activation only for a result of"):
+        ops.linear(x, x, b, preferred_element_type="float32", **batched)
 
 
 @pytest.mark.parametrize(

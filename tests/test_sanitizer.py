@@ -222,6 +222,8 @@ def call_untransposed_split(algorithm, dtype, implementation):
 def call_linear(algorithm, dtype, implementation):
     on_tensor_cores = algorithm in ("tensor_core", "split_k", "mma_pipelined", "mma_batched")
     shapes = ((131, 72), (72, 131)) if on_tensor_cores else ((5, 131), (131, 67))
+    if algorithm == "wgmma_batched":
+        shapes = ((131, 72), (72, 136))
     x, w = (helpers.normal(shape, dtype, seed) for seed, shape in enumerate(shapes))
     b = helpers.normal(w.shape[1:], dtype, seed=2)
     if why := helpers.refusal("linear", algorithm, shapes, dtype, activation="relu"):

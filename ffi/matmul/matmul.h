@@ -244,7 +244,8 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "each, so that one is copied by TMA while others are multiplied or written.",
      "jax_gpuops",
      "float16 and bfloat16; arrays aligned to 16 bytes; factors whose rows are a multiple of 16 "
-     "bytes; at most 2^28 columns; no c, bias or activation; alpha = 1; compute capability 9.0",
+     "bytes; at most 2^28 columns; no c; a bias or an activation only for a result of the factors' "
+     "dtype; alpha = 1; compute capability 9.0",
      "wgmma_batched_kernel"},
     {"skinny",
      "Tensor cores for few rows or columns: the other factor is read once, and each warp of a "

@@ -21,6 +21,8 @@ constexpr double kBlockStepTime = 320;
 constexpr double kFurtherBlockTime = 450;
 constexpr double kSharedTileTime = 300;
 constexpr double kSharedStepTime = 150;
+// The same for a bias and an activation of each tile.
+constexpr double kBatchedFinishTime = 100;
 // The kernel counts the bytes of a row by ints.
 constexpr std::int64_t kMostBatchedColumns = 1 << 28;
 // The most steps for which the plan chooses it, of a batch and of a single product: blocks that
@@ -57,7 +59,9 @@ std::string refusal_of_wgmma_batched(const Problem& problem, const Device& devic
     return "supports only float16 and bfloat16, not " + text(info(problem.dtype).name);
   }
   if (problem.has_c) return "does not support c";
-  if (has_epilogue(problem)) return "does not support a bias or an activation";
+  if (has_epilogue(problem) && problem.result_dtype != problem.dtype) {
+    return "supports a bias or an activation only for a result of the factors' dtype";
+  }
   if (!device.runs_hopper_code()) return "requires a GPU of compute capability 9.0";
   if (problem.scaled) return "supports only alpha = 1";
   if (copies_bytes(problem) > 0) {
@@ -81,8 +85,9 @@ double wgmma_batched_time(const Problem& problem, const Device& device) {
   const auto steps = static_cast<double>(batched_steps(problem));
   const auto further = static_cast<double>((tiles - 1) / device.multiprocessors);
   const double of_block = kBlockTime + (steps - 1) * kBlockStepTime + further * kFurtherBlockTime;
+  const double finish = has_epilogue(problem) ? kBatchedFinishTime : 0;
   const double of_all = static_cast<double>(tiles) / device.multiprocessors *
-                        (kSharedTileTime + steps * kSharedStepTime);
+                        (kSharedTileTime + finish + steps * kSharedStepTime);
   const double reads = read_time(problem, tiles, kWgmmaBatchedTile, kWgmmaBatchedTile,
                                  std::min<std::int64_t>(tiles, device.multiprocessors));
   return kBatchedLaunchTime + std::max({of_block, of_all, reads});

@@ -36,7 +36,8 @@ void launch_wgmma_batched(const Queue& queue, const Config& config, const Proble
     using Kernel = WgmmaBatched<T, kDeepA, kDeepB>;
     static_assert(ring_bytes(1, kWgmmaBatchedLines) ==
                   kSharedBytes<WgmmaBatchedStorage> + Kernel::kStageBytes);
-    launch_kernel<wgmma_batched_kernel<Kernel>>(queue, shape, a, b, result, tiles);
+    launch_kernel<wgmma_batched_kernel<Kernel>>(queue, shape, a, b, result, tiles,
+                                                finish_of(problem, buffers));
   });
 }
 

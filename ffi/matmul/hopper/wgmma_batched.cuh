@@ -16,6 +16,8 @@
 // of a row, by words of 16, 4 or 2 bytes. Tensor copies of results would first have to fetch their
 // map.
 //
+// A bias and an activation are chosen at run time: a block branches once.
+//
 // The leading dimensions of the factors are multiples of 16 bytes, as tensor copies require, and
 // the depth is at least 1.
 #pragma once
@@ -32,6 +34,7 @@
 #include "core/ptx/warpgroup.cuh"
 #include "core/ptx/wgmma.cuh"
 #include "core/shared.h"
+#include "matmul/epilogue.cuh"
 #include "matmul/hopper/stages.cuh"
 #include "matmul/matmul.h"
 
@@ -58,6 +61,7 @@ struct WgmmaBatched {
 // results.
 struct alignas(kAtomBytes) WgmmaBatchedStorage {
   Mbarrier full[kMostWgmmaBatchedStages];
+  float bias[kWgmmaBatchedTile];  // of the tile's columns
 
   __device__ unsigned char* stages() { return reinterpret_cast<unsigned char*>(this + 1); }
 };
@@ -89,6 +93,26 @@ __device__ __forceinline__ TilePosition locate(const WgmmaBatchedTiles& tiles, u
 }
 
 // ---- Results ----
+
+// Adds the bias of the tile's columns to the sums, and applies the activation, exactly enough for
+// results of 16 bits.
+template <class Config>
+__device__ __forceinline__ void finish_tile(float (&sums)[Config::kSums], const float* bias,
+                                            EpilogueOp op) {
+  const int col = static_cast<int>(threadIdx.x) % 4 * 2;
+#pragma unroll
+  for (int i = 0; i < Config::kSums; i += 4) {
+    const float2 pair = *reinterpret_cast<const float2*>(bias + i * 2 + col);
+    sums[i] += pair.x;
+    sums[i + 1] += pair.y;
+    sums[i + 2] += pair.x;
+    sums[i + 3] += pair.y;
+  }
+  dispatch_activation(op, [&](auto constant) {
+#pragma unroll
+    for (float& sum : sums) sum = activated<decltype(constant)::value, /*kFast=*/true>(sum);
+  });
+}
 
 // The place of a byte in line `line` of the results. Pieces of 16 bytes are swizzled: those of
 // eight lines are in different banks.
@@ -175,7 +199,8 @@ template <class Config>
 __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
     wgmma_batched_kernel(const __grid_constant__ FactorMaps a, const __grid_constant__ FactorMaps b,
                          const __grid_constant__ WgmmaBatchedResult result,
-                         const __grid_constant__ WgmmaBatchedTiles tiles) {
+                         const __grid_constant__ WgmmaBatchedTiles tiles,
+                         const __grid_constant__ Finish finish) {
 #if JAX_GPUOPS_HAS_WGMMA
   constexpr bool kDeepA = Config::kDeepA;
   constexpr bool kDeepB = Config::kDeepB;
@@ -186,6 +211,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
       *reinterpret_cast<WgmmaBatchedStorage*>(memory + (kAtomBytes - past_atom) % kAtomBytes);
   unsigned char* const stages = storage.stages();
   const TilePosition at = locate(tiles, blockIdx.x);
+  const bool finishes = finish.bias != nullptr || finish.op != EpilogueOp::kNone;
 
   // -- Copies --
   const auto copy = [&](int step, int stage) {
@@ -203,6 +229,9 @@ __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
       initialise(&storage.full[stage]);
       copy(stage, stage);
     }
+  } else if (finishes && threadIdx.x >= kTile) {  // warps that do not wait for thread 0
+    const int col = static_cast<int>(threadIdx.x) - kTile;
+    storage.bias[col] = bias_of<typename Config::Factor>(finish, at.matrix, at.col + col);
   }
   __syncthreads();
 
@@ -230,6 +259,7 @@ __global__ void __launch_bounds__(kWarpgroupThreads, kResidentWgmmaBatched)
   hold(sums[0]);
 
   // -- Results --
+  if (finishes) finish_tile<Config>(sums[0], storage.bias, finish.op);
   __syncthreads();  // no warp multiplies any stage any more
   if (result.is_float) {
     fill_floats<Config>(sums[0], stages);
