@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import test_reduce
 from jax.test_util import check_grads
+from test_plan import planned_sum
 
 import jax_gpuops
 
@@ -110,6 +111,13 @@ def test_rows_whose_elements_lie_apart(dtype, implementation):
     assert_each_right(xs, 1, implementation=implementation, algorithm="column")
 
 
+WIDE = {"float16": "float32", "bfloat16": "float32"}
+
+# As test_reduce.DIVIDED, of moments_column_kernel: in single elements and in packs, which are one,
+# two and three lanes of a block; with fewer results than blocks.
+DIVIDED = [(3, 1100, 33), (1, 9000, 3), (1, 9000, 8), (2, 8000, 24)]
+
+
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("algorithm", ["column", "interleaved"])
@@ -118,7 +126,10 @@ def test_columns_that_a_cluster_divides(algorithm, dtype, implementation):
     xs = [helpers.normal(shape, dtype) for shape in test_reduce.divided(algorithm, dtype)]
     how = {"implementation": implementation, "algorithm": algorithm}
     with helpers.recorded(implementation) as executions:
-        assert_each_right(xs, 1, **how)
+        if algorithm == "column":
+            assert_each_right([helpers.normal(shape, dtype) for shape in DIVIDED], 1, **how)
+        else:
+            assert_each_right(xs, 1, **how)
         if algorithm == "column":
             masks = [np.random.default_rng(0).random(x.shape) < 0.5 for x in xs]
             for x, where in zip(xs, masks, strict=True):
@@ -127,6 +138,62 @@ def test_columns_that_a_cluster_divides(algorithm, dtype, implementation):
                 with helpers.x64(dtype):
                     assert_right(mean_and_var(x, 1, where=where, **how), x, 1, where)
     test_reduce.assert_by_clusters(executions, implementation)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("shape", [(700, 40), (700, 33), (6000, 16), (2, 3, 64), (5, 40, 1024)])
+def test_columns_whose_distances_are_measured_again(shape, dtype, implementation):
+    """Since the elements that are loaded first are far from their mean, or since a sum overflows.
+    Other rows of the packs and the block get the bits that they have among rows that are not."""
+    axis = len(shape) - 2
+    x = np.array(3 + helpers.normal(shape, dtype)).astype(dtype)
+    rows = np.arange(shape[-1]) % 3 == 0
+    largest = float(np.finfo(helpers.np_dtype(dtype)).max) if dtype != "bfloat16" else 3e38
+    far = x.copy()
+    first = far[..., :4, :]
+    first[..., rows] = (1e4 * np.ones(first.shape)).astype(dtype)[..., rows]
+    far[..., 1, 0] = np.nan
+    far[..., 0, 3] = np.inf
+    far[..., 0::2, 6] = largest
+    far[..., 1::2, 6] = -largest
+    with helpers.x64(dtype):
+        how = {"implementation": implementation, "algorithm": "column"}
+        call = functools.partial(mean_and_var, dtype=WIDE.get(dtype, dtype), **how)
+        results = call(x, axis)
+        assert_right(results, x, axis)
+        of_far = call(far, axis)
+        for y, other in zip(results, of_far, strict=True):
+            np.testing.assert_array_equal(np.asarray(y)[..., ~rows], np.asarray(other)[..., ~rows])
+        assert_right([y[..., 9:] for y in of_far], far[..., 9:], axis)
+    mean, variance = map(np.asarray, of_far)
+    assert np.all(np.isnan(mean[..., 0]) & np.isnan(variance[..., 0]) & np.isnan(variance[..., 3]))
+    np.testing.assert_array_equal(mean[..., 3], np.inf)
+    true = helpers.exact(far[..., 6]).mean(axis)
+    np.testing.assert_allclose(mean[..., 6], true, rtol=0, atol=1e-5 * largest)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("shape", [(40, 33), (60, 64), (3000, 64), (100000, 24)])
+@pytest.mark.parametrize(
+    ("dtype", "offset"), [("float32", 1e3), ("float32", -1e6), ("float64", 1e14)]
+)
+def test_columns_far_from_zero(shape, dtype, offset, implementation):
+    """Which a thread has in single elements and in packs, with other blocks and without."""
+    x = (offset + helpers.normal(shape, "float64")).astype(dtype)
+    assert_each_right([x], 0, implementation=implementation, algorithm="column")
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_long_columns_of_elements_with_few_digits(dtype, implementation):
+    """Such as zeros: all distances have the low-order digits of the origin, which each addition to
+    a large sum would round in the same direction. On the host a thread has about 1000 elements."""
+    x = np.array(helpers.normal((1 << 15, 520), "float32"))
+    x[np.random.default_rng(1).random(x.shape) < 0.95] = 0
+    x = x.astype(helpers.np_dtype(dtype))
+    how = {"implementation": implementation, "algorithm": "column"}
+    assert_right(mean_and_var(x, 0, dtype="float32", **how), x, 0)
 
 
 @pytest.mark.kernel
@@ -890,3 +957,31 @@ def test_plan_of_rows_for_which_row_has_fewer_threads(dtype, columns, implementa
             "var", (rows, columns), dtype, axis=-1, implementation=implementation
         )
         assert plan.algorithm == algorithm
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "expected"),
+    [
+        # Small arrays are read by single elements, others in packs if these fit.
+        ((256, 128), "bfloat16", {"pack": 1}),
+        ((257, 128), "bfloat16", {"pack": 8, "lanes": 4, "cluster": 1}),
+        ((257, 129), "bfloat16", {"pack": 1}),
+        ((4096, 8), "bfloat16", {"pack": 1}),
+        ((4097, 4), "float32", {"pack": 4, "lanes": 1}),
+        # As many blocks as run at a time: 8 of 256 threads, or 4 of 512.
+        ((20000, 64), "bfloat16", {"lanes": 4, "cluster": 4, "threads": 256}),
+        ((20000, 128), "bfloat16", {"lanes": 4, "cluster": 2, "threads": 256}),
+        ((1500, 128), "bfloat16", {"lanes": 4, "cluster": 1, "threads": 512}),
+        ((20000, 8192), "bfloat16", {"lanes": 32, "cluster": 1, "threads": 256}),
+        # No more depths than leave a thread four columns.
+        ((200, 256), "bfloat16", {"lanes": 8, "cluster": 1, "threads": 256}),
+        ((17, 4096), "float32", {"pack": 4, "lanes": 64, "threads": 256}),
+    ],
+    ids=str,
+)
+def test_plan_of_columns(shape, dtype, expected, implementation):
+    if implementation != "interpret":
+        pytest.skip("the sizes are for 4 multiprocessors")
+    config = planned_sum(implementation, shape, 0, dtype, "mean_and_var", "column")
+    assert config | expected == config
+    assert config["parts"] == config["cluster"]

@@ -790,6 +790,8 @@ def test_rows_of_two_packs(rows, layout, implementation):
         ("sum", 64, "int16", 8),
         ("argmax", 64, "int16", 1),
         ("argmax", 130, "int16", 8),
+        ("var", 512, "bfloat16", 1),
+        ("var", 520, "bfloat16", 8),
     ],
 )
 def test_columns_of_small_arrays_are_read_by_elements(name, columns, dtype, pack, implementation):

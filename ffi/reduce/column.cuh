@@ -47,7 +47,8 @@ struct PackPlace {
   std::int64_t number;  // among the packs of the same outer
 };
 
-__device__ inline PackPlace place_of(std::int64_t pack, const StridedRows& rows, int pack_rows) {
+template <class Rows>
+__device__ inline PackPlace place_of(std::int64_t pack, const Rows& rows, int pack_rows) {
   if (rows.packs <= std::numeric_limits<std::int32_t>::max()) {
     const Division place = rows.packs_per_outer.divide(static_cast<std::uint32_t>(pack));
     return {place.quotient, place.remainder};

@@ -119,6 +119,10 @@ Config configure(const Problem& problem, Algorithm algorithm, std::int64_t works
       configure_cluster(problem, &config);
       break;
     case Algorithm::kColumn:
+      if (is_of_moments_column(problem, device)) {
+        configure_moments_column(problem, workspace, device, &config);
+        break;
+      }
       configure_column(problem, workspace, device, &config);
       break;
     case Algorithm::kInterleaved:
@@ -138,7 +142,8 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   if (problem.inner != 1) {
     const std::string apart =
         "the elements of a row are " + std::to_string(problem.inner) + " elements apart";
-    if (takes(Algorithm::kInterleaved) && prefers_interleaved(problem)) {
+    if (!is_of_moments_column(problem, device) && takes(Algorithm::kInterleaved) &&
+        prefers_interleaved(problem)) {
       return {Algorithm::kInterleaved, apart + ", which is few bytes or not a multiple of 16"};
     }
     return {Algorithm::kColumn, apart};

@@ -98,6 +98,11 @@ std::int64_t column_parts(const Problem& problem);
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config);
 
+// The same for moments_column_kernel, in plan_moments.cc.
+bool is_of_moments_column(const Problem& problem, const Device& device);
+void configure_moments_column(const Problem& problem, std::int64_t workspace, const Device& device,
+                              Config* config);
+
 std::string refusal_of_interleaved(const Problem& problem, const Device& device);
 // Whether to take interleaved rather than column.
 bool prefers_interleaved(const Problem& problem);

@@ -138,7 +138,7 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "axis.",
      "PyTorch, Reduce.cuh; XLA, column reduction",
      "argmax and argmin: axes of fewer than 2^31 elements",
-     "column_kernel short_column_kernel whole_column_kernel combine_kernel"},
+     "column_kernel short_column_kernel whole_column_kernel moments_column_kernel combine_kernel"},
     {"interleaved",
      "Blocks read 16 bytes per thread at a stride at which a thread always gets the same rows.",
      "this project",
@@ -209,10 +209,12 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
 
 // How many blocks of the algorithm's first launch are resident on the device at a time, in whole
 // clusters; for `multiple` and `column`, blocks of the most threads. If the device is present, this
-// takes the registers of the compiled kernel into account.
+// takes the registers of the compiled kernel into account. For moments_column_kernel, `config` has
+// the lanes, the threads and the cluster.
 int resident_multiple_blocks(const Problem& problem, const Device& device);
 int resident_column_blocks(const Problem& problem, int pack, int lanes, int cluster,
                            const Device& device);
+int resident_moments_blocks(const Problem& problem, const Config& config, const Device& device);
 int resident_interleaved_blocks(const Problem& problem, int threads, std::int64_t shared_bytes,
                                 int cluster, const Device& device);
 
@@ -234,6 +236,8 @@ void launch_columns(const Queue& queue, const Plan& plan, const Problem& problem
                     const Buffers& buffers);
 void launch_short_columns(const Queue& queue, const Plan& plan, const Problem& problem,
                           const Buffers& buffers);
+void launch_moments_columns(const Queue& queue, const Plan& plan, const Problem& problem,
+                            const Buffers& buffers);
 void launch_interleaved(const Queue& queue, const Plan& plan, const Problem& problem,
                         const Buffers& buffers);
 void launch_combine(const Queue& queue, const Plan& plan, const Problem& problem,
@@ -266,9 +270,11 @@ constexpr bool holds_edges(DType dtype) {
   return dtype == DType::kFloat16 || dtype == DType::kBFloat16 || dtype == DType::kFloat32;
 }
 
-// column: the rows that a thread reads at a time, if not one. If each row has a mask of its own,
-// half of them where that was as fast or faster (docs/tuning.md) and compiles in half the time.
+// column: the rows that a thread of column_kernel reads at a time, if not one. If each row has a
+// mask of its own, half of them where that was as fast or faster (docs/tuning.md) and compiles in
+// half the time. Of mean and variance without a mask, moments_column_kernel reads several.
 constexpr int column_pack(Function function, std::size_t item_bytes, bool masked) {
+  if (function == Function::kMeanAndVar && !masked) return 1;
   const std::size_t halved = function == Function::kMeanAndVar ? 4 : 2;
   return (masked && item_bytes <= halved ? 8 : 16) / static_cast<int>(item_bytes);
 }
@@ -282,6 +288,10 @@ inline constexpr int kMostShortColumnThreads = 1024;
 inline constexpr int kShortColumnRows = 4;   // of a lane, or one
 inline constexpr int kShortColumnLoads = 8;  // columns that a thread loads before it folds one
 inline constexpr int kShortColumnSets = 8;   // that a thread combines at a time, and the fewest
+
+// column, for mean and variance of packs without a mask (moments_column.cuh).
+inline constexpr int kMostMomentsThreads = 512;
+inline constexpr int kMomentsLoads = 8;  // columns that a thread loads before it folds one
 
 // column, interleaved: the place in shared memory of partial i of `bytes` bytes, of threads with
 // `per` partials each, and so the number of places for i partials: see SpacedPartials in
