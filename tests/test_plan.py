@@ -730,6 +730,16 @@ def test_columns_that_blocks_copy_in_lines(shape, dtype, pack, lines, implementa
         assert (config["pack"], config["lines"]) == (1, False)  # each row has a mask of its own
 
 
+@pytest.mark.parametrize(
+    ("columns", "lanes", "packs"), [(52, 16, 1), (121, 16, 1), (122, 32, 1), (249, 32, 1)]
+)
+def test_few_short_masked_rows_have_a_pack_in_each_lane(columns, lanes, packs, implementation):
+    """Of 16-bit elements; the rows begin anywhere in a pack, which takes one more."""
+    options = {"where": np.ones((40, columns), bool), "algorithm": "warp"}
+    _, config = plan_of_rows("softmax", (40, columns), "bfloat16", implementation, **options)
+    assert (config["lanes"], config["packs"]) == (lanes, packs)
+
+
 @pytest.mark.parametrize(("is_filled", "threads"), [(False, 8 * 32), (True, 2 * 64)])
 def test_few_tiles_of_lines_have_more_threads(is_filled, threads, implementation):
     """Of 129 rows; a thread takes at most 32 of the 40 columns, and at least 4."""
@@ -945,6 +955,25 @@ def test_parts_of_columns_are_for_the_blocks_of_clusters(
         assert config["parts"] == cluster
 
 
+@pytest.mark.parametrize(
+    ("name", "shape", "dtype", "parts"),
+    [
+        # Two blocks per multiprocessor, unless a thread then has more than 32 packs.
+        ("sum", (3000, 3), "float32", 8),
+        ("argmax", (3000, 3), "float32", 8),
+        ("max", (6000, 3), "bfloat16", 8),
+        ("sum", (1 << 20, 3), "float32", 32),
+        ("var", (3000, 3), "float32", 32),
+    ],
+)
+def test_interleaved_parts_for_a_second_launch(name, shape, dtype, parts, implementation):
+    if implementation != "interpret":
+        pytest.skip("the sizes are for 4 multiprocessors")
+    config = planned_sum(implementation, shape, 0, dtype, name, "interleaved")
+    assert config["parts"] == parts
+    assert config["last_threads"] > 0
+
+
 def test_few_columns_are_read_at_once(implementation):
     """By so few threads below each other that each has as many as it loads before it folds one."""
     for columns, depths in (
@@ -965,14 +994,30 @@ def test_few_columns_are_read_at_once(implementation):
 @pytest.mark.parametrize(
     ("name", "shape", "dtype", "lane_rows", "lanes", "threads"),
     [
-        # Whole rows: of at most 32 elements, or of 100 in larger arrays.
+        # Whole rows: of at most 32 elements, or of more if there are 640 rows.
         ("argmax", (1, 21, 65 * 65), "bfloat16", 1, 256, 256),
         ("argmax", (1, 21, 1536), "float16", 1, 128, 128),  # two for each thread
-        ("sum", (1, 100, 1537), "bfloat16", 1, 256, 256),
-        ("sum", (1, 32, 33), "float32", 1, 32, 32),
+        ("argmax", (1, 21, 1537), "float16", 1, 128, 128),
+        ("sum", (1, 32, 33), "float32", 1, 64, 64),
         ("max", (1, 9, 256), "float32", 1, 64, 64),
+        ("max", (1, 9, 4096), "float32", 1, 256, 256),
+        ("max", (1, 9, 4097), "float32", 1, 128, 128),  # some blocks start later
+        ("sum", (1, 100, 640), "bfloat16", 1, 64, 64),
+        ("sum", (1, 100, 639), "bfloat16", 1, 32, 256),  # too few
+        ("sum", (1, 1024, 641), "bfloat16", 1, 64, 64),
+        # Those of whole packs: of argmax of at most 256 elements; of others of at most 100, and in
+        # large arrays of 16 to 32.
+        ("argmax", (1, 256, 2048), "bfloat16", 1, 256, 256),
+        ("argmax", (1, 257, 640), "bfloat16", 0, None, 256),
+        ("sum", (1, 101, 640), "bfloat16", 0, None, 256),
+        ("sum", (1, 16, 16384), "float32", 1, 128, 128),
+        ("max", (1, 32, 8192), "bfloat16", 1, 256, 256),
+        ("max", (1, 33, 8192), "bfloat16", 0, None, 256),
+        ("argmax", (1, 33, 16384), "bfloat16", 1, 128, 128),
+        ("argmax", (1, 15, 65536), "bfloat16", 0, None, 256),
+        ("argmax", (1, 15, 65537), "bfloat16", 1, 128, 128),
         # A block for each tile, with lanes for 64 or 128 contiguous bytes unless there are few.
-        ("sum", (1, 101, 1537), "float32", 4, 32, 256),
+        ("sum", (1, 101, 513), "float32", 1, 32, 256),
         ("max", (1, 33, 256), "float32", 1, 32, 256),
         ("max", (1, 160, 256), "float32", 1, 32, 256),
         ("max", (1, 161, 256), "float32", 1, 32, 512),

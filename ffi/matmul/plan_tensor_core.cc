@@ -89,7 +89,7 @@ constexpr std::int64_t kMostSplitTiles = 264;
 constexpr std::int64_t kMostPartialBytes = std::int64_t{64} << 20;
 // The least products that the plan gives to it: few rows are split_k's and skinny's. Of float32,
 // split_k needs a transposed copy of b.
-constexpr std::int64_t kLeastParallelSplitRows = 65;
+constexpr std::int64_t kLeastParallelSplitRows = 49;
 constexpr std::int64_t kLeastParallelSplitRowsOfFloats = 17;
 constexpr std::int64_t kLeastParallelSplitSteps = 16;
 

@@ -43,8 +43,9 @@ inline constexpr WarpInstance kSmallWarpInstances[] = {
 inline constexpr WarpInstance kUnalignedWarpInstances[] = {
     {32, 4, 1}, {32, 5, 1}, {32, 8, 1}, {32, 9, 1}, {32, 16, 1}};
 // The same for rows with masks, and for short ones without: few lanes per row, since the addresses
-// of rows and masks are computed once for all rows of a warp; for little work, whole warps. Rows of
-// 2^k elements and a few more have one pack more than a power of two.
+// of rows and masks are computed once for all rows of a warp; for little work, whole warps, or half
+// of one if its lanes have a pack each. Rows of 2^k elements and a few more have one pack more than
+// a power of two.
 template <int kOperands>
 inline constexpr WarpInstance kMaskedUnalignedWarpInstances[] = {{2, 5 * kOperands, 1},
                                                                  {2, 7 * kOperands, 1},
@@ -52,6 +53,7 @@ inline constexpr WarpInstance kMaskedUnalignedWarpInstances[] = {{2, 5 * kOperan
                                                                  {4, 7 * kOperands, 1},
                                                                  {8, 5 * kOperands, 1},
                                                                  {8, 7 * kOperands, 1},
+                                                                 {16, kOperands, 1},
                                                                  {16, 5 * kOperands, 1},
                                                                  {16, 7 * kOperands, 1},
                                                                  {32, kOperands, 1},
@@ -105,15 +107,15 @@ constexpr int packs_of_each(const WarpInstance& instance, int operands) {
 }
 
 // Whether plans use an instance of a table: not if one before it has room for as many packs, which
-// for an instance of whole warps must have whole warps too. Some instances that differ for one
-// operand are equal for two.
+// for an instance of at least 16 lanes must have as many lanes, too. Some instances that differ for
+// one operand are equal for two.
 template <std::size_t kCount>
 constexpr bool is_planned(const WarpInstance (&table)[kCount], std::size_t index, int operands) {
   const auto room = [&](std::size_t i) {
     return table[i].lanes * packs_of_each(table[i], operands);
   };
   for (std::size_t i = 0; i < index; ++i) {
-    const bool replaces = table[i].lanes == 32 || table[index].lanes != 32;
+    const bool replaces = table[i].lanes >= table[index].lanes || table[index].lanes < 16;
     if (replaces && room(i) >= room(index)) return false;
   }
   return true;

@@ -71,10 +71,11 @@ Config configure_warp(const Problem& problem) {
   config.threads = kWarpBlockThreads;
   const bool takes_packs = config.layout != RowLayout::kElements;
   const std::int64_t length = takes_packs ? most_packs(problem) : problem.columns;
-  const bool takes_warps = config.layout == RowLayout::kMaskedUnaligned && is_little_work(problem);
+  const bool takes_lanes = config.layout == RowLayout::kMaskedUnaligned && is_little_work(problem);
   const auto take_from = [&](const auto& table) {
     for (const WarpInstance& each : table) {
-      if (takes_warps && each.lanes != kWarpThreads) continue;
+      const bool is_one_pack = packs_of_each(each, operands(problem)) == 1;
+      if (takes_lanes && each.lanes != kWarpThreads && !is_one_pack) continue;
       const int held = takes_packs ? packs_held(problem, each.packs) : each.packs;
       if (config.lanes != 0 || each.lanes * held < length) continue;
       config.lanes = each.lanes;
