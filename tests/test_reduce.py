@@ -366,8 +366,9 @@ def test_rows_that_lie_interleaved(names, dtype, implementation):
     assert_each_right(names, xs, 1, implementation=implementation, algorithm="interleaved")
 
 
-# Whole rows of a thread (whole_column_kernel), one or a word of two of 16 bits: fewer columns
-# than a group, whole groups and not, as many as it loads at once, and more.
+# Whole rows of a thread (whole_column_kernel), one or two of 16 bits, as words and as halves: fewer
+# columns than a group, whole groups and not, as many as it loads at once, and more; an odd number
+# of rows, whose last two a thread has that also another has.
 WHOLE = [
     (1, 3, 1024),
     (2, 8, 600),
@@ -379,12 +380,14 @@ WHOLE = [
     (13, 40, 130),
     (13, 77, 130),
     (1, 100, 1537),
+    (1, 300, 641),
+    (1, 1024, 642),
 ]
 # Columns that the threads of a block divide (short_column_kernel), on the 4 multiprocessors of the
-# host: one row for each lane, and several; also fewer columns than threads, with lanes for a part
-# of a warp, and with several partials for each thread at the end. Tiles that rows fill, and not.
+# host: also fewer columns than threads, with lanes for a part of a warp, and with several partials
+# for each thread at the end. Tiles that rows fill, and not.
 SHORT = [
-    (2, 101, 801),
+    (2, 101, 301),
     (3, 35, 33),
     (1, 77, 48),
     (2, 300, 64),

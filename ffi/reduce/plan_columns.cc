@@ -44,24 +44,27 @@ constexpr std::int64_t kFewColumns = 64;
 constexpr std::int64_t kSmallShareOfMoments = 32 * 1024;
 constexpr std::int64_t kSmallShareOfIndices = 2 * 1024;
 
-// column, rows of few elements (short_column_kernel): the most elements of a row. More are worth a
-// cluster.
+// column, rows of few elements (short_column_kernel, whole_column_kernel): the most elements of a
+// row. More are worth a cluster.
 constexpr std::int64_t kMostShortColumns = 1024;
 // Of arrays that column_kernel reads in packs, the most elements per multiprocessor for each byte
 // of an element: the time of single elements grows with their number, that of packs with their
 // bytes. For argmax and argmin, which compute longer, the most elements.
 constexpr std::int64_t kShortColumnShare = 16 * 1024;
 constexpr std::int64_t kShortColumnShareOfIndices = 96 * 1024;
-// A thread reduces whole rows if they have at most as many columns as it loads at once.
+// A thread reduces whole rows (whole_column_kernel) if they have at most as many columns as it
+// loads at once, or if there are this many rows per multiprocessor.
 constexpr std::int64_t kWholeColumnLoads = 32;
-// The rows per multiprocessor from which a thread reduces whole rows of more columns, and parts of
-// kShortColumnRows rows.
-constexpr std::int64_t kWholeShortColumnRows = 384;
-constexpr std::int64_t kSomeShortColumnRows = 160;
-// The most columns of a thread with whole rows: their sum, of 25 terms one after the other, is as
-// accurate as the contract for sums demands.
+constexpr std::int64_t kWholeColumnRows = 160;
+// The most columns of whole rows in arrays that column_kernel reads in packs. In arrays beyond the
+// share above there must be some, so that enough loads are in flight, and sums, max and min have at
+// most kWholeColumnLoads.
 constexpr std::int64_t kMostWholeColumns = 100;
-// The most columns of other threads, if there is room for more threads.
+constexpr std::int64_t kMostWholeColumnsOfIndices = 256;
+constexpr std::int64_t kLeastWholeColumns = 16;
+// The fewest threads of a block with whole rows.
+constexpr int kLeastWholeThreads = 64;
+// short_column_kernel: the most columns of a thread, if there is room for more threads.
 constexpr std::int64_t kShortColumnsOfThread = 20;
 // Threads per multiprocessor for which there is room.
 constexpr std::int64_t kShortColumnRoom = 1024;
@@ -71,6 +74,11 @@ constexpr int kFewestShortColumnLanes = 2;
 
 // column: the most indices for argmax and argmin, of 32 bits; kAlgorithms states it.
 constexpr std::int64_t kMostColumnIndices = std::numeric_limits<std::int32_t>::max();
+
+// interleaved with a second launch: blocks per multiprocessor if a thread then has at most
+// kManyPartLoads packs. More blocks take longer in both launches, unless the array is too large for
+// the L2 cache and needs more loads in flight. Moments, which take long to compute, get more.
+constexpr std::int64_t kFewPartsBlocks = 2;
 
 // combine: parts per thread, which it loads all at once.
 constexpr std::int64_t kCombineThreadParts = 4;
@@ -248,7 +256,14 @@ bool configure_interleaved_cluster(const Problem& problem, std::int64_t in_works
   return true;
 }
 
-// Whether short_column_kernel takes the problem, and is faster than column_kernel.
+// Whether a thread reduces whole rows in place of parts of them.
+bool reduces_whole_columns(const Problem& problem, const Device& device) {
+  return problem.columns <= kWholeColumnLoads ||
+         problem.rows() >= kWholeColumnRows * device.multiprocessors;
+}
+
+// Whether short_column_kernel or whole_column_kernel takes the problem, and is faster than
+// column_kernel.
 bool is_short(const Problem& problem, const Device& device) {
   const auto most = std::numeric_limits<std::int32_t>::max();
   const Function function = problem.function;
@@ -261,35 +276,32 @@ bool is_short(const Problem& problem, const Device& device) {
   if (!is_aligned(problem) || problem.inner % pack_of(problem) != 0) return true;
   const std::int64_t share =
       is_arg(function) ? kShortColumnShareOfIndices : kShortColumnShare * bytes_of(problem.dtype);
-  return problem.rows() * problem.columns <= share * device.multiprocessors;
+  const bool is_small = problem.rows() * problem.columns <= share * device.multiprocessors;
+  if (!reduces_whole_columns(problem, device)) return is_small;
+  const std::int64_t most_columns = is_arg(function) ? kMostWholeColumnsOfIndices
+                                    : is_small       ? kMostWholeColumns
+                                                     : kWholeColumnLoads;
+  return problem.columns <= most_columns && (is_small || problem.columns >= kLeastWholeColumns);
+}
+
+// whole_column_kernel. Blocks of half as many threads are faster if not all are resident at a time.
+void configure_whole_column(const Problem& problem, const Device& device, Config* config) {
+  const std::int64_t threads = problem.rows() / (is_16_bit_float(problem.dtype) ? 2 : 1);
+  const bool is_one_wave = threads <= kShortColumnRoom * device.multiprocessors;
+  config->lane_rows = 1;
+  config->threads = is_one_wave ? kColumnThreads : kColumnThreads / 2;
+  while (config->threads > kLeastWholeThreads &&
+         threads < config->threads * std::int64_t{device.multiprocessors}) {
+    config->threads /= 2;
+  }
+  config->lanes = config->threads;
 }
 
 void configure_short_column(const Problem& problem, const Device& device, Config* config) {
-  const auto tiles = [&] {
-    return problem.outer * divide_up(problem.inner, config->lanes * config->lane_rows);
-  };
-  const auto has_rows = [&](std::int64_t per_multiprocessor) {
-    return problem.rows() >= per_multiprocessor * device.multiprocessors;
-  };
-  const bool takes_several = problem.inner >= kWarpLanes * kShortColumnRows;
+  const auto tiles = [&] { return problem.outer * divide_up(problem.inner, config->lanes); };
   config->lane_rows = 1;
-  config->threads = kColumnThreads;
-  if (problem.columns <= kWholeColumnLoads ||
-      (problem.columns <= kMostWholeColumns && has_rows(kWholeShortColumnRows))) {
-    const bool has_pairs = is_16_bit_float(problem.dtype) && problem.inner % 2 == 0;
-    const std::int64_t threads = problem.rows() / (has_pairs ? 2 : 1);
-    while (config->threads > kWarpLanes &&
-           threads < config->threads * std::int64_t{device.multiprocessors}) {
-      config->threads /= 2;
-    }
-    config->lanes = config->threads;
-    return;
-  }
   config->lanes = kWarpLanes;
-  if (takes_several && has_rows(kSomeShortColumnRows)) {
-    config->lane_rows = kShortColumnRows;
-    return;
-  }
+  config->threads = kColumnThreads;
   while ((config->lanes > kLeastShortColumnLanes && !has_enough_blocks(tiles(), device)) ||
          (config->lanes > kFewestShortColumnLanes && 4 * tiles() < device.multiprocessors)) {
     config->lanes /= 2;
@@ -316,7 +328,12 @@ std::int64_t column_parts(const Problem& problem) {
 
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config) {
-  if (is_short(problem, device)) return configure_short_column(problem, device, config);
+  if (is_short(problem, device)) {
+    if (reduces_whole_columns(problem, device)) {
+      return configure_whole_column(problem, device, config);
+    }
+    return configure_short_column(problem, device, config);
+  }
   config->pack = pack_of_columns(problem, device);
   const std::int64_t packs_per_outer = problem.inner / config->pack;
   config->threads = kColumnThreads;
@@ -375,7 +392,12 @@ void configure_interleaved(const Problem& problem, std::int64_t workspace, const
       1, std::min({resident / problem.outer, interleaved_parts(problem), room}));
   if (configure_interleaved_cluster(problem, problem.outer * parts, device, config)) return;
   if (parts == 1) return;
-  config->parts = parts;
+  const std::int64_t steps =
+      divide_up(problem.columns * problem.inner, std::int64_t{config->stride} * pack_of(problem));
+  const std::int64_t few =
+      std::max<std::int64_t>(2, kFewPartsBlocks * device.multiprocessors / problem.outer);
+  const bool needs_all = problem.function == Function::kMeanAndVar || steps > kManyPartLoads * few;
+  config->parts = needs_all ? parts : std::min(parts, few);
   configure_combine(problem, config);
 }
 

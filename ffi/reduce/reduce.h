@@ -159,7 +159,7 @@ struct Config {
   int pack = 1;             // column: rows, held: elements that a thread reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
   bool edges = false;       // held: rows are read by packs, but are not whole packs
-  int lane_rows = 0;        // rows of a tile per lane; column: 0 if by column_kernel
+  int lane_rows = 0;        // rows of a tile per lane; column: 1, or 0 if by column_kernel
   int cluster = 1;          // blocks per cluster; column, interleaved: 1, or `parts`
   int packs = 0;            // held: the most packs per thread
   std::int64_t blocks = 0;  // staged: blocks of the grid
@@ -285,7 +285,6 @@ inline constexpr int kMostReducingBlocks = 8;
 
 // column, for rows of few elements (short_column.cuh).
 inline constexpr int kMostShortColumnThreads = 1024;
-inline constexpr int kShortColumnRows = 4;   // of a lane, or one
 inline constexpr int kShortColumnLoads = 8;  // columns that a thread loads before it folds one
 inline constexpr int kShortColumnSets = 8;   // that a thread combines at a time, and the fewest
 

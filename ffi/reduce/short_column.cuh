@@ -1,27 +1,23 @@
 // The kernel of `column` for rows of few elements with the stride `inner`.
 //
-// A block reduces a tile of neighbouring rows. Its lanes take rows of the tile, and the threads
-// that have the same lane number divide the columns of these rows, as in column.cuh. A lane's rows,
-// kRows of them, lie a warp apart, so that a warp loads contiguous elements, wherever its rows
-// begin:
+// A block reduces a tile of neighbouring rows, one for each lane, and the threads that have the
+// same lane number divide the columns of their row, as in column.cuh. A warp loads single elements,
+// which are contiguous, wherever its rows begin:
 //
-//                 lanes 0 ... 31    the same lanes     lanes 32 ... 63    ...
-//                 rows 0 ... 31     rows 32 ... 63     rows 64 ... 95
-//     column 0:   depth 0           depth 0            depth 0
-//     column 1:   depth 1           depth 1            depth 1
+//                 lane 0     lane 1     ...     lane 31
+//     column 0:   depth 0    depth 0            depth 0
+//     column 1:   depth 1    depth 1            depth 1
 //     ...
-//     column d:   depth 0           depth 0            depth 0        d = threads / lanes
+//     column d:   depth 0    depth 0            depth 0        d = threads / lanes
 //
 // In a small array, the time is that of the instructions of one thread, one after the other, and of
 // waiting for memory. So there is one block per tile, without a cluster or a second launch; a
 // thread waits once for kShortColumnLoads columns; the depths of a warp are combined by shuffles,
-// and then those of the block after one barrier. If rows are so many, or columns so few, that there
-// would be one depth, whole_column.cuh takes the problem.
+// and then those of the block after one barrier. If rows are many, or columns few, whole_column.cuh
+// takes the problem.
 //
 // The last tile ends with the last row, and so may have rows of the tile before it too.
 #pragma once
-
-#include <algorithm>
 
 #include "core/integer.h"
 #include "core/shared.h"
@@ -53,7 +49,7 @@ __device__ inline typename Reducer::Partial combine_sets(const typename Reducer:
   return tree<typename Reducer::Combine>(terms);
 }
 
-template <class Reducer, int kRows>
+template <class Reducer>
 __global__ void __launch_bounds__(kMostShortColumnThreads)
     short_column_kernel(const typename Reducer::Element* __restrict__ x, ShortColumns shape,
                         Target y) {
@@ -70,36 +66,29 @@ __global__ void __launch_bounds__(kMostShortColumnThreads)
   const int depths = shape.depths;
 
   const Division tile = shape.tiles.divide(blockIdx.x);
-  const unsigned tile_rows = lanes * kRows;
-  const unsigned inner = min(tile.remainder * tile_rows, shape.inner - tile_rows);
-  // The lane's first row in the tile.
-  const int own_row = kRows == 1 ? lane : lane / kWarpSize * kWarpSize * kRows + lane % kWarpSize;
+  const unsigned inner = min(tile.remainder * lanes, shape.inner - lanes);
   const Element* const own =
-      x + std::uint64_t{tile.quotient} * shape.size + (depth * shape.inner + inner + own_row);
+      x + std::uint64_t{tile.quotient} * shape.size + (depth * shape.inner + inner + lane);
 
   // Fold the thread's columns.
-  ShortFold<Reducer> fold[kRows];
-  Element elements[kShortColumnLoads][kRows];
+  ShortFold<Reducer> fold;
+  Element elements[kShortColumnLoads];
   const Element* from = own;
   int column = depth;
   const auto load = [&](int u) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) elements[u][i] = from[i * kWarpSize];
+    elements[u] = *from;
     from += shape.step;
   };
   const auto is_left = [&](int u) { return column + u * depths < shape.columns; };
   const auto fold_half = [&](int begin) {
+    Accumulator<Element> values[kHalf];
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      Accumulator<Element> of_row[kHalf];
-#pragma unroll
-      for (int u = 0; u < kHalf; ++u) {
-        Accumulator<Element> value[1];
-        read.widen(RegisterPack<Element, 1>{{elements[begin + u][i]}}, value);
-        of_row[u] = value[0];
-      }
-      fold[i].add(of_row, column + begin * depths, depths);
+    for (int u = 0; u < kHalf; ++u) {
+      Accumulator<Element> value[1];
+      read.widen(RegisterPack<Element, 1>{{elements[begin + u]}}, value);
+      values[u] = value[0];
     }
+    fold.add(values, column + begin * depths, depths);
   };
 #pragma unroll 1
   for (; is_left(kShortColumnLoads - 1); column += kShortColumnLoads * depths) {
@@ -113,8 +102,7 @@ __global__ void __launch_bounds__(kMostShortColumnThreads)
     if (!is_left(begin)) break;
 #pragma unroll
     for (int u = begin; u < begin + kHalf; ++u) {
-#pragma unroll
-      for (int i = 0; i < kRows; ++i) elements[u][i] = absent_element<Reducer>();
+      elements[u] = absent_element<Reducer>();
       if (is_left(u)) load(u);
     }
   }
@@ -123,16 +111,14 @@ __global__ void __launch_bounds__(kMostShortColumnThreads)
     if (is_left(begin)) fold_half(begin);
   }
   if constexpr (kIsIndexed<Partial>) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      Partial& best = fold[i].partial;
-      if (best.value == best.value) continue;
+    Partial& best = fold.partial;
+    if (best.value != best.value) {  // find the thread's first NaN
       best.index = depth;
-      from = own + i * kWarpSize;
-      for (; best.index + depths < shape.columns; best.index += depths, from += shape.step) {
+      for (from = own; best.index + depths < shape.columns; best.index += depths) {
         Accumulator<Element> value[1];
         read.widen(RegisterPack<Element, 1>{{*from}}, value);
         if (value[0] != value[0]) break;
+        from += shape.step;
       }
     }
   }
@@ -140,33 +126,24 @@ __global__ void __launch_bounds__(kMostShortColumnThreads)
   const std::int64_t first_row = std::int64_t{tile.quotient} * shape.inner + inner;
 
   // Combine over the depths of a warp, and then over those of the block.
-  int set = depth;  // of partials in shared memory, one for each row of the tile
+  int set = depth;  // of partials in shared memory, one for each lane
   int sets = depths;
   bool has_set = true;
-  if constexpr (kRows == 1) {
-    if (lanes < kWarpSize) {
-      set = thread / kWarpSize;
-      sets = blockDim.x / kWarpSize;
-      has_set = thread % kWarpSize < lanes;
-      fold[0].partial = group_reduce(fold[0].partial, Combine{}, kWarpSize / lanes, lanes);
-    }
+  if (lanes < kWarpSize) {
+    set = thread / kWarpSize;
+    sets = blockDim.x / kWarpSize;
+    has_set = thread % kWarpSize < lanes;
+    fold.partial = group_reduce(fold.partial, Combine{}, kWarpSize / lanes, lanes);
   }
-  if (has_set) {
-#pragma unroll
-    for (int i = 0; i < kRows; ++i) {
-      partials[set * tile_rows + own_row + i * kWarpSize] = fold[i].partial;
-    }
-  }
+  if (has_set) partials[set * lanes + lane] = fold.partial;
   __syncthreads();
+  if (thread >= lanes) return;
+  Partial all = combine_sets<Reducer>(partials + thread, lanes);
 #pragma unroll 1
-  for (unsigned row = thread; row < tile_rows; row += blockDim.x) {
-    Partial all = combine_sets<Reducer>(partials + row, tile_rows);
-#pragma unroll 1
-    for (int i = kShortColumnSets; i < sets; i += kShortColumnSets) {
-      all = Combine{}(all, combine_sets<Reducer>(partials + i * tile_rows + row, tile_rows));
-    }
-    Reducer::store(y, first_row + row, all);
+  for (int i = kShortColumnSets; i < sets; i += kShortColumnSets) {
+    all = Combine{}(all, combine_sets<Reducer>(partials + i * lanes + thread, lanes));
   }
+  Reducer::store(y, first_row + thread, all);
 }
 
 template <class Instance>
@@ -174,24 +151,19 @@ void launch_short_column(const Call& call) {
   using Reducer = typename Instance::OfShortRows;
   const Config& config = call.config;
   const Problem& problem = call.problem;
-  dispatch_value<1, kShortColumnRows>(config.lane_rows, [&](auto rows) {
-    constexpr int kRows = decltype(rows)::value;
-    const std::int64_t tile_rows = config.lanes * kRows;
-    const std::int64_t tiles = divide_up(problem.inner, tile_rows);
-    const int depths = config.threads / config.lanes;
-    const int sets = config.threads / std::max(config.lanes, kWarpSize);
-    launch_kernel<short_column_kernel<Reducer, kRows>>(
-        call.queue,
-        {grid_extent(problem.outer * tiles), static_cast<unsigned>(config.threads),
-         sets * tile_rows * sizeof(typename Reducer::Partial)},
-        Instance::elements(call),
-        ShortColumns{static_cast<unsigned>(problem.inner),
-                     static_cast<unsigned>(problem.columns * problem.inner),
-                     static_cast<unsigned>(depths * problem.inner),
-                     static_cast<int>(problem.columns), depths, log2_of(config.lanes),
-                     Divisor(tiles)},
-        call.result());
-  });
+  const std::int64_t tiles = divide_up(problem.inner, config.lanes);
+  const int depths = config.threads / config.lanes;
+  const std::size_t partials = config.threads / kWarpSize * config.lanes;
+  launch_kernel<short_column_kernel<Reducer>>(
+      call.queue,
+      {grid_extent(problem.outer * tiles), static_cast<unsigned>(config.threads),
+       partials * sizeof(typename Reducer::Partial)},
+      Instance::elements(call),
+      ShortColumns{static_cast<unsigned>(problem.inner),
+                   static_cast<unsigned>(problem.columns * problem.inner),
+                   static_cast<unsigned>(depths * problem.inner), static_cast<int>(problem.columns),
+                   depths, log2_of(config.lanes), Divisor(tiles)},
+      call.result());
 }
 
 }  // namespace reduce
