@@ -142,7 +142,7 @@ def test_columns_that_a_cluster_divides(algorithm, dtype, implementation):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
-@pytest.mark.parametrize("shape", [(700, 40), (700, 33), (6000, 16), (2, 3, 64), (5, 40, 1024)])
+@pytest.mark.parametrize("shape", [(700, 40), (700, 33), (6000, 16), (2, 3, 64), (5, 300, 128)])
 def test_columns_whose_distances_are_measured_again(shape, dtype, implementation):
     """Since the elements that are loaded first are far from their mean, or since a sum overflows.
     Other rows of the packs and the block get the bits that they have among rows that are not."""
@@ -974,8 +974,15 @@ def test_plan_of_rows_for_which_row_has_fewer_threads(dtype, columns, implementa
         ((1500, 128), "bfloat16", {"lanes": 4, "cluster": 1, "threads": 512}),
         ((20000, 8192), "bfloat16", {"lanes": 32, "cluster": 1, "threads": 256}),
         # No more depths than leave a thread four columns.
-        ((200, 256), "bfloat16", {"lanes": 8, "cluster": 1, "threads": 256}),
-        ((17, 4096), "float32", {"pack": 4, "lanes": 64, "threads": 256}),
+        ((260, 256), "bfloat16", {"lanes": 8, "cluster": 1, "threads": 256}),
+        # Few columns, and many long ones, are column_kernel's.
+        ((255, 4096), "bfloat16", {"pack": 8, "one_origin": False}),
+        ((256, 4096), "bfloat16", {"pack": 8, "one_origin": True}),
+        ((65535, 512), "bfloat16", {"pack": 8, "one_origin": True}),
+        ((65536, 512), "bfloat16", {"pack": 8, "one_origin": False}),
+        ((256, 65535), "bfloat16", {"pack": 1, "one_origin": False}),
+        ((256, 65536), "bfloat16", {"pack": 8, "one_origin": True}),
+        ((256, 65536), "float32", {"pack": 4, "one_origin": False}),
     ],
     ids=str,
 )

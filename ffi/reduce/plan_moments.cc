@@ -12,6 +12,12 @@ namespace {
 // column_kernel.
 constexpr std::int64_t kSmallMoments = 8 * 1024;
 constexpr std::int64_t kSmallMomentsColumns = 4096;
+// Also these, for which column_kernel took less time or as much (docs/tuning.md): few columns, and
+// many long ones, of which a block's share is far from contiguous.
+constexpr std::int64_t kLeastMomentsColumns = 256;
+constexpr std::int64_t kLongMomentsColumns = 65536;
+constexpr std::int64_t kManyLongMoments = 512;
+constexpr std::int64_t kManyMomentsOfFloats = 65536;
 // Threads per block. Registers suffice for two such blocks on a multiprocessor, or for one of
 // kMostMomentsThreads.
 constexpr int kMomentsThreads = 256;
@@ -37,15 +43,21 @@ bool has_blocks_for_most(std::int64_t blocks, const Device& device) {
 }  // namespace
 
 bool is_of_moments_column(const Problem& problem, const Device& device) {
-  const bool is_small =
-      problem.rows() * problem.columns <= kSmallMoments * device.multiprocessors &&
-      problem.columns <= kSmallMomentsColumns;
-  return problem.function == Function::kMeanAndVar && !problem.masked && is_aligned(problem) &&
-         problem.inner % pack_of(problem) == 0 && !is_small;
+  if (problem.function != Function::kMeanAndVar || problem.masked || !is_aligned(problem) ||
+      problem.inner % pack_of(problem) != 0) {
+    return false;
+  }
+  const std::int64_t rows = problem.rows();
+  const bool is_small = rows * problem.columns <= kSmallMoments * device.multiprocessors &&
+                        problem.columns <= kSmallMomentsColumns;
+  const bool are_many = (problem.columns >= kLongMomentsColumns && rows >= kManyLongMoments) ||
+                        (bytes_of(problem.dtype) >= 4 && rows >= kManyMomentsOfFloats);
+  return problem.columns >= kLeastMomentsColumns && !is_small && !are_many;
 }
 
 void configure_moments_column(const Problem& problem, std::int64_t workspace, const Device& device,
                               Config* config) {
+  config->one_origin = true;
   config->pack = static_cast<int>(pack_of(problem));
   config->threads = kMomentsThreads;
   const std::int64_t multiprocessors = device.multiprocessors;

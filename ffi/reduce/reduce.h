@@ -160,6 +160,7 @@ struct Config {
   int stride = 0;           // interleaved: packs that a block reads at a time
   bool edges = false;       // held: rows are read by packs, but are not whole packs
   int lane_rows = 0;        // rows of a tile per lane; column: 1, or 0 if by column_kernel
+  bool one_origin = false;  // column: by moments_column_kernel
   int cluster = 1;          // blocks per cluster; column, interleaved: 1, or `parts`
   int packs = 0;            // held: the most packs per thread
   std::int64_t blocks = 0;  // staged: blocks of the grid
@@ -178,6 +179,7 @@ struct Config {
     visit("stride", self.stride);
     visit("edges", self.edges);
     visit("lane_rows", self.lane_rows);
+    visit("one_origin", self.one_origin);
     visit("cluster", self.cluster);
     visit("packs", self.packs);
     visit("blocks", self.blocks);
@@ -272,9 +274,8 @@ constexpr bool holds_edges(DType dtype) {
 
 // column: the rows that a thread of column_kernel reads at a time, if not one. If each row has a
 // mask of its own, half of them where that was as fast or faster (docs/tuning.md) and compiles in
-// half the time. Of mean and variance without a mask, moments_column_kernel reads several.
+// half the time.
 constexpr int column_pack(Function function, std::size_t item_bytes, bool masked) {
-  if (function == Function::kMeanAndVar && !masked) return 1;
   const std::size_t halved = function == Function::kMeanAndVar ? 4 : 2;
   return (masked && item_bytes <= halved ? 8 : 16) / static_cast<int>(item_bytes);
 }

@@ -209,8 +209,9 @@ inline constexpr int kColumnThreads = 512;
 inline constexpr int kColumnBlocksResident = 2;
 // For rows that cannot be read in packs, a block of column has lines of a tile in shared memory. A
 // thread has line_rows() rows, and kLineSteps steps of each at a time. Tiles are narrower if they
-// would have more than kLinesBytes, so that several fit on a multiprocessor. The threads of several
-// groups share an axis of more than kGroupSteps, and if they are few, of kFewestGroupSteps each.
+// would have more than kLinesBytes, so that several fit on a multiprocessor. Threads of several
+// groups share an axis of more than kGroupSteps, and others so that a multiprocessor has at least
+// kFewestLineThreads, as long as a group has kFewestGroupSteps.
 constexpr int line_rows(int element_bytes, int operands) {
   return column_pack(element_bytes) < 4 / operands ? column_pack(element_bytes) : 4 / operands;
 }
@@ -220,6 +221,7 @@ inline constexpr int kLineThreads = 512;
 inline constexpr int kLineBlocksResident = 2;
 inline constexpr int kGroupSteps = 32;
 inline constexpr int kFewestGroupSteps = 4;
+inline constexpr std::int64_t kFewestLineThreads = 384;  // on a multiprocessor
 inline constexpr std::int64_t kLinesBytes = 40 * 1024;
 inline constexpr std::int64_t kMostLinesBytes = 80 * 1024;
 // Each warp of a strip has up to kStripSteps steps along the axis, of both operands together for

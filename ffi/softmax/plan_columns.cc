@@ -79,9 +79,8 @@ Config configure_lines(const Problem& problem, const Device& device) {
       device.multiprocessors * (static_cast<std::int64_t>(device.shared_bytes_per_block) /
                                 lines_bytes(problem, rows(config.lanes)));
   const std::int64_t lanes_at_a_time = config.lanes * std::min(tiles(config.lanes), room);
-  const std::int64_t filling =
-      std::int64_t{kLineBlocksResident} * kLineThreads * device.multiprocessors / operands(problem);
-  while (groups * lanes_at_a_time < filling && 2 * groups * config.lanes <= kLineThreads &&
+  while (groups * lanes_at_a_time < kFewestLineThreads * device.multiprocessors &&
+         2 * groups * config.lanes <= kLineThreads &&
          2 * groups * kFewestGroupSteps <= problem.columns) {
     groups *= 2;
   }
