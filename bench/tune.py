@@ -43,9 +43,9 @@ SCHEMA = 1
 SECONDS = 0.02
 """About how long one program is measured."""
 
-COMPILE_S, TRACE_S, CALL_S = 0.35, 0.015, 0.05
+COMPILE_S, TRACE_S, CALL_S = 0.35, 0.015, 0.03
 """Estimated times of a program: compilation on a core (0.2 to 0.5 s); tracing, which threads cannot
-do in parallel; measurement, including starts of the profiler."""
+do in parallel; measurement, including the start and the end of the profiler."""
 
 PROGRAMS, MEASURED = 6, 4
 """The number of programs of most points that are ours, and of those that are measured: one draws

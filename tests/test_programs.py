@@ -264,7 +264,7 @@ def test_failure_of_plain_jax_fails_all(monkeypatch):
 def fake_profiler(monkeypatch):
     """Every call takes two kernels and 200 us, in loops 205 us."""
     monkeypatch.setattr(
-        measure, "_kernel_runs", lambda call, n: n * [[("first", 150.0), ("second", 50.0)]]
+        measure, "_kernel_runs", lambda call, n, **_: n * [[("first", 150.0), ("second", 50.0)]]
     )
     monkeypatch.setattr(measure, "loop", lambda call, repeats: 205e-6)
 
@@ -301,13 +301,13 @@ def test_bytes_of_the_results_of_a_compiled_program():
 def test_iterations_that_launch_different_kernels_have_no_kernel_time(monkeypatch):
     profiler = pytest.importorskip("jax.experimental.mosaic.gpu.profiler")
 
-    def measured(function, **_):
+    def measured(cupti, function, **_):
         def run(*arguments):
             raise RuntimeError("Kernel names are not consistent across iterations")
 
         return run
 
-    monkeypatch.setattr(profiler, "measure", measured)
+    monkeypatch.setattr(profiler.Cupti, "measure", measured)
     assert measure._kernel_runs(measure.Call(jax.jit(jnp.sin), [1.0]), 3) == []
 
 
