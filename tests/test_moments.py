@@ -111,6 +111,20 @@ def test_rows_whose_elements_lie_apart(dtype, implementation):
     assert_each_right(xs, 1, implementation=implementation, algorithm="column")
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+def test_few_columns_of_many_rows_are_read_in_packs(dtype, implementation):
+    """By column_kernel, since threads would have a common origin for too few columns."""
+    x = helpers.normal((130, 264 * helpers.multiprocessors(implementation)), dtype)
+    x[3, 1::7] *= 100
+    x[::2, 5] = 0
+    with helpers.recorded(implementation) as executions:
+        assert_each_right([x], 0, implementation=implementation, algorithm="column")
+    for each in executions:
+        assert each["config"]["pack"] > 1
+        assert not each["config"]["one_origin"]
+
+
 WIDE = {"float16": "float32", "bfloat16": "float32"}
 
 # As test_reduce.DIVIDED, of moments_column_kernel: in single elements and in packs, which are one,

@@ -1,6 +1,6 @@
-// The kernel of `column` for mean and variance of packs of rows, without a mask. In small arrays
-// column_kernel takes single rows: its code is half as long, and such arrays wait until it is
-// fetched.
+// The kernel of `column` for mean and variance of packs of rows, without a mask. Not for small
+// arrays (column_kernel has half as much code, and such arrays wait until it is fetched), nor for
+// few columns, or many rows of the longest ones (plan_moments.cc).
 //
 // As in column.cuh, lanes take packs of neighbouring rows, and the threads with the same lane
 // number, its depths, divide the columns. A thread takes columns from kMomentsLoads places of the
