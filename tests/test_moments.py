@@ -122,7 +122,7 @@ def test_few_columns_of_many_rows_are_read_in_packs(dtype, implementation):
         assert_each_right([x], 0, implementation=implementation, algorithm="column")
     for each in executions:
         assert each["config"]["pack"] > 1
-        assert not each["config"]["one_origin"]
+        assert each["config"]["column_kernel"] == "column"
 
 
 WIDE = {"float16": "float32", "bfloat16": "float32"}
@@ -990,13 +990,13 @@ def test_plan_of_rows_for_which_row_has_fewer_threads(dtype, columns, implementa
         # No more depths than leave a thread four columns.
         ((260, 256), "bfloat16", {"lanes": 8, "cluster": 1, "threads": 256}),
         # Few columns, and many long ones, are column_kernel's.
-        ((255, 4096), "bfloat16", {"pack": 8, "one_origin": False}),
-        ((256, 4096), "bfloat16", {"pack": 8, "one_origin": True}),
-        ((65535, 512), "bfloat16", {"pack": 8, "one_origin": True}),
-        ((65536, 512), "bfloat16", {"pack": 8, "one_origin": False}),
-        ((256, 65535), "bfloat16", {"pack": 1, "one_origin": False}),
-        ((256, 65536), "bfloat16", {"pack": 8, "one_origin": True}),
-        ((256, 65536), "float32", {"pack": 4, "one_origin": False}),
+        ((255, 4096), "bfloat16", {"pack": 8, "column_kernel": "column"}),
+        ((256, 4096), "bfloat16", {"pack": 8, "column_kernel": "moments_column"}),
+        ((65535, 512), "bfloat16", {"pack": 8, "column_kernel": "moments_column"}),
+        ((65536, 512), "bfloat16", {"pack": 8, "column_kernel": "column"}),
+        ((256, 65535), "bfloat16", {"pack": 1, "column_kernel": "column"}),
+        ((256, 65536), "bfloat16", {"pack": 8, "column_kernel": "moments_column"}),
+        ((256, 65536), "float32", {"pack": 4, "column_kernel": "column"}),
     ],
     ids=str,
 )

@@ -992,57 +992,57 @@ def test_few_columns_are_read_at_once(implementation):
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "dtype", "lane_rows", "lanes", "threads"),
+    ("name", "shape", "dtype", "kernel", "lanes", "threads"),
     [
         # Whole rows: of at most 32 elements, or of more if there are 640 rows.
-        ("argmax", (1, 21, 65 * 65), "bfloat16", 1, 256, 256),
-        ("argmax", (1, 21, 1536), "float16", 1, 128, 128),  # two for each thread
-        ("argmax", (1, 21, 1537), "float16", 1, 128, 128),
-        ("sum", (1, 32, 33), "float32", 1, 64, 64),
-        ("max", (1, 9, 256), "float32", 1, 64, 64),
-        ("max", (1, 9, 4096), "float32", 1, 256, 256),
-        ("max", (1, 9, 4097), "float32", 1, 128, 128),  # some blocks start later
-        ("sum", (1, 100, 640), "bfloat16", 1, 64, 64),
-        ("sum", (1, 100, 639), "bfloat16", 1, 32, 256),  # too few
-        ("sum", (1, 1024, 641), "bfloat16", 1, 64, 64),
+        ("argmax", (1, 21, 65 * 65), "bfloat16", "whole_column", 256, 256),
+        ("argmax", (1, 21, 1536), "float16", "whole_column", 128, 128),  # two for each thread
+        ("argmax", (1, 21, 1537), "float16", "whole_column", 128, 128),
+        ("sum", (1, 32, 33), "float32", "whole_column", 64, 64),
+        ("max", (1, 9, 256), "float32", "whole_column", 64, 64),
+        ("max", (1, 9, 4096), "float32", "whole_column", 256, 256),
+        ("max", (1, 9, 4097), "float32", "whole_column", 128, 128),  # some blocks start later
+        ("sum", (1, 100, 640), "bfloat16", "whole_column", 64, 64),
+        ("sum", (1, 100, 639), "bfloat16", "short_column", 32, 256),  # too few
+        ("sum", (1, 1024, 641), "bfloat16", "whole_column", 64, 64),
         # Those of whole packs: of argmax of at most 256 elements; of others of at most 100, and in
         # large arrays of 16 to 32.
-        ("argmax", (1, 256, 2048), "bfloat16", 1, 256, 256),
-        ("argmax", (1, 257, 640), "bfloat16", 0, None, 256),
-        ("sum", (1, 101, 640), "bfloat16", 0, None, 256),
-        ("sum", (1, 16, 16384), "float32", 1, 128, 128),
-        ("max", (1, 32, 8192), "bfloat16", 1, 256, 256),
-        ("max", (1, 33, 8192), "bfloat16", 0, None, 256),
-        ("argmax", (1, 33, 16384), "bfloat16", 1, 128, 128),
-        ("argmax", (1, 15, 65536), "bfloat16", 0, None, 256),
-        ("argmax", (1, 15, 65537), "bfloat16", 1, 128, 128),
+        ("argmax", (1, 256, 2048), "bfloat16", "whole_column", 256, 256),
+        ("argmax", (1, 257, 640), "bfloat16", "column", None, 256),
+        ("sum", (1, 101, 640), "bfloat16", "column", None, 256),
+        ("sum", (1, 16, 16384), "float32", "whole_column", 128, 128),
+        ("max", (1, 32, 8192), "bfloat16", "whole_column", 256, 256),
+        ("max", (1, 33, 8192), "bfloat16", "column", None, 256),
+        ("argmax", (1, 33, 16384), "bfloat16", "whole_column", 128, 128),
+        ("argmax", (1, 15, 65536), "bfloat16", "column", None, 256),
+        ("argmax", (1, 15, 65537), "bfloat16", "whole_column", 128, 128),
         # A block for each tile, with lanes for 64 or 128 contiguous bytes unless there are few.
-        ("sum", (1, 101, 513), "float32", 1, 32, 256),
-        ("max", (1, 33, 256), "float32", 1, 32, 256),
-        ("max", (1, 160, 256), "float32", 1, 32, 256),
-        ("max", (1, 161, 256), "float32", 1, 32, 512),
-        ("min", (1, 161, 257), "float32", 1, 32, 256),  # no room for more threads
-        ("sum", (1, 300, 64), "bfloat16", 1, 16, 256),
-        ("sum", (1, 1024, 32), "float32", 1, 16, 1024),
+        ("sum", (1, 101, 513), "float32", "short_column", 32, 256),
+        ("max", (1, 33, 256), "float32", "short_column", 32, 256),
+        ("max", (1, 160, 256), "float32", "short_column", 32, 256),
+        ("max", (1, 161, 256), "float32", "short_column", 32, 512),
+        ("min", (1, 161, 257), "float32", "short_column", 32, 256),  # no room for more threads
+        ("sum", (1, 300, 64), "bfloat16", "short_column", 16, 256),
+        ("sum", (1, 1024, 32), "float32", "short_column", 16, 1024),
         # By column_kernel: no faster in large arrays that are read in packs.
-        ("sum", (1, 1024, 256), "float32", 1, 32, 512),
-        ("sum", (1, 1024, 257), "float32", 1, 32, 256),
-        ("sum", (1, 1024, 260), "float32", 0, None, 256),
-        ("sum", (1, 513, 256), "bfloat16", 0, None, 256),
-        ("argmax", (1, 1024, 260), "float32", 1, 32, 256),
-        ("sum", (1, 1025, 33), "float32", 0, None, 256),
-        ("sum", (1, 300, 31), "float32", 0, None, 256),
-        ("prod", (1, 300, 64), "float32", 0, None, 256),
-        ("sum", (1, 300, 64), "float64", 0, None, 256),
-        ("max", (1, 300, 64), "int32", 0, None, 256),
+        ("sum", (1, 1024, 256), "float32", "short_column", 32, 512),
+        ("sum", (1, 1024, 257), "float32", "short_column", 32, 256),
+        ("sum", (1, 1024, 260), "float32", "column", None, 256),
+        ("sum", (1, 513, 256), "bfloat16", "column", None, 256),
+        ("argmax", (1, 1024, 260), "float32", "short_column", 32, 256),
+        ("sum", (1, 1025, 33), "float32", "column", None, 256),
+        ("sum", (1, 300, 31), "float32", "column", None, 256),
+        ("prod", (1, 300, 64), "float32", "column", None, 256),
+        ("sum", (1, 300, 64), "float64", "column", None, 256),
+        ("max", (1, 300, 64), "int32", "column", None, 256),
     ],
 )
-def test_columns_of_few_elements(name, shape, dtype, lane_rows, lanes, threads, implementation):
+def test_columns_of_few_elements(name, shape, dtype, kernel, lanes, threads, implementation):
     if implementation != "interpret":
         pytest.skip("the sizes are for 4 multiprocessors")
     with helpers.x64(dtype):
         config = planned_sum(implementation, shape, 1, dtype, name, "column")
-    assert config["lane_rows"] == lane_rows
+    assert config["column_kernel"] == kernel
     assert config["threads"] == threads
     if lanes is not None:
         assert config["lanes"] == lanes

@@ -23,8 +23,15 @@ int resident_column_blocks(const Problem& problem, int pack, int lanes, int clus
 
 void launch_columns(const Queue& queue, const Plan& plan, const Problem& problem,
                     const Buffers& buffers) {
-  if (plan.config.lane_rows > 0) return launch_short_columns(queue, plan, problem, buffers);
-  if (plan.config.one_origin) return launch_moments_columns(queue, plan, problem, buffers);
+  switch (plan.config.column_kernel) {
+    case ColumnKernel::kShortColumn:
+    case ColumnKernel::kWholeColumn:
+      return launch_short_columns(queue, plan, problem, buffers);
+    case ColumnKernel::kMomentsColumn:
+      return launch_moments_columns(queue, plan, problem, buffers);
+    case ColumnKernel::kColumn:
+      break;
+  }
   const Call call{queue, plan.config, problem, buffers};
   dispatch_reduction(problem, [&](auto instance) { launch_column<decltype(instance)>(call); });
 }

@@ -15,7 +15,7 @@
 // The first depths write the means of what they loaded first to shared memory. From these all
 // threads of a row have the same origin, so that they only sum distances and their squares
 // (distances.cuh), and the block adds two numbers per thread. Of normally distributed elements, the
-// origin is so far from the mean of one row in 10^7 that the block reads its part again.
+// origin is so far from the mean of less than one row in 10^7 that the block reads its part again.
 //
 // All distances have the low-order digits of the origin. If the elements have few digits of their
 // own, as 16-bit floats do, additions to a large sum round these digits in the same direction each

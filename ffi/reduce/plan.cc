@@ -119,10 +119,6 @@ Config configure(const Problem& problem, Algorithm algorithm, std::int64_t works
       configure_cluster(problem, &config);
       break;
     case Algorithm::kColumn:
-      if (is_of_moments_column(problem, device)) {
-        configure_moments_column(problem, workspace, device, &config);
-        break;
-      }
       configure_column(problem, workspace, device, &config);
       break;
     case Algorithm::kInterleaved:

@@ -288,7 +288,7 @@ bool is_short(const Problem& problem, const Device& device) {
 void configure_whole_column(const Problem& problem, const Device& device, Config* config) {
   const std::int64_t threads = problem.rows() / (is_16_bit_float(problem.dtype) ? 2 : 1);
   const bool is_one_wave = threads <= kShortColumnRoom * device.multiprocessors;
-  config->lane_rows = 1;
+  config->column_kernel = ColumnKernel::kWholeColumn;
   config->threads = is_one_wave ? kColumnThreads : kColumnThreads / 2;
   while (config->threads > kLeastWholeThreads &&
          threads < config->threads * std::int64_t{device.multiprocessors}) {
@@ -299,7 +299,7 @@ void configure_whole_column(const Problem& problem, const Device& device, Config
 
 void configure_short_column(const Problem& problem, const Device& device, Config* config) {
   const auto tiles = [&] { return problem.outer * divide_up(problem.inner, config->lanes); };
-  config->lane_rows = 1;
+  config->column_kernel = ColumnKernel::kShortColumn;
   config->lanes = kWarpLanes;
   config->threads = kColumnThreads;
   while ((config->lanes > kLeastShortColumnLanes && !has_enough_blocks(tiles(), device)) ||
@@ -328,6 +328,9 @@ std::int64_t column_parts(const Problem& problem) {
 
 void configure_column(const Problem& problem, std::int64_t workspace, const Device& device,
                       Config* config) {
+  if (is_of_moments_column(problem, device)) {
+    return configure_moments_column(problem, workspace, device, config);
+  }
   if (is_short(problem, device)) {
     if (reduces_whole_columns(problem, device)) {
       return configure_whole_column(problem, device, config);

@@ -29,9 +29,8 @@ constexpr int kMostMomentsLanes = 128;
 constexpr std::int64_t kManyMomentsLoads = 32;
 // The bytes per multiprocessor that a second launch has to save.
 constexpr std::int64_t kMomentsSecondLaunch = 192 * 1024;
-// Then blocks have 128 contiguous bytes, and every
-// multiprocessor has one block, or two for more bytes: they have twice as many loads in flight, but
-// also twice as much to combine.
+// Then blocks have 128 contiguous bytes, and every multiprocessor has one block, or two for more
+// bytes: they have twice as many loads in flight, but also twice as much to combine.
 constexpr int kSplitMomentsLanes = 8;
 constexpr std::int64_t kMomentsOfOneBlock = 256 * 1024;
 
@@ -57,7 +56,7 @@ bool is_of_moments_column(const Problem& problem, const Device& device) {
 
 void configure_moments_column(const Problem& problem, std::int64_t workspace, const Device& device,
                               Config* config) {
-  config->one_origin = true;
+  config->column_kernel = ColumnKernel::kMomentsColumn;
   config->pack = static_cast<int>(pack_of(problem));
   config->threads = kMomentsThreads;
   const std::int64_t multiprocessors = device.multiprocessors;

@@ -151,16 +151,22 @@ inline std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
 
+// The kernels of `column`: column_kernel and so on.
+enum class ColumnKernel { kColumn, kShortColumn, kWholeColumn, kMomentsColumn };
+inline constexpr std::string_view kColumnKernelNames[] = {"column", "short_column", "whole_column",
+                                                          "moments_column"};
+constexpr auto& names_of(ColumnKernel) { return kColumnKernelNames; }
+
 // The launch of a kernel, and of a second one if it combines partial results of the first in the
 // workspace.
 struct Config {
-  int threads = 0;          // per block
+  ColumnKernel column_kernel = ColumnKernel::kColumn;  // column
+  int threads = 0;                                     // per block
   int lanes = 0;            // row, held: threads per row, 0 for a block; column: lanes per column
   int pack = 1;             // column: rows, held: elements that a thread reads at a time
   int stride = 0;           // interleaved: packs that a block reads at a time
   bool edges = false;       // held: rows are read by packs, but are not whole packs
-  int lane_rows = 0;        // rows of a tile per lane; column: 1, or 0 if by column_kernel
-  bool one_origin = false;  // column: by moments_column_kernel
+  int lane_rows = 0;        // staged: rows of a tile per lane
   int cluster = 1;          // blocks per cluster; column, interleaved: 1, or `parts`
   int packs = 0;            // held: the most packs per thread
   std::int64_t blocks = 0;  // staged: blocks of the grid
@@ -173,13 +179,13 @@ struct Config {
 
   template <class Self, class Visit>
   static void fields(Self& self, Visit&& visit) {
+    visit("column_kernel", self.column_kernel);
     visit("threads", self.threads);
     visit("lanes", self.lanes);
     visit("pack", self.pack);
     visit("stride", self.stride);
     visit("edges", self.edges);
     visit("lane_rows", self.lane_rows);
-    visit("one_origin", self.one_origin);
     visit("cluster", self.cluster);
     visit("packs", self.packs);
     visit("blocks", self.blocks);

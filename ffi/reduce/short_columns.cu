@@ -14,8 +14,11 @@ void launch_short_columns(const Queue& queue, const Plan& plan, const Problem& p
     dispatch<__half, __nv_bfloat16, float>(problem.dtype, [&](auto type) {
       using T = typename decltype(type)::type;
       using Each = Instance<decltype(function)::value, T, Accumulator<T>>;
-      if (plan.config.threads == plan.config.lanes) return launch_whole_column<Each>(call);
-      launch_short_column<Each>(call);
+      if (plan.config.column_kernel == ColumnKernel::kWholeColumn) {
+        launch_whole_column<Each>(call);
+      } else {
+        launch_short_column<Each>(call);
+      }
     });
   });
 }

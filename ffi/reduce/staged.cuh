@@ -108,9 +108,8 @@ __device__ __forceinline__ typename Reducer::Partial fold_shared_pairs(
   };
   fold.add(word_at(0), 0);
   int first = 1;
-  if (last >
-      kWords) {  // the last of these may be words that have been folded before: no difference
-    do {
+  if (last > kWords) {
+    do {  // the last of these words may have been folded before, which makes no difference
       first = min(first, last - kWords);
       const PairFold<Reducer> before = fold;
 #pragma unroll
