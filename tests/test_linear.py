@@ -480,14 +480,11 @@ def test_the_kernel_is_in_the_program(implementation):
     assert helpers.custom_calls(layer, x, w, b)[0].startswith("jax_gpuops_linear_v1")
     (call,) = jax_gpuops.explain(layer, x, w, b).calls
     assert call.op == "linear"
+    m, k, n = (64, 8192, 512) if implementation == "cuda" else (512, 512, 512)
     plan = jax_gpuops.plan(
-        "linear", [(64, 8192), (8192, 512)], "bfloat16", activation="silu", platform="cuda",
-        implementation="cuda",
-    ) if implementation == "cuda" else jax_gpuops.plan(
-        "linear", [(512, 512), (512, 512)], "bfloat16", activation="silu",
-        implementation="interpret",
-    )  # fmt: skip
-    assert plan.algorithm in ("tensor_core", "split_k")
+        "linear", [(m, k), (k, n)], "bfloat16", activation="silu", implementation=implementation
+    )
+    assert plan.algorithm == ("parallel_split_k" if implementation == "cuda" else "tensor_core")
 
 
 # Derivatives and batching
