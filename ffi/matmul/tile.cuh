@@ -153,6 +153,14 @@ __device__ inline void outer_product(const A (&a)[kPerThread], const A (&b)[kPer
   }
 }
 
+// Not inlined: a thread stores 16 packs, and the code of one, for every epilogue, is as long as
+// that of 30 multiplications of a pack by a pack.
+template <class T>
+__device__ __noinline__ void store_pack(const Gemm<T>& gemm, std::int64_t batch, std::int64_t row,
+                                        std::int64_t col, Pack<Accumulator<T>, kPack> sum) {
+  store_results(gemm, batch, row, col, sum.element);
+}
+
 // Stores the elements a thread holds; `place` tells where in the tile they are.
 template <class T, class Place>
 __device__ inline void store_tile(const Gemm<T>& gemm, const Tile& tile, const Place& place,
@@ -161,10 +169,10 @@ __device__ inline void store_tile(const Gemm<T>& gemm, const Tile& tile, const P
   for (int i = 0; i < kPerThread; ++i) {
 #pragma unroll
     for (int j = 0; j < kPerThread; j += kPack) {
-      Accumulator<T> pack[kPack];
+      Pack<Accumulator<T>, kPack> pack;
 #pragma unroll
-      for (int l = 0; l < kPack; ++l) pack[l] = sum[i][j + l];
-      store_results(gemm, tile.batch, tile.row + place.row_of(i), tile.col + place.col_of(j), pack);
+      for (int l = 0; l < kPack; ++l) pack.element[l] = sum[i][j + l];
+      store_pack(gemm, tile.batch, tile.row + place.row_of(i), tile.col + place.col_of(j), pack);
     }
   }
 }

@@ -97,11 +97,13 @@ void dispatch_modular(DType dtype, DType result, F&& f) {
   dispatch_integer(dtype, [&](auto type) {
     using T = typename decltype(type)::type;
     if constexpr (sizeof(T) == 8) {
-      return f(Instance<kFunction, std::uint64_t, std::uint64_t>{});
-    } else if constexpr (sizeof(T) == 4) {
-      if (info(result).bytes <= 4) return f(Instance<kFunction, std::uint32_t, std::uint32_t>{});
+      f(Instance<kFunction, std::uint64_t, std::uint64_t>{});
+    } else {
+      if constexpr (sizeof(T) == 4) {
+        if (info(result).bytes <= 4) return f(Instance<kFunction, std::uint32_t, std::uint32_t>{});
+      }
+      f(Instance<kFunction, T, std::uint64_t>{});
     }
-    f(Instance<kFunction, T, std::uint64_t>{});
   });
 }
 

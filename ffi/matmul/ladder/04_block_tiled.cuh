@@ -35,7 +35,8 @@ struct SquareThreadTile {
 };
 
 template <class T, Order kOrderA, Order kOrderB>
-__global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>) block_tiled_kernel(Gemm<T> gemm) {
+__global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
+    block_tiled_kernel(const __grid_constant__ Gemm<T> gemm) {
   using A = Accumulator<T>;
   auto& storage = shared<BlockTiledStorage<A>>();
   const Tile tile = locate_tile<kTile, kTile>(gemm);

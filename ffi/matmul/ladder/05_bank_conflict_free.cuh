@@ -23,7 +23,7 @@ struct BankConflictFreeStorage {
 
 template <class T, Order kOrderA, Order kOrderB>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
-    bank_conflict_free_kernel(Gemm<T> gemm) {
+    bank_conflict_free_kernel(const __grid_constant__ Gemm<T> gemm) {
   using A = Accumulator<T>;
   auto& storage = shared<BankConflictFreeStorage<A>>();
   const Tile tile = locate_tile<kTile, kTile>(gemm);

@@ -25,7 +25,7 @@ struct DoubleBufferedStorage {
 
 template <class T, Order kOrderA, Order kOrderB>
 __global__ void __launch_bounds__(kTileThreads, kTileBlocks<T>)
-    double_buffered_kernel(Gemm<T> gemm) {
+    double_buffered_kernel(const __grid_constant__ Gemm<T> gemm) {
   using A = Accumulator<T>;
   if (gemm.flag != nullptr && *gemm.flag == 0) return;
   auto& storage = shared<DoubleBufferedStorage<A>>();
