@@ -425,23 +425,24 @@ def _attention(
 def _odd_attention(kernel: str, dtype: str, masks: Sequence[str]) -> Iterator[Grid]:
     """The same for rows that are not aligned.
 
-    Those of bfloat16 are one grid, of the least and the most alignment, and those of float32 one
-    for each alignment.
+    Those of float32 are one grid for each alignment. Those of bfloat16 are one grid, of the least
+    and the most alignment, and one of the least alone, of which kernels take more.
     """
     if kernel == "softmax":  # texts of encoders of images have 77 tokens
-        columns = (49, 65, 513, 2049) if dtype == "bfloat16" else (77, 513, 2049)
+        columns = (49, 65, 257, 513, 2049) if dtype == "bfloat16" else (77, 257, 513, 2049)
         counts = tuple(2**e for e in (11, 12, 14, 17, 20))
+    elif dtype == "bfloat16" and masks == ["causal"]:
+        columns, counts = (49, 193, 257, 2049), tuple(2**e for e in (10, 12, 14, 17, 20))
     else:
         shortest = (49, 193) if masks == ["causal"] else (193,) if dtype == "bfloat16" else (49,)
-        columns = (*shortest, 2049)
-        counts = tuple(2**e for e in (10, 14, 17, 20))
+        columns, counts = (*shortest, 2049), tuple(2**e for e in (10, 14, 17, 20))
     if dtype == "bfloat16":
-        lengths, stands_for = [columns], _unaligned(dtype)[::2]
+        grids = [(columns, _unaligned(dtype)[::2]), (columns, (0,))]
     else:
-        lengths, stands_for = [tuple(n + more for n in columns) for more in _unaligned(dtype)], (0,)
-    for each in lengths:
+        grids = [(tuple(n + more for n in columns), (0,)) for more in _unaligned(dtype)]
+    for lengths, stands_for in grids:
         yield _attention(
-            kernel, dtype, masks, each, counts, stands_for=stands_for, is_aligned=False
+            kernel, dtype, masks, lengths, counts, stands_for=stands_for, is_aligned=False
         )
 
 
@@ -455,7 +456,7 @@ def _softmax() -> Iterator[Grid]:
     lengths = sorted({*_LENGTHS, 136, 240, 264, 480, 520, 960})
     counts = (*_powers(0, 10, 2), *_powers(14, 18, 2), 2**24)
     yield _rows("softmax", "bfloat16", lengths, counts, smallest=2**12)
-    lengths = sorted({*_LENGTHS, 8, 1500})
+    lengths = sorted({*_LENGTHS, 8, 196, 400, 1500})
     counts = (1, *_powers(4, 20, 2), 2**24, 2**26)
     yield _rows("softmax", "float32", lengths, counts, smallest=2**12)
     lengths = (8, 128, 2048, 131072, 524288)
@@ -475,10 +476,11 @@ def _softmax() -> Iterator[Grid]:
     for dtype in floats:
         widths = (128, 256, 512, 2048, 8192)
         yield _attention("softmax", dtype, ["causal padding"], widths, matrices)
-        widths = (64, 256, 512, 2048, 8192)
+        between = (136,) if dtype == "bfloat16" else ()
+        widths = (64, *between, 256, 512, 2048, 8192)
         yield _attention("softmax", dtype, ["causal"], widths, matrices)
-        shortest = (64,) if dtype == "bfloat16" else ()
-        widths, counts = (*shortest, 256, 512, 1152, 2048, 8192), (2**6, *matrices)
+        more = (64, 136, 4096) if dtype == "bfloat16" else (320,)
+        widths, counts = sorted({*more, 256, 512, 1152, 2048, 8192}), (2**6, *matrices)
         yield _attention("softmax", dtype, ["padding", "full"], widths, counts)
         widths, counts = (64, 512, 2048, 8192), (*_powers(0, 9, 3), *_powers(15, 24, 3))
         yield _attention("softmax_tangent", dtype, ["causal"], widths, _counts(3))
@@ -515,10 +517,11 @@ def _softmax() -> Iterator[Grid]:
         yield _rows("logsumexp", dtype, lengths, _FEWER_COUNTS, smallest=2**9)
     for dtype in floats:
         lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
-        yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS)
+        yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS, smallest=2**13)
     counts = sorted({*_counts(4), 64})
-    for kernel, dtype in itertools.product(("cross_entropy", "logsumexp"), floats):
-        yield from _odd_rows(kernel, dtype, _odd(5, 17, 4), counts)
+    for dtype in floats:
+        yield from _odd_rows("cross_entropy", dtype, _odd(5, 17, 4), counts)
+        yield from _odd_rows("logsumexp", dtype, _odd(5, 17, 4), counts, smallest=2**13)
     for dtype in floats:
         yield from _odd_rows("log_softmax", dtype, (33, 513, 8193, 32769, 131073), _counts(4))
     yield from _odd_rows("cross_entropy_cotangent", "bfloat16", _odd(5, 17, 4), counts)
@@ -566,7 +569,8 @@ def _reduce() -> Iterator[Grid]:
         lengths = (128, 2048, 2**27)
         yield _rows("mean_and_var", dtype, lengths, counts, smallest=2**11, result=result)
         norms = (64, 256, 1024, 4096, 16384), (1, 64)
-        yield _inner("mean_and_var", dtype, tokens, *norms, smallest=2**13, result=result)
+        pixels = (*tokens, 2**20)
+        yield _inner("mean_and_var", dtype, pixels, *norms, smallest=2**13, result=result)
         lengths = (384, 1024, 2048, 2**15, 2**27)
         yield _rows("var", dtype, lengths, sorted({*counts, 1024}), result=result)
         yield _inner("var", dtype, tokens, *places[1:], result=result)
@@ -581,6 +585,12 @@ def _reduce() -> Iterator[Grid]:
     sizes = (128, 1024, 4096, 16384, 65536), (64, 1024, 4096, 16384)
     yield _inner("sum", "float32", *sizes, places[2], result="float32")
     yield _inner("sum", "int32", *places, result="int32")
+    # XLA is faster for powers of two: grids of the numbers of tokens between two of them.
+    octaves = (1040, 2000), (2080, 4000), (4112, 8000)
+    for (dtype, result), lengths in itertools.product(sums, octaves):
+        yield _inner("sum", dtype, lengths, (336, 768, 1280, 5120), (1,), result=result)
+    for lengths in ((264, 496), (528, 992), *octaves[:2]):
+        yield _inner("mean", "bfloat16", lengths, (768, 1280, 4096), (4, 32), result="bfloat16")
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         lengths = (49, 196, 512, 1024, 1536, 4096)
         images = (1, 8, 64, *((512,) if dtype == "bfloat16" else ()))
@@ -592,7 +602,7 @@ def _reduce() -> Iterator[Grid]:
     for dtype in ("float32", "bfloat16"):
         lengths = sorted({*_powers(7, 27, 4), 8192})
         yield _rows("argmax", dtype, lengths, sorted({*counts, 32}), result="int32")
-        classes = (256, 4096, 65536) if dtype == "bfloat16" else (4096,)
+        classes = (16, 128, 256, 4096, 65536) if dtype == "bfloat16" else (4096,)
         yield _inner("argmax", dtype, classes, places[1], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield from _odd_rows("sum", "float32", (9, 33, 129), counts, result="float32")
