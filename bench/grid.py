@@ -496,7 +496,8 @@ def _softmax() -> Iterator[Grid]:
         counts = sorted({*_counts(4), 64})
         yield from _odd_rows("log_softmax_cotangent", dtype, columns, counts)
     for dtype in floats:
-        columns = (9, 33, 73, 257, 2049, 8193, *((32769,) if dtype == "float32" else ()), 524289)
+        longer = (32769,) if dtype == "float32" else ()
+        columns = (9, 33, 73, 193, 257, 2049, 8193, *longer, 524289)
         yield from _odd_rows("softmax", dtype, columns, _counts(3))
     for dtype in floats:
         yield _inner("log_softmax", dtype, (16, 256), (2**14, 2**17, 2**20), (1, 32))
@@ -519,12 +520,16 @@ def _softmax() -> Iterator[Grid]:
         lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
         yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS, smallest=2**13)
     counts = sorted({*_counts(4), 64})
+    vocabulary = (2**18 + 1,)  # that of XLM-R has 250002 words
     for dtype in floats:
-        yield from _odd_rows("cross_entropy", dtype, _odd(5, 17, 4), counts)
+        longest = vocabulary if dtype == "bfloat16" else ()
+        yield from _odd_rows("cross_entropy", dtype, (*_odd(5, 17, 4), *longest), counts)
         yield from _odd_rows("logsumexp", dtype, _odd(5, 17, 4), counts, smallest=2**13)
     for dtype in floats:
-        yield from _odd_rows("log_softmax", dtype, (33, 513, 8193, 32769, 131073), _counts(4))
-    yield from _odd_rows("cross_entropy_cotangent", "bfloat16", _odd(5, 17, 4), counts)
+        lengths = (33, 513, 8193, 32769, 131073, *(vocabulary if dtype == "bfloat16" else ()))
+        yield from _odd_rows("log_softmax", dtype, lengths, _counts(4))
+    lengths = (*_odd(5, 17, 4), *vocabulary)
+    yield from _odd_rows("cross_entropy_cotangent", "bfloat16", lengths, counts)
     yield from _odd_rows("cross_entropy_cotangent", "float32", (8193, 131073), counts[1:])
     for dtype in floats:
         patches = (257,) if dtype == "float32" else ()  # 16 x 16, and one more
@@ -587,8 +592,9 @@ def _reduce() -> Iterator[Grid]:
     yield _inner("sum", "int32", *places, result="int32")
     # XLA is faster for powers of two: grids of the numbers of tokens between two of them.
     octaves = (1040, 2000), (2080, 4000), (4112, 8000)
-    for (dtype, result), lengths in itertools.product(sums, octaves):
-        yield _inner("sum", dtype, lengths, (336, 768, 1280, 5120), (1,), result=result)
+    for dtype, more in (("bfloat16", octaves), ("float32", octaves[1:])):
+        for lengths in more:
+            yield _inner("sum", dtype, lengths, (336, 768, 1280, 5120), (1,), result="float32")
     for lengths in ((264, 496), (528, 992), *octaves[:2]):
         yield _inner("mean", "bfloat16", lengths, (768, 1280, 4096), (4, 32), result="bfloat16")
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
