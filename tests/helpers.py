@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import re
 
 import jax
@@ -42,6 +43,24 @@ def taken_in_turn(number: int, dtype: str) -> bool:
     gets every second case, and the next one of FLOATS the others.
     """
     return jax.default_backend() == "gpu" or (number + FLOATS.index(dtype)) % 2 == 0
+
+
+def with_16_bits_in_turn(*values) -> list[tuple]:
+    """Parameters: every combination of the values with DTYPES_ON_TENSOR_CORES.
+
+    Kernels of float16 and bfloat16 differ in conversions alone. On the host these two take turns,
+    from each value of a list to the next one.
+    """
+    combinations = [
+        (sum(number for number, _ in numbered), [value for _, value in numbered])
+        for numbered in itertools.product(*map(enumerate, values))
+    ]
+    return [
+        (*combination, dtype, result)
+        for turn, combination in combinations
+        for dtype, result in DTYPES_ON_TENSOR_CORES
+        if dtype == "float32" or taken_in_turn(turn, dtype)
+    ]
 
 
 def normal(shape, dtype: str, seed: int = 0, scale: float = 1.0) -> np.ndarray:

