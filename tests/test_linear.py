@@ -108,10 +108,12 @@ def test_every_algorithm_for_every_gpu(sizes, algorithm, dtype, implementation):
 @pytest.mark.parametrize(
     ("algorithm", "sizes"),
     [
-        (algorithm, sizes)
-        for algorithm in (None, "bf16_x6", "fp16_x3")
-        # None multiplies by parts from this depth on.
-        for sizes in ((33, 36, 20), (33, 37, 70), (260, 132, 72) if algorithm else (300, 260, 436))
+        *[(None, sizes) for sizes in ((33, 36, 20), (33, 37, 70))],
+        *[
+            (algorithm, sizes)
+            for algorithm in ("bf16_x6", "fp16_x3")
+            for sizes in ((33, 36, 20), (33, 37, 70), (260, 132, 72))
+        ],
     ],
     ids=str,
 )
@@ -119,6 +121,17 @@ def test_the_highest_precision(algorithm, sizes, on_tensor_cores):
     """After products by parts, another kernel adds the bias and applies the activation."""
     how = {**on_tensor_cores, "precision": "highest", "algorithm": algorithm}
     assert_every_activation(*operands(*sizes, "float32"), None, **how)
+
+
+@pytest.mark.kernel
+def test_large_products_of_the_highest_precision_are_by_parts(on_tensor_cores):
+    x, w, b = operands(300, 260, 436, "float32")
+    how = {**on_tensor_cores, "precision": "highest", "algorithm": None}
+    with helpers.recorded(on_tensor_cores["implementation"]) as executions:
+        y = jax.block_until_ready(jax_gpuops.linear(x, w, b, activation="gelu", **how))
+    if on_tensor_cores["implementation"] == "interpret":  # GPUs have various ones from here on
+        assert executions[0]["algorithm"] == "fp16_x3"
+    assert_linear(y, x, w, b, "gelu")
 
 
 @pytest.mark.kernel
