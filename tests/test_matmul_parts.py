@@ -77,7 +77,8 @@ def assert_exact(y, a, b, algorithm):
     np.testing.assert_array_equal(np.isinf(y), np.isinf(rounded))
     magnitude = np.abs(helpers.exact(a)) @ np.abs(helpers.exact(b))
     np.testing.assert_array_equal(y[magnitude == 0], 0)
-    assert error(y, a, b) <= max(error(fma_chain(a, b), a, b), FEW_TERMS[algorithm])
+    found = error(y, a, b)  # a chain takes its time
+    assert found <= FEW_TERMS[algorithm] or found <= error(fma_chain(a, b), a, b)
 
 
 def floats(kind, m, n, k):
