@@ -639,6 +639,7 @@ def test_only_what_matches_is_run():
     ]
 
 
+@pytest.mark.any_version
 @pytest.mark.skipif(run.has_gpu(), reason="a GPU is there")
 def test_without_a_gpu_it_says_that_no_speed_was_measured(tmp_path, capsys):
     assert command_line.main(["ladder", "softmax", "--plot", str(tmp_path)]) == 0

@@ -314,6 +314,7 @@ def test_json_round_trip(tmp_path):
 # How it runs
 
 
+@pytest.mark.any_version
 @pytest.mark.skipif(run.has_gpu(), reason="a GPU is there")
 def test_without_a_gpu_it_says_that_no_speed_was_measured(tmp_path, capsys):
     path = tmp_path / "run.json"

@@ -121,6 +121,7 @@ def test_gemm_adds_before_it_rounds(dtype, implementation):
     np.testing.assert_array_equal(y, np.float32(1 + 1 / 4096))
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", LADDER)
 def test_any_order_of_threads(algorithm, implementation):
     """A missing barrier gives other numbers under some order of the threads."""
@@ -133,6 +134,7 @@ def test_any_order_of_threads(algorithm, implementation):
     )
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", LADDER)
 def test_repeats_are_bit_identical(algorithm, implementation):
     a, b = helpers.normal((40, 300), "float32"), helpers.normal((300, 36), "float32", seed=1)

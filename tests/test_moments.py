@@ -268,6 +268,7 @@ def test_held_rows_that_are_summed_again(columns, implementation):
         assert_right([y[1:] for y in of_far], far[1:], -1)
 
 
+@pytest.mark.any_version
 def test_any_order_of_warps_that_hold_rows(implementation):
     """Some of which are summed again, by warps that wait for those of the other rows."""
     if implementation != "interpret":
@@ -422,6 +423,7 @@ def test_more_elements_than_a_float_can_count(shape, implementation):
     np.testing.assert_allclose(results, np.ones((2, 1)), rtol=1e-6)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_repeats_are_bit_identical(algorithm, implementation):
     shape, axis = at_axis(algorithm, (3, 33333))
@@ -942,6 +944,7 @@ def test_axes_that_lie_apart_of_symbolic_sizes(sizes, named, implementation):
     )
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("shape", "axis", "algorithm"),
     [
@@ -961,6 +964,7 @@ def test_plan(name, shape, axis, algorithm, implementation):
     assert plan.algorithm == algorithm
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("dtype", "columns"), [("float32", 678), ("bfloat16", 678), ("float32", 32), ("bfloat16", 64)]
 )
@@ -973,6 +977,7 @@ def test_plan_of_rows_for_which_row_has_fewer_threads(dtype, columns, implementa
         assert plan.algorithm == algorithm
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("shape", "dtype", "expected"),
     [

@@ -411,6 +411,7 @@ def test_figure_of_a_timed_run_and_of_its_file(tmp_path):
     assert path.exists()
 
 
+@pytest.mark.any_version
 @pytest.mark.skipif(run.named() == "cuda", reason="a GPU is there")
 def test_without_a_gpu_it_says_that_no_speed_was_measured(tmp_path, capsys):
     path = tmp_path / "run.json"

@@ -236,6 +236,7 @@ def test_long_sums_stay_accurate(algorithm, implementation):
     assert np.all(np.abs(helpers.exact(y) - exact) <= bound)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("axis", [0, 1])
 def test_a_thread_may_fold_more_terms_than_a_float_can_count(axis, implementation):
     """2^24 + 1 is no float32: a plain accumulator of ones stops there."""
@@ -1136,6 +1137,7 @@ MASK = jax.ShapeDtypeStruct((1,), bool)
 ON_HOPPER = "cluster" if not helpers.refusal("sum", "cluster") else "row"
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("name", "shape", "axis", "dtype", "options", "algorithm"),
     [

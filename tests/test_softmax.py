@@ -1493,6 +1493,7 @@ def test_the_custom_call_is_in_the_program(name, implementation):
     assert any(call.startswith(f"jax_gpuops_{name}_v1") for call in calls)
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", [*LADDER, *UNMASKED, *PRODUCTION])
 def test_repeats_are_bit_identical(algorithm, implementation):
     x = helpers.normal((9, 333), "float32", scale=5)

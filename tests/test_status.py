@@ -105,6 +105,7 @@ def test_a_plan_is_for_the_platform_of_the_named_implementation(implementation, 
     assert plan.implementation == implementation
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("limit", "other_size", "options"),
     [

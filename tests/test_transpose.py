@@ -318,6 +318,7 @@ def test_more_words_than_32_bits_count(implementation):
     assert bool((y == jnp.transpose(x)).all())
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_any_order_of_threads(algorithm, implementation):
     """A missing barrier gives other elements under some order of the threads."""
@@ -441,6 +442,7 @@ def test_vmap_moves_no_data_for_the_mapped_axis(implementation):
 # What runs
 
 
+@pytest.mark.any_version
 @pytest.mark.parametrize(
     ("shape", "axes", "dtype", "algorithm"),
     [
