@@ -1011,3 +1011,11 @@ def test_plan_of_columns(shape, dtype, expected, implementation):
     config = planned_sum(implementation, shape, 0, dtype, "mean_and_var", "column")
     assert config | expected == config
     assert config["parts"] == config["cluster"]
+
+
+def test_arrays_beyond_the_cache_are_read_in_whole_lines(implementation):
+    if implementation != "interpret":
+        pytest.skip("the sizes are for 4 multiprocessors")
+    for columns, lanes, last_threads in ((2**19, 4, 0), (2**19 + 1, 8, 256)):  # 128 MiB, and more
+        config = planned_sum(implementation, (columns, 64), 0, "float32", "mean_and_var", "column")
+        assert (config["lanes"], config["last_threads"]) == (lanes, last_threads)
