@@ -4,7 +4,7 @@ In a grid only sizes vary; dtype, options and alignment are the same. Rows are a
 bytes are a multiple of 16, and are then read faster by XLA and by our kernels. Rows that are not
 aligned have a grid for each smaller power of two that divides their bytes. Masked rows of bfloat16
 that are not aligned are one grid, whose vertices stand for several lengths: a kernel has to be
-faster for all of them.
+faster for all of them; those of odd lengths also have a grid of their own.
 
 A product is aligned if the rows of both factors, as they are stored, and of the result are aligned.
 
@@ -323,13 +323,15 @@ def _inner(
     counts,
     *,
     width: int = 1,
+    within: str = "",
     smallest: int | None = None,
     **options: Any,
 ) -> Grid:
     """Rows along an axis that is not the last, `inner` of them interleaved in memory.
 
     With a `width`, that many adjacent ones form one row, as for groups of channels that come last:
-    a kernel reduces each channel, and the results are merged.
+    a kernel reduces each channel, and the results are merged. `within` tells a grid from a larger
+    one, in whose range its sizes are.
     """
 
     def point(n: int, inner: int, outer: int) -> Point:
@@ -345,7 +347,7 @@ def _inner(
     fixed = _fixed(vertices)
     words = "another axis" if width == 1 else "axes apart, channels last"
     return Grid(
-        _name(vertices, words, _alignment(fixed)),
+        _name(vertices, words, within, _alignment(fixed)),
         fixed,
         {"columns": tuple(columns), "inner": tuple(inners), "outer": tuple(counts)},
         vertices,
@@ -591,12 +593,17 @@ def _reduce() -> Iterator[Grid]:
     yield _inner("sum", "float32", *sizes, places[2], result="float32")
     yield _inner("sum", "int32", *places, result="int32")
     # XLA is faster for powers of two: grids of the numbers of tokens between two of them.
-    octaves = (1040, 2000), (2080, 4000), (4112, 8000)
-    for dtype, more in (("bfloat16", octaves), ("float32", octaves[1:])):
-        for lengths in more:
-            yield _inner("sum", dtype, lengths, (336, 768, 1280, 5120), (1,), result="float32")
-    for lengths in ((264, 496), (528, 992), *octaves[:2]):
-        yield _inner("mean", "bfloat16", lengths, (768, 1280, 4096), (4, 32), result="bfloat16")
+    octaves = (264, 496), (528, 992), (1040, 2000), (2080, 4000), (4112, 8000)
+    for kernel, dtype, some, channels, images in (
+        ("sum", "bfloat16", octaves[2:], (336, 768, 1280, 5120), (1,)),
+        ("sum", "float32", octaves[3:], (336, 768, 1280, 5120), (1,)),
+        ("mean", "bfloat16", octaves[:4], (768, 1280, 4096), (4, 32)),
+    ):
+        result = "float32" if kernel == "sum" else dtype
+        for low, high in some:
+            within = f"of {low} to {high}"
+            lengths = low, high
+            yield _inner(kernel, dtype, lengths, channels, images, within=within, result=result)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         lengths = (49, 196, 512, 1024, 1536, 4096)
         images = (1, 8, 64, *((512,) if dtype == "bfloat16" else ()))

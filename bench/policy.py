@@ -6,8 +6,9 @@ producer and consumer, which XLA may fuse with its own lowering: if such a produ
 operand, `None` requires at least `BETWEEN`. For the kernels in `WALLS` every point requires it with
 a consumer, which is not known when `None` chooses: an elementwise operation, or the product that
 follows a layer with an activation. A problem between vertices is ours if all neighbouring vertices
-are. A problem with more rows, or columns of a product, than were measured is ours if the largest
-measured numbers are, by `BEYOND` if it is a product.
+are, and if no point of another grid lies among them that is not ours. A problem with more rows, or
+columns of a product, than were measured is ours if the largest measured numbers are, by `BEYOND` if
+it is a product.
 
 The cells of a size are each of its values, and the ranges between two adjacent values. The cells of
 a grid that are ours are merged into the classes that the package reads.
@@ -40,8 +41,8 @@ RULE = (
     f"{', '.join(WALLS)} also at least {BETWEEN} x before a consumer, which is elementwise, or a "
     "product after a layer with an activation; and where XLA may fuse what makes the operand, "
     "between an elementwise producer and this consumer; a problem is ours "
-    "where all its neighbours on the grid are, and beyond the largest number of rows where that "
-    f"is, of products at least {BEYOND} x alone"
+    "where all its neighbours on the grid are, and no point of another grid among them is not, "
+    f"and beyond the largest number of rows where that is, of products at least {BEYOND} x alone"
 )
 
 HEADER = ("device", "driver", "jax", "jaxlib", "uncommitted_changes", "date")
@@ -94,15 +95,37 @@ def classes(
       grids: the grids.
       points: the raw points by their names; missing points are not ours.
     """
+    grids = list(grids)
+    lost = [
+        point.problem
+        for point in grid.points(grids)
+        if str(point) in points and speeds(point.kernel, points[str(point)]) is None
+    ]
     found = []
     for each in grids:
-        for box, (alone, between) in merged(cells(each, points)).items():
+        for box, (alone, between) in merged(_without(lost, each, cells(each, points))).items():
             sizes = {name: list(bounds) for name, bounds in zip(each.axes, box, strict=True)}
             ratios = {"ratio": _floor(alone), "between": _floor(between)}
             for fixed in _also(each.fixed):
                 order = json.dumps(fixed), list(each.axes), box
                 found.append((order, {**fixed, **sizes, **ratios}))
     return [entry for _, entry in sorted(found, key=lambda pair: pair[0])]
+
+
+def _without(
+    lost: Sequence[dict[str, Any]], each: grid.Grid, ours: Mapping[Box, Speeds]
+) -> dict[Box, Speeds]:
+    """Returns the cells of a grid without those in which a kernel lost a point of another grid."""
+
+    def holds(box: Box, problem: dict[str, Any]) -> bool:
+        sizes = {name: list(bounds) for name, bounds in zip(each.axes, box, strict=True)}
+        return _measurements.contains({**each.fixed, **sizes}, problem)
+
+    whole = tuple((sizes[0], grid.MOST) for sizes in each.axes.values())
+    near = [problem for problem in lost if holds(whole, problem)]
+    return {
+        box: speeds for box, speeds in ours.items() if not any(holds(box, each) for each in near)
+    }
 
 
 _ALSO = {"bfloat16": "float16"}, {"max": "min", "argmax": "argmin"}, {"gelu": "gelu_exact"}

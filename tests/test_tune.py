@@ -66,21 +66,6 @@ def test_names_of_grids_differ():
     assert len({each.name for each in GRIDS}) == len(GRIDS)
 
 
-@pytest.mark.any_version
-def test_no_problem_is_in_two_grids():
-    """A class of one would speak for a point of another that it does not know.
-
-    Those of sums do speak for means.
-    """
-    same = ("op", "function", "dtype", "result", "element_bytes", "mean")
-    for each, other in itertools.permutations(GRIDS, 2):
-        if any(each.fixed.get(key) != other.fixed.get(key) for key in same):
-            continue
-        whole = each.fixed | {name: [sizes[0], sizes[-1]] for name, sizes in each.axes.items()}
-        for point in grid.points([other]):
-            assert not _measurements.contains(whole, point.problem), (each.name, point)
-
-
 def test_every_kernel_that_is_not_left_out_has_points():
     kernels = {point.kernel for point in grid.points(GRIDS)}
     assert grid.PRIMITIVES.keys() - kernels == {
@@ -460,6 +445,21 @@ def is_ours_or_beyond(each, ours, vertex):
     return (
         bool(largest) and all(v in ours for v in largest) and all(map(grid.fills_the_gpu, points))
     )
+
+
+@pytest.mark.any_version
+@pytest.mark.parametrize("state", STATES)
+def test_no_class_of_a_grid_has_a_point_that_another_grid_lost(state):
+    large = grid._inner("sum", "float32", (1024, 4096), (64, 1024), (1, 64), result="float32")
+    small = grid._inner("sum", "float32", (2080, 4000), (336, 768), (1,), result="float32")
+    (one, *others) = grid.points([small])
+    raw = {str(point): STATES["ours"] for point in [*grid.points([large]), *others]}
+    if STATES[state] is not None:
+        raw[str(one)] = STATES[state]
+    is_taken = any(
+        _measurements.contains(entry, one.problem) for entry in policy.classes([large, small], raw)
+    )
+    assert is_taken == (state == "missing" or is_ours_at(one, state))
 
 
 @pytest.mark.any_version
