@@ -48,8 +48,8 @@ def taken_in_turn(number: int, dtype: str) -> bool:
 def with_16_bits_in_turn(*values) -> list[tuple]:
     """Parameters: every combination of the values with DTYPES_ON_TENSOR_CORES.
 
-    Kernels of float16 and bfloat16 differ in conversions alone. On the host these two take turns,
-    from each value of a list to the next one.
+    The kernels of float16 and bfloat16 are instances of the same templates. On the host these two
+    take turns, from each value of a list to the next one.
     """
     combinations = [
         (sum(number for number, _ in numbered), [value for _, value in numbered])
