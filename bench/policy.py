@@ -123,9 +123,7 @@ def _without(
 
     whole = tuple((sizes[0], grid.MOST) for sizes in each.axes.values())
     near = [problem for problem in lost if holds(whole, problem)]
-    return {
-        box: speeds for box, speeds in ours.items() if not any(holds(box, each) for each in near)
-    }
+    return {box: least for box, least in ours.items() if not any(holds(box, p) for p in near)}
 
 
 _ALSO = {"bfloat16": "float16"}, {"max": "min", "argmax": "argmin"}, {"gelu": "gelu_exact"}

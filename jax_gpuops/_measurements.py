@@ -19,6 +19,7 @@ import os
 import pathlib
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -30,6 +31,29 @@ SETTING = "JAX_GPUOPS_MEASUREMENTS"
 """The environment variable that names a file to load in addition to the package's."""
 
 Class = dict[str, Any]
+
+
+class Classes(list[Class]):
+    """The classes of one kind of GPU."""
+
+    def like(self, problem: dict[str, Any]) -> Iterator[Class]:
+        """Yields the classes that do not name another op family, function or dtype."""
+        for group, classes in self._groups.items():
+            if all(
+                wanted is None or problem.get(name, wanted) == wanted
+                for name, wanted in zip(_OF_GROUPS, group, strict=True)
+            ):
+                yield from classes
+
+    @functools.cached_property
+    def _groups(self) -> dict[tuple[Any, ...], list[Class]]:
+        groups: dict[tuple[Any, ...], list[Class]] = {}
+        for entry in self:
+            groups.setdefault(tuple(map(entry.get, _OF_GROUPS)), []).append(entry)
+        return groups
+
+
+_OF_GROUPS = ("op", "function", "dtype")
 
 _ROWS = {"function", "dtype", "outer", "columns", "inner", "masked", "copied", "aligned"}
 KEYS = {
@@ -75,11 +99,11 @@ def load_measurements(path: str | os.PathLike[str] | None) -> None:
     jax.clear_caches()
 
 
-_loaded: dict[str, list[Class]] | None = None  # None until the table is first needed
+_loaded: dict[str, Classes] | None = None  # None until the table is first needed
 _lock = threading.Lock()  # the environment variable's file must not replace one being loaded
 
 
-def table() -> dict[str, list[Class]]:
+def table() -> dict[str, Classes]:
     """Returns the measured classes by device kind.
 
     A class gives for each of its keys the value that a problem must match, or an inclusive range of
@@ -106,12 +130,12 @@ def table() -> dict[str, list[Class]]:
 
 
 @functools.cache
-def _package() -> dict[str, list[Class]]:
+def _package() -> dict[str, Classes]:
     text = importlib.resources.files("jax_gpuops").joinpath("measurements.json").read_text()
     return parse(text, "the package's measurements.json")
 
 
-def read(path: pathlib.Path, why: str = "") -> dict[str, list[Class]]:
+def read(path: pathlib.Path, why: str = "") -> dict[str, Classes]:
     """Returns the classes of a file by device kind.
 
     Args:
@@ -133,7 +157,7 @@ def read(path: pathlib.Path, why: str = "") -> dict[str, list[Class]]:
     return parse(text, f"{path}{why}")
 
 
-def parse(text: str, name: str) -> dict[str, list[Class]]:
+def parse(text: str, name: str) -> dict[str, Classes]:
     """Returns the classes in the text of a file, by device kind.
 
     Raises:
@@ -158,7 +182,7 @@ def parse(text: str, name: str) -> dict[str, list[Class]]:
         for number, entry in enumerate(classes, 1):
             if (why := _objection(entry)) is not None:
                 raise ValueError(f"{name}: class {number} of {kind!r}: {why}")
-        result[kind] = classes
+        result[kind] = Classes(classes)
     return result
 
 
@@ -237,7 +261,7 @@ def best(
     if classes is None:
         return "xla", f"nothing was measured on {kind}; `python -m bench tune` measures it"
     described = _described(problem)
-    holding = [entry for entry in classes if _holds(entry, described)]
+    holding = [entry for entry in classes.like(problem) if _holds(entry, described)]
     for entry in holding:
         if not fusible or entry.get("between", 0) >= 1:
             return "cuda", f"measured on {kind}: at least {entry['ratio']:.2f} x the speed of XLA"
@@ -256,10 +280,9 @@ def may_hold(op: str, known: dict[str, Any]) -> bool:
     except (OSError, ValueError):
         return True
     return any(
-        entry["op"] == op
-        and all(_matches(entry.get(k, _UNLESS_NAMED.get(k, v)), v) for k, v in known.items())
-        for entries in classes.values()
-        for entry in entries
+        all(_matches(entry.get(k, _UNLESS_NAMED.get(k, v)), v) for k, v in known.items())
+        for of_kind in classes.values()
+        for entry in of_kind.like({"op": op, **known})
     )
 
 
@@ -288,13 +311,14 @@ def _described(problem: dict[str, Any]) -> dict[str, Any]:
 
 
 def _holds(entry: Class, described: dict[str, Any]) -> bool:
-    for key in ("dtype", "function"):  # rules out most classes early
-        if key in entry and entry[key] != described.get(key):
+    # Written as loops: there are many classes, and most differ in their first fields.
+    for key, wanted in entry.items():
+        if key not in ("ratio", "between") and not _matches(wanted, described.get(key)):
             return False
-    named = (key for key in entry if key not in ("ratio", "between"))
-    return all(_matches(entry[key], described.get(key)) for key in named) and all(
-        _matches(value, described[key]) for key, value in _UNLESS_NAMED.items() if key not in entry
-    )
+    for key, value in _UNLESS_NAMED.items():
+        if key not in entry and described[key] != value:
+            return False
+    return True
 
 
 def _matches(wanted: Any, value: Any) -> bool:

@@ -248,7 +248,9 @@ def test_none_keeps_products_that_checkpoint_policies_save():
 
 def test_none_binds_a_product_that_was_measured(monkeypatch):
     classes = [{"op": "matmul", "dtype": "float32", "m": [1, 64], "ratio": 1.1}]
-    monkeypatch.setattr(_measurements, "table", lambda: {"NVIDIA Test GPU": classes})
+    monkeypatch.setattr(
+        _measurements, "table", lambda: {"NVIDIA Test GPU": _measurements.Classes(classes)}
+    )
     for dtype, expected in (("float32", "gpuops_gemm"), ("bfloat16", "dot_general")):
         x = jnp.ones((4, 4), dtype)
         jax.clear_caches()

@@ -155,7 +155,7 @@ def test_measured_classes_decide_for_none(monkeypatch):
         {"op": "a", "columns": [8, 64], "inner": [2, 8, 2], "shape": [[1, 4], 2], "ratio": 1.05}
     ]
     monkeypatch.setattr(_measurements, "gpu_kind", lambda: kind)
-    monkeypatch.setattr(_measurements, "table", lambda: {kind: classes})
+    monkeypatch.setattr(_measurements, "table", lambda: {kind: _measurements.Classes(classes)})
     inside = {"op": "a", "columns": 8, "inner": 6, "shape": (4, 2), "more": 1}
     assert _measurements.best(inside)[0] == "cuda"
     assert "at least 1.05 x the speed of XLA" in _measurements.best(inside)[1]
