@@ -153,8 +153,8 @@ __device__ inline void outer_product(const A (&a)[kPerThread], const A (&b)[kPer
   }
 }
 
-// Not inlined: a thread stores 16 packs, and the code of one, for every epilogue, is as long as
-// that of 30 multiplications of a pack by a pack.
+// Not inlined: a thread stores 16 packs, and the code for one, with every epilogue, is 300
+// instructions long.
 template <class T>
 __device__ __noinline__ void store_pack(const Gemm<T>& gemm, std::int64_t batch, std::int64_t row,
                                         std::int64_t col, Pack<Accumulator<T>, kPack> sum) {
