@@ -522,15 +522,15 @@ def _softmax() -> Iterator[Grid]:
         lengths = (8, 32, 512, 2048, 8192, 32768, 524288)
         yield _rows("log_softmax_cotangent", dtype, lengths, _FEWER_COUNTS, smallest=2**13)
     counts = sorted({*_counts(4), 64})
-    vocabulary = (2**18 + 1,)  # that of XLM-R has 250002 words
+    # The vocabulary of XLM-R has 250002 words.
+    longest: dict[str, tuple[int, ...]] = {"bfloat16": (2**18 + 1,), "float32": ()}
     for dtype in floats:
-        longest = vocabulary if dtype == "bfloat16" else ()
-        yield from _odd_rows("cross_entropy", dtype, (*_odd(5, 17, 4), *longest), counts)
+        yield from _odd_rows("cross_entropy", dtype, (*_odd(5, 17, 4), *longest[dtype]), counts)
         yield from _odd_rows("logsumexp", dtype, _odd(5, 17, 4), counts, smallest=2**13)
     for dtype in floats:
-        lengths = (33, 513, 8193, 32769, 131073, *(vocabulary if dtype == "bfloat16" else ()))
+        lengths = (33, 513, 8193, 32769, 131073, *longest[dtype])
         yield from _odd_rows("log_softmax", dtype, lengths, _counts(4))
-    lengths = (*_odd(5, 17, 4), *vocabulary)
+    lengths = (*_odd(5, 17, 4), *longest["bfloat16"])
     yield from _odd_rows("cross_entropy_cotangent", "bfloat16", lengths, counts)
     yield from _odd_rows("cross_entropy_cotangent", "float32", (8193, 131073), counts[1:])
     for dtype in floats:
@@ -592,7 +592,7 @@ def _reduce() -> Iterator[Grid]:
     sizes = (128, 1024, 4096, 16384, 65536), (64, 1024, 4096, 16384)
     yield _inner("sum", "float32", *sizes, places[2], result="float32")
     yield _inner("sum", "int32", *places, result="int32")
-    # XLA is faster for powers of two: grids of the numbers of tokens between two of them.
+    # XLA is mostly faster for powers of two: grids of the numbers of tokens between two of them.
     octaves = (264, 496), (528, 992), (1040, 2000), (2080, 4000), (4112, 8000)
     for kernel, dtype, some, channels, images in (
         ("sum", "bfloat16", octaves[2:], (336, 768, 1280, 5120), (1,)),
@@ -600,9 +600,8 @@ def _reduce() -> Iterator[Grid]:
         ("mean", "bfloat16", octaves[:4], (768, 1280, 4096), (4, 32)),
     ):
         result = "float32" if kernel == "sum" else dtype
-        for low, high in some:
-            within = f"of {low} to {high}"
-            lengths = low, high
+        for lengths in some:
+            within = "of {} to {}".format(*lengths)
             yield _inner(kernel, dtype, lengths, channels, images, within=within, result=result)
     for dtype in ("float32", "bfloat16"):  # pooling of 7 x 7 and 14 x 14 pixels, and of frames
         lengths = (49, 196, 512, 1024, 1536, 4096)

@@ -77,7 +77,7 @@ def assert_exact(y, a, b, algorithm):
     np.testing.assert_array_equal(np.isinf(y), np.isinf(rounded))
     magnitude = np.abs(helpers.exact(a)) @ np.abs(helpers.exact(b))
     np.testing.assert_array_equal(y[magnitude == 0], 0)
-    found = error(y, a, b)  # a chain takes its time
+    found = error(y, a, b)  # that of a chain takes long to compute
     assert found <= FEW_TERMS[algorithm] or found <= error(fma_chain(a, b), a, b)
 
 

@@ -1013,6 +1013,7 @@ def test_plan_of_columns(shape, dtype, expected, implementation):
     assert config["parts"] == config["cluster"]
 
 
+@pytest.mark.any_version
 def test_arrays_beyond_the_cache_are_read_in_whole_lines(implementation):
     if implementation != "interpret":
         pytest.skip("the sizes are for 4 multiprocessors")

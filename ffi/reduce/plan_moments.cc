@@ -32,10 +32,10 @@ constexpr std::int64_t kMomentsSecondLaunch = 192 * 1024;
 // Then blocks have 128 contiguous bytes, and every multiprocessor has one block, or two for more
 // bytes: they have twice as many loads in flight, but also twice as much to combine.
 constexpr int kSplitMomentsLanes = 8;
-// The bytes of arrays beyond the cache, of which blocks with fewer contiguous bytes read a third
-// less in the same time.
-constexpr std::int64_t kMomentsBeyondCache = 128 * 1024 * 1024;
 constexpr std::int64_t kMomentsOfOneBlock = 256 * 1024;
+// Of arrays with more bytes, which exceed the cache, blocks with fewer contiguous bytes read a
+// third less in the same time (docs/tuning.md).
+constexpr std::int64_t kMomentsBeyondCache = 128 * 1024 * 1024;
 
 // Whether most multiprocessors have a block.
 bool has_blocks_for_most(std::int64_t blocks, const Device& device) {
