@@ -471,6 +471,8 @@ def _softmax() -> Iterator[Grid]:
         longer = {("softmax", "bfloat16"): (1024, 8192), ("softmax", "float32"): (8192,)}
         lengths = (16, 128, *longer.get((kernel, dtype), (1024,)))
         yield _inner(kernel, dtype, lengths, inners, (1, 32, 1024))
+        # Of tokens or keys, with a head or an expert for each element side by side.
+        yield _inner(kernel, dtype, (128, 1024), (8, 32), (32, 1024), within="of few side by side")
     for dtype in floats:  # the classes of pixels
         channels, pixels = (16, 64, 256), (2**14, 2**16, 2**17, 2**20)
         yield _inner("log_softmax_cotangent", dtype, channels, pixels, (1, 32))
@@ -591,7 +593,6 @@ def _reduce() -> Iterator[Grid]:
     yield _inner("sum", "bfloat16", *sizes, places[2], result="float32")
     sizes = (128, 1024, 4096, 16384, 65536), (64, 1024, 4096, 16384)
     yield _inner("sum", "float32", *sizes, places[2], result="float32")
-    yield _inner("sum", "int32", *places, result="int32")
     # XLA is mostly faster for powers of two: grids of the numbers of tokens between two of them.
     octaves = (264, 496), (528, 992), (1040, 2000), (2080, 4000), (4112, 8000)
     for kernel, dtype, some, channels, images in (

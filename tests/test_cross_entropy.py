@@ -19,7 +19,7 @@ ROWS = ("warp", "small_block", "block", "block_two_pass", "split", "cluster", "c
 PRODUCTION = helpers.algorithms("softmax", "staged", "strided", *ROWS)
 MASKED = helpers.algorithms("softmax", "strided", *ROWS)
 LONGEST = {"warp": 8000, "small_block": 16_000, "block": 64_000}  # bytes of a row
-ALONG_COLUMNS = ("strip", "column_two_pass")
+ALONG_COLUMNS = ("strip", "column_two_pass", "column_split")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 
 ours = jax_gpuops.softmax_cross_entropy_with_integer_labels
@@ -98,7 +98,7 @@ def test_every_production_algorithm(algorithm, dtype, implementation):
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("algorithm", ["strided", "column", "column_two_pass"])
+@pytest.mark.parametrize("algorithm", ["strided", "column", "column_two_pass", "column_split"])
 @pytest.mark.parametrize("axis", [0, 1])
 @pytest.mark.parametrize("masked", [False, True])
 def test_another_axis(algorithm, axis, masked, implementation):
@@ -113,7 +113,7 @@ def test_another_axis(algorithm, axis, masked, implementation):
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 def test_many_classes_along_another_axis(dtype, implementation):
-    """By a block and by a cluster, where they hold strips; and by threads that read it twice."""
+    """By a block and by a cluster, where they hold strips; and where threads read it twice."""
     for shape, algorithm in itertools.product(((2, 300, 72), (3000, 200)), ALONG_COLUMNS):
         axis = len(shape) - 2
         if helpers.refusal("softmax", algorithm, shape, dtype, axis=axis):

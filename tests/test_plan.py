@@ -754,6 +754,56 @@ def test_few_tiles_of_lines_have_more_threads(is_filled, threads, implementation
     assert (config["lines"], config["threads"]) == (True, threads)
 
 
+def plan_of_columns(shape, dtype, implementation, **options):
+    """The algorithm and the configuration for softmax along axis 1."""
+
+    def function(x):
+        return jax_gpuops.softmax(x, 1, implementation=implementation, **options)
+
+    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
+    ((problem, algorithm),) = described(jaxpr)
+    return planned(implementation, "softmax", problem, algorithm)
+
+
+@pytest.mark.parametrize(
+    ("longest", "inner", "dtype", "lanes"),
+    [
+        (512, 30, "float32", 16),
+        (1024, 16, "float32", 8),
+        (1024, 12, "float32", 8),
+        (2048, 16, "bfloat16", 4),
+        (8192, 4, "bfloat16", 1),
+        (2048, 3, "float32", 4),  # one by one
+    ],
+)
+def test_fewer_rows_side_by_side_hold_a_longer_axis(longest, inner, dtype, lanes, implementation):
+    algorithm, config = plan_of_columns((1, longest, inner), dtype, implementation)
+    assert (algorithm, config["lanes"], config["threads"]) == ("column", lanes, 512)
+    algorithm, _ = plan_of_columns((1, longest + 1, inner), dtype, implementation)
+    assert algorithm == "column_split"
+
+
+def test_many_short_columns_have_few_threads(implementation):
+    outer = 1000 * helpers.multiprocessors(implementation)
+    for count, threads in ((1, 256), (outer, 32)):
+        algorithm, config = plan_of_columns((count, 128, 16), "bfloat16", implementation)
+        assert (algorithm, config["threads"]) == ("column", threads)
+
+
+def test_blocks_share_a_long_axis_of_few_rows(implementation):
+    """As many blocks as run at a time, two on a multiprocessor, of at least 128 elements each."""
+    count = helpers.multiprocessors(implementation)
+    for outer, columns, parts in (
+        (1, 300 * count, 2 * count),
+        (1, 1100, min(9, 2 * count)),
+        (count, 20_000, 2),
+    ):
+        algorithm, config = plan_of_columns((outer, columns, 16), "float32", implementation)
+        assert (algorithm, config["slices"]) == ("column_split", parts)
+    algorithm, _ = plan_of_columns((count + 1, 20_000, 16), "float32", implementation)
+    assert algorithm == "column_two_pass"
+
+
 @pytest.mark.parametrize(
     ("name", "rows", "columns", "dtype", "algorithm"),
     [

@@ -35,13 +35,13 @@ def rows(dtype):
     return helpers.normal((5, 131), dtype)
 
 
-COLUMN_KERNELS = ["column", "column_two_pass", "strip"]
+COLUMN_KERNELS = ["column", "column_two_pass", "column_split", "strip"]
 LONG_KERNELS = ["block_two_pass", "strided", "cluster", "cluster_shared", "split"]
 
 
 def softmax_operand(algorithm, dtype, shape=None, **options):
     """An array and its axis; rows too long for one block's registers where they can be."""
-    usual = {"strip": (400, 200), "split_pipelined": (14, 40_004), "block": (2, 7001)}
+    usual = {"strip": (400, 200), "column_split": (300, 131), "split_pipelined": (14, 40_004), "block": (2, 7001)}
     usual |= dict.fromkeys(LONG_KERNELS, (2, 40001))
     if dtype == "float32":
         usual["split_pipelined"] = (14, 20_004)  # more than a block holds, and less than four
@@ -283,7 +283,7 @@ ROW_GRADIENTS = ["elementwise", "flat"]
 CALLS = [
     (call_softmax, [name for name in names("softmax") if name not in ROW_GRADIENTS]),
     (call_softmax_of_packed_columns, ["column"]),
-    (call_masked_softmax, [*ROW_KERNELS, "column", "column_two_pass"]),
+    (call_masked_softmax, [*ROW_KERNELS, "column", "column_two_pass", "column_split"]),
     (call_softmax_tangent, ["staged", *ROW_KERNELS, *COLUMN_KERNELS]),
     (call_cross_entropy, ["staged", *ROW_KERNELS]),
     (call_cross_entropy_gradient, ROW_GRADIENTS),

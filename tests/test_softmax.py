@@ -18,6 +18,7 @@ from jax_gpuops import _library, _primitive
 FUNCTIONS = ("softmax", "log_softmax", "logsumexp")
 LADDER = [a.name for a in jax_gpuops.algorithms("softmax")][:7]
 UNMASKED = ["block_shared", "block_uncached"]  # steps of a ladder that all three functions have
+COLUMNS = ("column", "column_two_pass", "column_split")
 LONG_ROWS = ("block_two_pass", "strided", "split", "cluster", "cluster_shared")
 """Algorithms with a block or more for each row, of which the executor runs every thread."""
 LONG = helpers.algorithms("softmax", *LONG_ROWS)
@@ -276,17 +277,25 @@ def test_columns_that_blocks_hold_in_strips(name, dtype, implementation):
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float64"])
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize(
-    ("columns", "algorithm"), [(40, "column"), (40, "column_two_pass"), (600, "column_two_pass")]
+    ("columns", "inner", "algorithm"),
+    [
+        (40, 40, "column"),
+        (40, 4, "column"),
+        (40, 40, "column_two_pass"),
+        (600, 40, "column_two_pass"),
+        (600, 40, "column_split"),
+        (600, 4, "column_split"),
+    ],
 )
 def test_columns_of_large_values_beside_infinite_ones(
-    name, columns, algorithm, dtype, implementation
+    name, columns, inner, algorithm, dtype, implementation
 ):
     """logsumexp of them is inf, though exp() of the finite ones is as well."""
-    sizes = [100.0, 3e7, 1e9, 1e20, 3e38] * 8
+    sizes = ([100.0, 3e7, 1e9, 1e20, 3e38] * 8)[-inner:]
     x = np.linspace(0.5, 1, columns)[:, None] * np.asarray(sizes).astype(dtype).astype(np.float64)
     x = x.astype(dtype)
     x[7] = np.inf
-    x[:, 20:] = -x[:, 20:]
+    x[:, inner // 2 :] = -x[:, inner // 2 :]
     how = {"implementation": implementation, "algorithm": algorithm}
     with helpers.x64(dtype):
         assert_accurate(name, ours(name, x, 0, **how), x, 0)
@@ -309,9 +318,14 @@ def test_scales_of_columns_in_strips(name, scale, dtype, implementation):
 @pytest.mark.kernel
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("inner", [8, 13])
+@pytest.mark.parametrize("inner", [2, 8, 13])
 @pytest.mark.parametrize(
-    ("algorithm", "lengths"), [("column", (1, 31, 33, 500)), ("column_two_pass", (1, 33, 1023))]
+    ("algorithm", "lengths"),
+    [
+        ("column", (1, 31, 33, 500)),
+        ("column_two_pass", (1, 33, 1023)),
+        ("column_split", (1, 129, 1023)),
+    ],
 )
 def test_columns(name, inner, algorithm, lengths, dtype, implementation):
     """Columns side by side that fill packs of 16 bytes, and such that do not."""
@@ -476,7 +490,7 @@ def test_long_rows_of_large_values(algorithm, dtype, implementation):
     ("algorithm", "axis"),
     [
         *((name, axis) for name in (*LADDER, *UNMASKED, "strided") for axis in range(3)),
-        *((name, axis) for name in ("column", "column_two_pass") for axis in (0, 1)),
+        *((name, axis) for name in COLUMNS for axis in (0, 1)),
         ("warp", 2),
     ],
 )
@@ -715,7 +729,7 @@ def test_masks_of_many_rows_of_any_phase(name, dtype, implementation):
 
 @pytest.mark.kernel
 @pytest.mark.parametrize("name", FUNCTIONS)
-@pytest.mark.parametrize("algorithm", ["strided", "column", "column_two_pass"])
+@pytest.mark.parametrize("algorithm", ["strided", *COLUMNS])
 def test_options_on_another_axis(name, algorithm, implementation):
     x = helpers.normal((3, 5, 8), "float32", scale=3)
     every_option = [
@@ -1313,7 +1327,8 @@ def test_tangents_under_masks_of_rows_of_any_phase(name, algorithm, dtype, imple
 @pytest.mark.parametrize("name", TANGENTS)
 @pytest.mark.parametrize("inner", [8, 13])
 @pytest.mark.parametrize(
-    ("algorithm", "lengths"), [("column", (1, 33, 250)), ("column_two_pass", (1, 1023))]
+    ("algorithm", "lengths"),
+    [("column", (1, 33, 250)), ("column_two_pass", (1, 1023)), ("column_split", (1, 1023))],
 )
 def test_tangents_of_columns(name, inner, algorithm, lengths, dtype, implementation):
     cases = []

@@ -131,7 +131,7 @@ def test_limits_of_the_softmax_algorithms_are_those_of_their_plans(
             refused = False
         except ValueError:
             refused = True
-        is_column = algorithm.name in ("column", "column_two_pass", "strip")
+        is_column = algorithm.name in ("column", "column_two_pass", "column_split", "strip")
         expected = limit in algorithm.limits or (is_on_last_axis and is_column)
         assert refused == expected, algorithm
 
@@ -191,7 +191,7 @@ def test_a_plan_for_more_rows_side_by_side_than_an_int_counts(implementation):
         ((256, 64), "float32", {}, "column"),  # a block's registers hold it
         ((257, 64), "float32", {}, "strip"),
         ((8192, 64), "bfloat16", {}, "strip"),
-        ((8193, 64), "bfloat16", {}, "column_two_pass"),
+        ((8193, 64), "bfloat16", {}, "column_split"),
         ((300, 32), "float32", {}, "strip"),
         ((300, 28), "float32", {}, "column"),  # less than half a strip side by side
         ((300, 66), "float32", {}, "column"),  # no multiple of 16 bytes

@@ -13,6 +13,8 @@ RegisterLaunchers launchers() {
                launch_column<TangentFunctions, T>},
               {Algorithm::kColumnTwoPass, launch_column_two_pass<ForwardFunctions, T>,
                launch_column_two_pass<TangentFunctions, T>},
+              {Algorithm::kColumnSplit, launch_column_split<ForwardFunctions, T>,
+               launch_column_split<TangentFunctions, T>},
           }};
 }
 

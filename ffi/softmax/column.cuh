@@ -12,6 +12,11 @@
 // A thread holds up to kHeld steps in registers, so that a block reads a short axis once. Longer
 // axes are for strip.cuh, or are read twice if that cannot take them. States are combined by
 // shuffles between the groups of a warp, then through shared memory.
+//
+// `column_split` has parts of an axis that is read twice, each for a block, in two launches:
+//
+//     launch 1: block (rows, part) reduces its part         -> workspace[part][rows]
+//     launch 2: block (rows, part) combines workspace[*][rows], reads its part again, writes it
 #pragma once
 
 #include "core/shared.h"
@@ -282,17 +287,32 @@ __device__ inline State combine_column(const Exponents<T>& exponents, const Stat
   return state;
 }
 
-// Blocks take tiles of `lanes` packs of rows along the grid's x, for each `outer` index along y.
-// `most` is the number of steps of the first group: at most kHeld if threads hold the axis and read
-// it once.
+// How often a block reads its elements.
 enum class Reads { kOnce, kTwice };
+
+// Which of the two readings a launch does.
+enum class Launch { kBoth, kReduces, kFinishes };
+
+// The parts of an axis that is read twice.
+template <class State>
+struct AxisParts {
+  unsigned count = 1;  // for each tile of rows
+  Launch launch = Launch::kBoth;
+  State* states = nullptr;  // [part][row], for two launches
+};
+
+// Blocks take tiles of `lanes` packs of rows, and parts of the axis, along the grid's x, for each
+// `outer` index along y. `most` is the number of steps of the first group in a part: at most kHeld
+// if threads hold the axis and read it once.
 template <class T, class Functions, int kPack, int kHeld, Reads kReads>
 __global__ void __launch_bounds__(kColumnThreads,
                                   kPack > 1 && kReads == Reads::kOnce ? kColumnBlocksResident : 1)
     column_kernel(const __grid_constant__ KernelArgs<T> args, int lanes, std::int64_t outers,
-                  std::int64_t most) {
+                  std::int64_t most,
+                  const __grid_constant__ AxisParts<typename Functions::template State<T>> parts) {
   using Fragment = ColumnFragment<T, Functions, kPack, kHeld>;
   using State = typename Fragment::State;
+  constexpr bool kOnce = kReads == Reads::kOnce;
   const Exponents<T> exponents(args.function, args.scale);
   const std::int64_t inner = args.rows.inner;
   const std::int64_t columns = args.rows.columns;
@@ -303,7 +323,14 @@ __global__ void __launch_bounds__(kColumnThreads,
   const int rows = lanes * kPack;
   const int slot_groups = lanes < kWarpSize ? threads / kWarpSize : groups;
   const ColumnStorage<State> storage(slot_groups, rows);
-  const std::int64_t own = group + (most - 1) * groups < columns ? most : most - 1;
+  const Launch launch = kOnce ? Launch::kBoth : parts.launch;
+  const unsigned tile = kOnce ? blockIdx.x : blockIdx.x / parts.count;
+  const unsigned part = kOnce ? 0 : blockIdx.x % parts.count;
+  if (launch == Launch::kFinishes && args.y == nullptr && part > 0) return;
+  // The thread's steps: number k is element own_first + k * groups of the axis.
+  const std::int64_t own_first = part * most * groups + group;
+  const std::int64_t own = kOnce ? (group + (most - 1) * groups < columns ? most : most - 1)
+                                 : (columns - own_first + groups - 1) / groups;
 
   const auto take = [&](std::int64_t outer, std::int64_t first_row) {
     const std::int64_t at = first_row + lane * kPack;
@@ -312,27 +339,48 @@ __global__ void __launch_bounds__(kColumnThreads,
     RowMask<T> row_mask;
     if (kPack == 1 && exists) row_mask = RowMask<T>(args, number);
     const auto steps_from = [&](std::int64_t done) {
-      const std::int64_t first = group + done * groups;
-      const std::int64_t left = own - done < kHeld ? own - done : kHeld;
+      const std::int64_t first = own_first + done * groups;
+      const std::int64_t left = (kOnce || own < most ? own : most) - done;
       return Steps{(outer * columns + first) * inner + at, groups * inner, first, groups,
-                   exists ? static_cast<int>(left) : 0};
+                   exists ? static_cast<int>(left < kHeld ? left : kHeld) : 0};
     };
 
     // Reduce. The last steps stay in registers.
     State states[kPack];
-    std::int64_t last = 0;
+    const std::int64_t last = kOnce ? 0 : (most - 1) / kHeld * kHeld;
     Fragment fragment;
-    if constexpr (kReads == Reads::kOnce) {
+    if constexpr (kOnce) {
       fragment.load(args, steps_from(0), row_mask);
       fragment.reduce(args, exponents, states);
     } else {
       Running<State> running[kPack];
-      for (std::int64_t done = 0; done < most; done += kHeld) {
-        last = done;
-        fragment.load(args, steps_from(done), row_mask);
-        fragment.reduce(args, exponents, states);
+      if (launch != Launch::kFinishes) {
+        for (std::int64_t done = 0; done <= last; done += kHeld) {
+          fragment.load(args, steps_from(done), row_mask);
+          fragment.reduce(args, exponents, states);
 #pragma unroll
-        for (int i = 0; i < kPack; ++i) running[i].add(exponents, states[i]);
+          for (int i = 0; i < kPack; ++i) running[i].add(exponents, states[i]);
+        }
+      } else {
+        fragment.load(args, steps_from(last), row_mask);  // meanwhile
+        constexpr int kAtOnce = 4;
+        for (unsigned first = group; exists && first < parts.count; first += kAtOnce * groups) {
+          State of_parts[kAtOnce][kPack];
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+            const unsigned other = first + k * groups;
+            const State* const from = parts.states + other * args.rows.count + number;
+#pragma unroll
+            for (int i = 0; i < kPack; ++i) {
+              of_parts[k][i] = other < parts.count ? from[i] : State::none();
+            }
+          }
+#pragma unroll
+          for (int k = 0; k < kAtOnce; ++k) {
+#pragma unroll
+            for (int i = 0; i < kPack; ++i) running[i].add(exponents, of_parts[k][i]);
+          }
+        }
       }
 #pragma unroll
       for (int i = 0; i < kPack; ++i) states[i] = running[i].value();
@@ -359,10 +407,19 @@ __global__ void __launch_bounds__(kColumnThreads,
 #pragma unroll
       for (int i = 0; i < kPack; ++i) states[i] = storage.totals[lane * kPack + i];
     }
+    const bool writes_rows = group == 0 && exists;
+    if (launch == Launch::kReduces) {
+      if (writes_rows) {
+        State* const own_states = parts.states + part * args.rows.count + number;
+#pragma unroll
+        for (int i = 0; i < kPack; ++i) own_states[i] = states[i];
+      }
+      return;
+    }
 
     if constexpr (Fragment::kRedoes) {
       if (Fragment::any_large(states)) {
-        if (group == 0 && exists) Fragment::redo(args, number);
+        if (writes_rows && part == 0) Fragment::redo(args, number);
         return;
       }
     }
@@ -370,14 +427,12 @@ __global__ void __launch_bounds__(kColumnThreads,
     // Write.
     if (args.y != nullptr) {
       for (std::int64_t done = last; done >= 0; done -= kHeld) {
-        if (kReads == Reads::kTwice && done != last) {
-          fragment.load(args, steps_from(done), row_mask);
-        }
+        if (!kOnce && done != last) fragment.load(args, steps_from(done), row_mask);
         fragment.write(args, exponents, steps_from(done), row_mask, states);
-        if constexpr (kReads == Reads::kOnce) break;
+        if constexpr (kOnce) break;
       }
     }
-    if (args.reduces() && group == 0 && exists) {
+    if (args.reduces() && writes_rows && part == 0) {
 #pragma unroll
       for (int i = 0; i < kPack; ++i) write_row(args, number + i, states[i]);
     }
@@ -388,17 +443,18 @@ __global__ void __launch_bounds__(kColumnThreads,
   for (unsigned turn = 0;; ++turn) {
     const std::int64_t outer = blockIdx.y + std::int64_t{turn} * gridDim.y;
     if (outer >= outers) break;
-    take(outer, std::int64_t{blockIdx.x} * rows);
+    take(outer, std::int64_t{tile} * rows);
   }
 }
 
 template <class Functions, class T, Reads kReads, int kHeld>
-void launch_column_of(const Call& call) {
+void launch_column_of(const Call& call,
+                      const AxisParts<typename Functions::template State<T>>& parts = {}) {
   dispatch_value<column_pack(sizeof(T)), 1>(call.config.pack, [&](auto pack) {
     constexpr int kOwn = kHeld / Functions::kOperands;
     launch_kernel<column_kernel<T, Functions, pack, kOwn, kReads>>(
         call.queue, launch_shape(call), kernel_args<T>(call), call.config.lanes, call.problem.outer,
-        call.config.steps);
+        call.config.steps, parts);
   });
 }
 
@@ -411,9 +467,17 @@ void launch_column_once(const Call& call) {
 
 template <class Functions, class T>
 void launch_column_two_pass(const Call& call) {
-  dispatch_value<kColumnHeld[2]>(call.config.packs, [&](auto held) {
-    launch_column_of<Functions, T, Reads::kTwice, held>(call);
-  });
+  launch_column_of<Functions, T, Reads::kTwice, kColumnHeld[2]>(call);
+}
+
+template <class Functions, class T>
+void launch_column_split(const Call& call) {
+  using State = typename Functions::template State<T>;
+  AxisParts<State> parts{static_cast<unsigned>(call.config.slices), Launch::kReduces,
+                         static_cast<State*>(call.buffers.workspace)};
+  launch_column_of<Functions, T, Reads::kTwice, kColumnHeld[2]>(call, parts);
+  parts.launch = Launch::kFinishes;
+  launch_column_of<Functions, T, Reads::kTwice, kColumnHeld[2]>(call, parts);
 }
 
 }  // namespace softmax

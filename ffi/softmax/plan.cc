@@ -173,6 +173,7 @@ std::string refusal(Algorithm algorithm, const Problem& problem, const Device& d
     case Algorithm::kColumn:
       return refusal_of_column(problem);
     case Algorithm::kColumnTwoPass:
+    case Algorithm::kColumnSplit:
       return refusal_of_column_two_pass(problem);
     case Algorithm::kStrip:
       return refusal_of_strip(problem, device);
@@ -208,9 +209,11 @@ Config config_of(Algorithm algorithm, const Problem& problem, std::string_view n
     case Algorithm::kSplitPipelined:
       return configure_split_pipelined(problem, device);
     case Algorithm::kColumn:
-      return configure_column(problem, /*holds_axis=*/true, device);
+      return configure_column(problem, device);
     case Algorithm::kColumnTwoPass:
-      return configure_column(problem, /*holds_axis=*/false, device);
+      return configure_column_two_pass(problem);
+    case Algorithm::kColumnSplit:
+      return configure_column_split(problem, name, device);
     case Algorithm::kStrip:
       return configure_strip(problem);
     case Algorithm::kElementwise:
@@ -232,6 +235,10 @@ Choice choose_column(const Problem& problem, const Device& device) {
     return {Algorithm::kStrip, "the axis is not the last; blocks hold strips of the array"};
   }
   if (refusal_of_column(problem).empty()) return {Algorithm::kColumn, "the axis is not the last"};
+  if (prefers_column_split(problem, device)) {
+    return {Algorithm::kColumnSplit,
+            "the axis is not the last, too long for a block to hold, and there are few rows"};
+  }
   return {Algorithm::kColumnTwoPass, "the axis is not the last, and too long for a block to hold"};
 }
 
@@ -315,10 +322,19 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
 static_assert(mailbox_bytes(132, 8) <= 8 * kMostSlices &&
               mailbox_bytes(132, 16) <= 16 * kMostSlices);
 std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm) {
-  if (is_elementwise(problem.function) || problem.inner != 1) return 0;
+  if (is_elementwise(problem.function)) return 0;
+  const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
+  if (problem.inner != 1) {
+    // The arrays may turn out not to be aligned; column then holds fewer elements.
+    Problem unaligned = problem, alone = problem;
+    unaligned.alignment = 1;
+    alone.outer = 1;
+    const bool may_be_chosen = algorithm.empty() && !refusal_of_column(unaligned).empty();
+    if (!may_be_chosen && algorithm != name_of(Algorithm::kColumnSplit)) return 0;
+    return column_parts(alone, nominal_device()) * state;
+  }
   const bool is_invariant = algorithm == kBatchInvariant;
   const bool is_chosen = (algorithm.empty() || is_invariant) && !fits_block(problem);
-  const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
   std::int64_t bytes = 0;
   if (is_chosen || algorithm == name_of(Algorithm::kSplit)) {
     Problem one_row = problem;

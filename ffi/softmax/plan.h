@@ -192,7 +192,15 @@ std::string refusal_of_column_two_pass(const Problem& problem);
 std::string refusal_of_strip(const Problem& problem, const Device& device);
 // Whether to take strip rather than column and column_two_pass.
 bool prefers_strip(const Problem& problem, const Device& device);
-Config configure_column(const Problem& problem, bool holds_axis, const Device& device);
+Config configure_column(const Problem& problem, const Device& device);
+Config configure_column_two_pass(const Problem& problem);
+// How many blocks share an axis in column_split.
+std::int64_t column_parts(const Problem& problem, const Device& device);
+// Whether to take column_split rather than column_two_pass.
+bool prefers_column_split(const Problem& problem, const Device& device);
+// `algorithm`: as in plan().
+Config configure_column_split(const Problem& problem, std::string_view algorithm,
+                              const Device& device);
 Config configure_strip(const Problem& problem);
 
 }  // namespace softmax

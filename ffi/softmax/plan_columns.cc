@@ -10,13 +10,32 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
+// The elements side by side that a thread of column takes.
+int pack_side_by_side(const Problem& problem) {
+  const int pack = column_pack(element_bytes(problem));
+  return problem.inner % pack == 0 && !problem.masked && is_aligned(problem) ? pack : 1;
+}
+
+// The threads that cover all rows side by side, as a power of two.
+int lanes_of_inner(const Problem& problem) {
+  return power_of_two_from(divide_up(problem.inner, pack_side_by_side(problem)), kColumnThreads);
+}
+
+// The fewest threads side by side. Steps of fewer than kFewestColumnLanes cover all rows, so that
+// those of neighbouring groups are neighbours in memory.
+int fewest_lanes(const Problem& problem) {
+  return std::min(kFewestColumnLanes, lanes_of_inner(problem));
+}
+
 // How `column` divides the axis among threads.
 struct ColumnSizes {
   int held;             // elements of the axis per thread
   int threads;          // of a block
   std::int64_t groups;  // of threads that hold the axis
 
-  bool fits_block() const { return groups * kFewestColumnLanes <= threads; }
+  bool fits_block(const Problem& problem) const {
+    return groups * fewest_lanes(problem) <= threads;
+  }
 };
 
 // Longer axes take more elements per thread, and more threads so that kColumnLanes lie side by
@@ -31,10 +50,41 @@ ColumnSizes column_sizes(const Problem& problem, bool holds_axis) {
   sizes.held = kColumnHeld[index];
   sizes.groups = divide_up(problem.columns, held(index));
   sizes.threads = index < kLongest ? 128 : 256;
-  while (sizes.threads < kColumnThreads && sizes.groups * kColumnLanes > sizes.threads) {
-    sizes.threads *= 2;
-  }
+  const std::int64_t lanes = std::min(kColumnLanes, lanes_of_inner(problem));
+  while (sizes.threads < kColumnThreads && sizes.groups * lanes > sizes.threads) sizes.threads *= 2;
   return sizes;
+}
+
+// column: the threads of a multiprocessor that suffice.
+constexpr std::int64_t kEnoughThreads = 128;
+// column_split: the threads of a block, the blocks of a multiprocessor, as many as run at a time,
+// and the fewest elements of a part.
+constexpr int kSplitThreads = 256;
+constexpr std::int64_t kSplitBlocks = 2;
+constexpr std::int64_t kLeastPartElements = 128;
+
+// The tiles of rows of column, column_two_pass and column_split.
+std::int64_t tiles_of(const Problem& problem, int lanes) {
+  return problem.outer * divide_up(problem.inner, lanes * pack_side_by_side(problem));
+}
+
+// Sets the members of a configuration of column, column_two_pass or column_split whose blocks have
+// config.threads, of which config.lanes side by side, for one of `parts` parts of the axis.
+void configure_tiles(const Problem& problem, std::int64_t parts, Config& config) {
+  config.layout = layout_of(problem);
+  config.pack = pack_side_by_side(problem);
+  config.rows = std::int64_t{config.lanes} * config.pack;
+  const int groups = config.threads / config.lanes;
+  const int slots = std::min(groups, config.threads / kWarpThreads);
+  config.steps = divide_up(problem.columns, parts * groups);
+  config.shared_bytes = state_bytes(problem) * (slots + 1) * config.rows;
+  config.blocks = at_most_blocks(divide_up(problem.inner, config.rows) * parts);
+  config.blocks_along_y = std::min(problem.outer, kMostBlocksBeyondX);
+}
+
+// column_two_pass and column_split: the threads side by side.
+int passing_lanes(const Problem& problem) {
+  return std::min(lanes_of_inner(problem), 2 * kColumnLanes);
 }
 
 // column: the shared memory of the lines of a tile of `rows` rows.
@@ -112,37 +162,66 @@ std::string refusal_of_column_two_pass(const Problem& problem) {
 
 std::string refusal_of_column(const Problem& problem) {
   if (std::string why = refusal_of_column_two_pass(problem); !why.empty()) return why;
-  if (column_sizes(problem, true).fits_block()) return "";
+  if (column_sizes(problem, true).fits_block(problem)) return "";
   return "cannot hold " + columns_text(problem) + "; 'column_two_pass' supports any length";
 }
 
-Config configure_column(const Problem& problem, bool holds_axis, const Device& device) {
-  if (holds_axis && takes_lines(problem)) return configure_lines(problem, device);
-  const ColumnSizes sizes = column_sizes(problem, holds_axis);
-  const int pack = column_pack(element_bytes(problem));
-  const std::int64_t most_lanes =
-      power_of_two_from(divide_up(problem.inner, problem.masked ? 1 : pack), kColumnThreads);
+Config configure_column(const Problem& problem, const Device& device) {
+  if (takes_lines(problem)) return configure_lines(problem, device);
+  const ColumnSizes sizes = column_sizes(problem, /*holds_axis=*/true);
   Config config;
-  config.layout = layout_of(problem);
   config.threads = sizes.threads;
   config.packs = sizes.held;
-  config.pack = problem.inner % pack == 0 && !problem.masked && is_aligned(problem) ? pack : 1;
-  if (holds_axis) {
-    config.lanes = kFewestColumnLanes;
-    while (sizes.groups * config.lanes * 2 <= config.threads && config.lanes < most_lanes) {
-      config.lanes *= 2;
-    }
-  } else {
-    config.lanes = static_cast<int>(
-        std::clamp<std::int64_t>(most_lanes, kFewestColumnLanes, 2 * kColumnLanes));
+  config.lanes = fewest_lanes(problem);
+  while (sizes.groups * config.lanes * 2 <= config.threads &&
+         config.lanes < lanes_of_inner(problem)) {
+    config.lanes *= 2;
   }
-  const int groups = config.threads / config.lanes;
-  const int slots = std::min(groups, config.threads / kWarpThreads);
-  config.rows = std::int64_t{config.lanes} * config.pack;
-  config.steps = divide_up(problem.columns, groups);
-  config.shared_bytes = state_bytes(problem) * (slots + 1) * config.rows;
-  config.blocks = at_most_blocks(divide_up(problem.inner, config.rows));
-  config.blocks_along_y = std::min(problem.outer, kMostBlocksBeyondX);
+  // Threads that all rows side by side leave without work hold fewer elements each, or are left out
+  // where the others are enough.
+  const std::int64_t tiles = tiles_of(problem, config.lanes);
+  while (sizes.groups * config.lanes <= config.threads / 2 && config.threads > kWarpThreads &&
+         tiles * config.threads / 2 >= kEnoughThreads * device.multiprocessors) {
+    config.threads /= 2;
+  }
+  configure_tiles(problem, 1, config);
+  return config;
+}
+
+Config configure_column_two_pass(const Problem& problem) {
+  const ColumnSizes sizes = column_sizes(problem, /*holds_axis=*/false);
+  Config config;
+  config.threads = sizes.threads;
+  config.packs = sizes.held;
+  config.lanes = passing_lanes(problem);
+  configure_tiles(problem, 1, config);
+  return config;
+}
+
+// As many parts as run at a time, all blocks together: more states would take longer to combine.
+std::int64_t column_parts(const Problem& problem, const Device& device) {
+  const std::int64_t tiles = std::max<std::int64_t>(1, tiles_of(problem, passing_lanes(problem)));
+  const std::int64_t most =
+      std::max<std::int64_t>(1, divide_up(problem.columns, kLeastPartElements));
+  return std::clamp<std::int64_t>(kSplitBlocks * device.multiprocessors / tiles, 1, most);
+}
+
+// If its blocks do not occupy the GPU.
+bool prefers_column_split(const Problem& problem, const Device& device) {
+  return column_parts(problem, device) > 1;
+}
+
+Config configure_column_split(const Problem& problem, std::string_view algorithm,
+                              const Device& device) {
+  Config config;
+  config.threads = kSplitThreads;
+  config.packs = kColumnHeld[2];
+  config.lanes = passing_lanes(problem);
+  // On a GPU with more multiprocessors than the nominal one, the workspace limits the parts.
+  const std::int64_t room = workspace_bytes(problem, algorithm) / state_bytes(problem);
+  config.slices = std::min(column_parts(problem, device), room);
+  configure_tiles(problem, config.slices, config);
+  config.workspace_bytes = problem.rows() * config.slices * state_bytes(problem);
   return config;
 }
 

@@ -136,6 +136,7 @@ enum class Algorithm {
   kSplitPipelined,
   kColumn,
   kColumnTwoPass,
+  kColumnSplit,
   kStrip,
   kElementwise,
   kFlat,
@@ -219,10 +220,16 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
     {"column",
      "Adjacent threads step along the axis and hold its elements in registers: one read and one "
      "write, without a transpose.",
-     kOurs, "an axis that is not the last, of at most 512 elements (gradients: 256)",
+     kOurs,
+     "an axis that is not the last, of at most 512 elements (gradients: 256), or more if the "
+     "dimensions after it take less than 128 bytes",
      "column_kernel column_lines_kernel"},
     {"column_two_pass", "As column, but the axis is read twice: any length.", kOurs,
      "an axis that is not the last", "column_kernel"},
+    {"column_split",
+     "As column_two_pass, but blocks share the axis in two launches: the first reduces its parts, "
+     "the second combines these and writes the results.",
+     kOurs, "an axis that is not the last", "column_kernel"},
     {"strip",
      "Blocks or clusters of blocks hold strips of the array along a long axis: one read and one "
      "write.",
@@ -288,7 +295,7 @@ struct Config {
   std::int64_t rows = 0;    // at a time, per group of lanes; per block for staged, column and strip
   std::int64_t steps = 0;   // along the axis, per thread of column or warp of strip; per
                             // row for elementwise
-  std::int64_t slices = 0;  // per row, one per block
+  std::int64_t slices = 0;  // per row, one per block; parts of the axis for column_split
   std::int64_t slice = 0;   // packs per slice; per warp's part of it for split_pipelined
   int piece = 0;            // packs per warp
   std::int64_t finish_blocks = 0;  // of the second launch of split
