@@ -192,8 +192,8 @@ def test_a_plan_for_more_rows_side_by_side_than_an_int_counts(implementation):
         ((257, 64), "float32", {}, "strip"),
         ((8192, 64), "bfloat16", {}, "strip"),
         ((8193, 64), "bfloat16", {}, "column_split"),
-        ((300, 32), "float32", {}, "strip"),
-        ((300, 28), "float32", {}, "column"),  # less than half a strip side by side
+        ((300, 48), "float32", {}, "strip"),
+        ((300, 44), "float32", {}, "column"),  # less than three quarters of a strip side by side
         ((300, 66), "float32", {}, "column"),  # no multiple of 16 bytes
         ((300, 64), "float32", {"where": jax.ShapeDtypeStruct((300, 1), bool)}, "column"),
     ],
