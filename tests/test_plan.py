@@ -699,35 +699,47 @@ def plan_of_rows(name, shape, dtype, implementation, **how):
     return planned(implementation, "softmax", problem, algorithm)
 
 
+def plan_of_columns(shape, dtype, implementation, **options):
+    """The algorithm and the configuration for softmax along axis 1."""
+
+    def function(x):
+        return jax_gpuops.softmax(x, 1, implementation=implementation, **options)
+
+    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
+    ((problem, algorithm),) = described(jaxpr)
+    return planned(implementation, "softmax", problem, algorithm)
+
+
 @pytest.mark.parametrize(
-    ("shape", "dtype", "pack", "lines"),
+    ("columns", "inner", "dtype", "pack", "lines"),
     [
-        ((2, 21, 512), "bfloat16", 4, False),
-        ((2, 21, 513), "bfloat16", 4, True),
-        ((2, 21, 513), "float32", 2, True),
-        ((2, 21, 513), "float64", 1, False),  # a pack is an element
-        ((2, 301, 513), "float16", 4, True),
-        ((2, 302, 513), "float16", 1, False),  # more shared memory than a block should have
-        ((2, 21, 63), "bfloat16", 1, False),  # less than half of the narrowest tile
-        ((2, 21, 65), "bfloat16", 4, True),
-        ((2, 4, 513), "bfloat16", 1, False),  # a thread holds 4 columns
+        (21, 512, "bfloat16", 4, False),
+        (21, 513, "bfloat16", 4, True),
+        (21, 513, "float32", 2, True),
+        (21, 513, "float64", 1, False),  # a pack is an element
+        (301, 513, "float16", 4, True),
+        (302, 513, "float16", 1, False),  # more shared memory than a block should have
+        (21, 63, "bfloat16", 1, False),  # less than half of the narrowest tile
+        (21, 65, "bfloat16", 4, True),
+        (4, 513, "bfloat16", 1, False),  # a thread holds 4 columns
     ],
 )
-def test_columns_that_blocks_copy_in_lines(shape, dtype, pack, lines, implementation):
-    def planned_softmax(**options):
-        def function(x):
-            how = {"implementation": implementation, "algorithm": "column"}
-            return jax_gpuops.softmax(x, 1, **options, **how)
-
-        jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
-        ((problem, algorithm),) = described(jaxpr)
-        return planned(implementation, "softmax", problem, algorithm)
-
+def test_columns_that_blocks_copy_in_lines(columns, inner, dtype, pack, lines, implementation):
+    shape = helpers.multiprocessors(implementation), columns, inner
+    how = {"algorithm": "column"}
     with helpers.x64(dtype):
-        _, config = planned_softmax()
+        _, config = plan_of_columns(shape, dtype, implementation, **how)
         assert (config["pack"], config["lines"]) == (pack, lines)
-        _, config = planned_softmax(where=np.ones(shape[2], bool))
+        where = np.ones(inner, bool)
+        _, config = plan_of_columns(shape, dtype, implementation, where=where, **how)
         assert (config["pack"], config["lines"]) == (1, False)  # each row has a mask of its own
+
+
+def test_blocks_copy_lines_only_if_there_are_tiles_for_all_multiprocessors(implementation):
+    count = helpers.multiprocessors(implementation)
+    for outer, lines in ((count - 1, False), (count, True)):  # with a tile each
+        _, config = plan_of_columns((outer, 40, 127), "bfloat16", implementation)
+        assert config["lines"] == lines
 
 
 @pytest.mark.parametrize(
@@ -743,44 +755,30 @@ def test_few_short_masked_rows_have_a_pack_in_each_lane(columns, lanes, packs, i
 @pytest.mark.parametrize(("is_filled", "threads"), [(False, 8 * 32), (True, 2 * 64)])
 def test_few_tiles_of_lines_have_more_threads(is_filled, threads, implementation):
     """Of 129 rows; a thread takes at most 32 of the 40 columns, and at least 4."""
-    outer = 20 * helpers.multiprocessors(implementation) if is_filled else 1
-
-    def function(x):
-        return jax_gpuops.softmax(x, 1, implementation=implementation, algorithm="column")
-
-    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct((outer, 40, 129), "bfloat16"))
-    ((problem, algorithm),) = described(jaxpr)
-    _, config = planned(implementation, "softmax", problem, algorithm)
+    count = helpers.multiprocessors(implementation)
+    outer = 20 * count if is_filled else count // 2
+    _, config = plan_of_columns((outer, 40, 129), "bfloat16", implementation)
     assert (config["lines"], config["threads"]) == (True, threads)
 
 
-def plan_of_columns(shape, dtype, implementation, **options):
-    """The algorithm and the configuration for softmax along axis 1."""
-
-    def function(x):
-        return jax_gpuops.softmax(x, 1, implementation=implementation, **options)
-
-    jaxpr = jax.make_jaxpr(function)(jax.ShapeDtypeStruct(shape, dtype))
-    ((problem, algorithm),) = described(jaxpr)
-    return planned(implementation, "softmax", problem, algorithm)
-
-
 @pytest.mark.parametrize(
-    ("longest", "inner", "dtype", "lanes"),
+    ("outer", "longest", "inner", "dtype", "lanes"),
     [
-        (512, 30, "float32", 16),
-        (1024, 16, "float32", 8),
-        (1024, 12, "float32", 8),
-        (2048, 16, "bfloat16", 4),
-        (8192, 4, "bfloat16", 1),
-        (2048, 3, "float32", 4),  # one by one
+        (100_000, 1024, 30, "float32", 8),
+        (100_000, 2048, 12, "bfloat16", 4),
+        (1, 2048, 30, "float32", 4),  # a small array
+        (1, 2048, 16, "bfloat16", 4),
+        (1, 8192, 4, "bfloat16", 1),
+        (1, 2048, 3, "float32", 4),  # one by one
     ],
 )
-def test_fewer_rows_side_by_side_hold_a_longer_axis(longest, inner, dtype, lanes, implementation):
-    algorithm, config = plan_of_columns((1, longest, inner), dtype, implementation)
+def test_fewer_rows_side_by_side_hold_a_longer_axis(
+    outer, longest, inner, dtype, lanes, implementation
+):
+    algorithm, config = plan_of_columns((outer, longest, inner), dtype, implementation)
     assert (algorithm, config["lanes"], config["threads"]) == ("column", lanes, 512)
-    algorithm, _ = plan_of_columns((1, longest + 1, inner), dtype, implementation)
-    assert algorithm == "column_split"
+    algorithm, _ = plan_of_columns((outer, longest + 1, inner), dtype, implementation)
+    assert algorithm == ("column_split" if outer == 1 else "column_two_pass")
 
 
 def test_many_short_columns_have_few_threads(implementation):
@@ -794,8 +792,8 @@ def test_blocks_share_a_long_axis_of_few_rows(implementation):
     """As many blocks as run at a time, two on a multiprocessor, of at least 128 elements each."""
     count = helpers.multiprocessors(implementation)
     for outer, columns, parts in (
-        (1, 300 * count, 2 * count),
-        (1, 1100, min(9, 2 * count)),
+        (1, 300 * count + 2000, 2 * count),
+        (1, 2100, min(17, 2 * count)),
         (count, 20_000, 2),
     ):
         algorithm, config = plan_of_columns((outer, columns, 16), "float32", implementation)

@@ -41,8 +41,8 @@ LONG_KERNELS = ["block_two_pass", "strided", "cluster", "cluster_shared", "split
 
 def softmax_operand(algorithm, dtype, shape=None, **options):
     """An array and its axis; rows too long for one block's registers where they can be."""
-    usual = {"strip": (400, 200), "column_split": (300, 131), "split_pipelined": (14, 40_004), "block": (2, 7001)}
-    usual |= dict.fromkeys(LONG_KERNELS, (2, 40001))
+    usual = {"strip": (400, 200), "column_split": (300, 131), "block": (2, 7001)}
+    usual |= {"split_pipelined": (14, 40_004), **dict.fromkeys(LONG_KERNELS, (2, 40001))}
     if dtype == "float32":
         usual["split_pipelined"] = (14, 20_004)  # more than a block holds, and less than four
     shape, axis = shape or usual.get(algorithm, (5, 131)), 0 if algorithm in COLUMN_KERNELS else -1

@@ -202,9 +202,11 @@ inline constexpr int kFlatThreads = 256;
 // For an axis of up to 32, at most 8 in blocks of 128 threads.
 constexpr int column_pack(int element_bytes) { return 8 / element_bytes; }
 inline constexpr int kColumnHeld[] = {4, 8, 16};
-// Threads side by side: they cover 256 bytes if possible, and at least 128.
+// Threads side by side: they cover 256 bytes if possible, and at least 64, or 32 in small arrays.
 inline constexpr int kColumnLanes = 32;
-inline constexpr int kFewestColumnLanes = 16;
+inline constexpr int kFewestColumnLanes = 8;
+inline constexpr int kFewestColumnLanesOfSmall = 4;
+inline constexpr double kSmallArrayBytes = 8 << 20;
 inline constexpr int kColumnThreads = 512;
 inline constexpr int kColumnBlocksResident = 2;
 // For rows that cannot be read in packs, a block of column has lines of a tile in shared memory. A

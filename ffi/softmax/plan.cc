@@ -325,11 +325,12 @@ std::int64_t workspace_bytes(const Problem& problem, std::string_view algorithm)
   if (is_elementwise(problem.function)) return 0;
   const std::int64_t state = problem.dtype == DType::kFloat64 ? 16 : 8;
   if (problem.inner != 1) {
-    // The arrays may turn out not to be aligned; column then holds fewer elements.
-    Problem unaligned = problem, alone = problem;
-    unaligned.alignment = 1;
+    // column holds the fewest elements of large arrays at odd addresses.
+    Problem least_held = problem, alone = problem;
+    least_held.alignment = 1;
+    least_held.outer = std::int64_t{1} << 32;
     alone.outer = 1;
-    const bool may_be_chosen = algorithm.empty() && !refusal_of_column(unaligned).empty();
+    const bool may_be_chosen = algorithm.empty() && !refusal_of_column(least_held).empty();
     if (!may_be_chosen && algorithm != name_of(Algorithm::kColumnSplit)) return 0;
     return column_parts(alone, nominal_device()) * state;
   }

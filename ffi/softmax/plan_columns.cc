@@ -21,10 +21,18 @@ int lanes_of_inner(const Problem& problem) {
   return power_of_two_from(divide_up(problem.inner, pack_side_by_side(problem)), kColumnThreads);
 }
 
-// The fewest threads side by side. Steps of fewer than kFewestColumnLanes cover all rows, so that
-// those of neighbouring groups are neighbours in memory.
+// Whether the array stays in the L2 cache, and few blocks share the memory's bandwidth.
+bool is_small(const Problem& problem) {
+  const double elements =
+      static_cast<double>(problem.rows()) * static_cast<double>(problem.columns);
+  return operands(problem) * element_bytes(problem) * elements <= kSmallArrayBytes;
+}
+
+// The fewest threads side by side. If fewer cover all rows, the steps of neighbouring groups are
+// neighbours in memory.
 int fewest_lanes(const Problem& problem) {
-  return std::min(kFewestColumnLanes, lanes_of_inner(problem));
+  return std::min(is_small(problem) ? kFewestColumnLanesOfSmall : kFewestColumnLanes,
+                  lanes_of_inner(problem));
 }
 
 // How `column` divides the axis among threads.
@@ -84,7 +92,7 @@ void configure_tiles(const Problem& problem, std::int64_t parts, Config& config)
 
 // column_two_pass and column_split: the threads side by side.
 int passing_lanes(const Problem& problem) {
-  return std::min(lanes_of_inner(problem), 2 * kColumnLanes);
+  return std::min(lanes_of_inner(problem), is_small(problem) ? kColumnLanes / 2 : 2 * kColumnLanes);
 }
 
 // column: the shared memory of the lines of a tile of `rows` rows.
@@ -99,13 +107,14 @@ int thread_rows(const Problem& problem) {
 
 // column: whether blocks copy their tiles to shared memory, in lines: if rows without a mask cannot
 // be read in packs, but fill half of the narrowest tile, and this fits. A thread holds a few
-// columns without lines.
-bool takes_lines(const Problem& problem) {
+// columns without lines, and so do the threads that a few tiles would leave idle.
+bool takes_lines(const Problem& problem, const Device& device) {
   const std::int64_t least_rows = std::int64_t{thread_rows(problem)} * kWarpThreads;
   return !problem.masked && is_aligned(problem) &&
          problem.inner % column_pack(element_bytes(problem)) != 0 &&
          2 * problem.inner >= least_rows && lines_bytes(problem, least_rows) <= kMostLinesBytes &&
-         problem.columns > packs_held(problem, kColumnHeld[0]);
+         problem.columns > packs_held(problem, kColumnHeld[0]) &&
+         problem.outer * divide_up(problem.inner, least_rows) >= device.multiprocessors;
 }
 
 Config configure_lines(const Problem& problem, const Device& device) {
@@ -167,7 +176,7 @@ std::string refusal_of_column(const Problem& problem) {
 }
 
 Config configure_column(const Problem& problem, const Device& device) {
-  if (takes_lines(problem)) return configure_lines(problem, device);
+  if (takes_lines(problem, device)) return configure_lines(problem, device);
   const ColumnSizes sizes = column_sizes(problem, /*holds_axis=*/true);
   Config config;
   config.threads = sizes.threads;
@@ -249,8 +258,10 @@ std::string refusal_of_strip(const Problem& problem, const Device& device) {
 }
 
 // Where a block of column would cover less than 256 bytes side by side, clusters hold strips of the
-// array, if it is at least three quarters of a strip wide: a half is faster to read twice.
+// array, if it is at least three quarters of a strip wide: a half is faster to read twice. In small
+// arrays narrow tiles of column are faster.
 bool prefers_strip(const Problem& problem, const Device& device) {
+  if (is_small(problem) && refusal_of_column(problem).empty()) return false;
   return column_sizes(problem, true).groups * kColumnLanes > kColumnThreads &&
          4 * problem.inner * element_bytes(problem) >= 3 * kStripBytes &&
          refusal_of_strip(problem, device).empty();

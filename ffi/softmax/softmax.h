@@ -221,8 +221,8 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
      "Adjacent threads step along the axis and hold its elements in registers: one read and one "
      "write, without a transpose.",
      kOurs,
-     "an axis that is not the last, of at most 512 elements (gradients: 256), or more if the "
-     "dimensions after it take less than 128 bytes",
+     "an axis that is not the last, of at most 1024 elements (gradients: 512), or 2048 (1024) in "
+     "arrays of at most 8 MiB, or more if the dimensions after it take less than 64 bytes",
      "column_kernel column_lines_kernel"},
     {"column_two_pass", "As column, but the axis is read twice: any length.", kOurs,
      "an axis that is not the last", "column_kernel"},
