@@ -274,7 +274,9 @@ def _apply(name, x, where, *, axis, scale, causal, implementation, algorithm):
     masks = [] if where is None else [_arguments.with_rank(where, x.ndim)]
 
     def xla():
-        return _reference(name, x, *masks, axes=axis, scale=scale, causal=causal)
+        y = _reference(name, x, *masks, axes=axis, scale=scale, causal=causal)
+        mask = kept(x, *masks, causal=causal)
+        return y if mask is None or name == "logsumexp" else _constant_where_masked(y, mask)
 
     def kernel():
         check_dtype(x)
@@ -365,6 +367,24 @@ def wide(x: jax.Array) -> jax.Array:
 def select(mask: jax.Array | None, x: jax.Array, otherwise: float) -> jax.Array:
     """`x` where the mask is None or True."""
     return x if mask is None else jnp.where(mask, x, otherwise)
+
+
+@jax.custom_jvp
+def _constant_where_masked(y: jax.Array, mask: jax.Array) -> jax.Array:
+    """`y` with masked elements that are constants: their tangents and cotangents are 0.
+
+    In log_softmax they are -inf minus the logarithm of the sum, and would have the derivatives of
+    the sum. A selection of -inf would prevent that too, but take time where nothing is
+    differentiated.
+    """
+    del mask
+    return y
+
+
+@_constant_where_masked.defjvp
+def _constant_where_masked_jvp(primals, tangents):
+    (_, mask), (t, _) = primals, tangents
+    return _constant_where_masked(*primals), select(mask, t, 0)
 
 
 def included(x: jax.Array, mask: jax.Array | None) -> jax.Array:

@@ -1421,8 +1421,10 @@ def test_gradients_of_special_rows_as_in_jax(name, special, each, implementation
 @pytest.mark.parametrize("name", FUNCTIONS)
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("special", [np.nan, np.inf])
-def test_masked_values_have_no_gradient(name, causal, special, implementation):
+@pytest.mark.parametrize("each", ["ours", "xla"])
+def test_masked_values_have_no_gradient(name, causal, special, each, implementation):
     """Nor does what comes back for them: of log_softmax there, -inf, it is often not finite."""
+    implementation = implementation if each == "ours" else each
     x = helpers.normal((4, 20), "float32")
     where = np.arange(20) % 4 != 1
     x[:, 1] = special
@@ -1437,6 +1439,30 @@ def test_masked_values_have_no_gradient(name, causal, special, implementation):
     (gradient,) = pullback(jnp.asarray(cotangent))
     assert np.all(np.asarray(gradient)[~keep] == 0)
     assert np.all(np.isfinite(gradient))
+
+
+@pytest.mark.parametrize("name", ["softmax", "log_softmax"])
+@pytest.mark.parametrize("each", ["ours", "xla", None])
+def test_results_of_masked_elements_are_constants(name, each, implementation):
+    """Their tangents are 0, and what comes back for them has no effect, to second order."""
+    implementation = implementation if each == "ours" else each
+    x, t, *cotangents = (helpers.normal((3, 5, 133), "float32", seed) for seed in range(4))
+
+    def derivatives(function, x, t, cotangents, **options):
+        function = functools.partial(function, name, **options)
+
+        def gradient(x):
+            return jax.vjp(function, x)[1](cotangents[0])[0]
+
+        of_each_cotangent = jax.vmap(jax.vjp(function, x)[1])(jnp.stack(cotangents))
+        return jax.jvp(function, (x,), (t,)), of_each_cotangent, jax.jvp(gradient, (x,), (t,))
+
+    actual, expected = (
+        under_each(OPTIONS, functools.partial(derivatives, function), x, t, cotangents)
+        for function in (functools.partial(ours, implementation=implementation), upstream)
+    )
+    assert_same = functools.partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(assert_same, [y for _, y in actual], [y for _, y in expected])
 
 
 @pytest.mark.parametrize("algorithm", [*LADDER, *UNMASKED, "warp"])
