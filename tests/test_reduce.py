@@ -1,5 +1,6 @@
 """sum, prod, max, min, mean, argmax and argmin against extended precision and against JAX."""
 
+import contextlib
 import functools
 import inspect
 import itertools
@@ -1072,6 +1073,34 @@ def test_indices_have_no_tangent(name, implementation):
         ).sum()
     )(x)
     np.testing.assert_array_equal(gradient, np.arange(5) == np.asarray(y)[:, None])
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "prod"])
+@pytest.mark.parametrize("each", ["ours", "preferred", None])
+def test_integers_made_of_floats_have_no_tangent(name, each, implementation):
+    x = helpers.normal((3, 5), "float32", scale=3)
+    function = functools.partial(ours, name, axis=-1, dtype="int32")
+    expected, zero = jax.jvp(functools.partial(upstream, name, axis=-1, dtype="int32"), (x,), (x,))
+    assert zero.dtype == jax.dtypes.float0
+
+    def loss(x):
+        def step(_, total):
+            return total + function(x) + x[:, 0]
+
+        return jax.lax.fori_loop(0, 4, step, x[:, 0]).sum()
+
+    named = contextlib.nullcontext()
+    if each is not None:
+        named = jax_gpuops.use(implementation, strict=each == "ours")
+    with named:
+        y, tangent = jax.jvp(function, (x,), (x,))
+        np.testing.assert_array_equal(y, expected)
+        assert (tangent.shape, tangent.dtype) == (zero.shape, zero.dtype)
+        _, linear = jax.linearize(function, x)
+        assert linear(x).dtype == zero.dtype
+        _, pullback = jax.vjp(function, x)
+        np.testing.assert_array_equal(pullback(zero)[0], np.zeros((3, 5)))
+        np.testing.assert_array_equal(jax.grad(loss)(x), np.eye(5)[:1].repeat(3, 0) * 5)
 
 
 @pytest.mark.parametrize("name", ["sum", "argmax"])
