@@ -536,7 +536,7 @@ def batched(
             for each, is_mapped in zip(operands, mapped, strict=True)
         ]
         y = bind(*folded)
-        return y.reshape(size, y.shape[0] // size, y.shape[1]), 0
+        return y.reshape(size, operands[0].shape[1], y.shape[1]), 0
     merged = list(operands)
     for i, (is_mapped, own, own_batch) in enumerate(zip(mapped, owns, batches, strict=True)):
         if is_mapped or own_batch:

@@ -268,3 +268,16 @@ def test_vmap_on_tensor_cores(axes, on_tensor_cores):
     batches = [np.broadcast_to(x, (3, *x.shape[-2:])) for x in xs]
     for i in range(3):
         assert_glu(y[i], *(x[i] for x in batches), "silu")
+
+
+@pytest.mark.parametrize("axes", [(0, None, None), (None, 0, 0), (0, 0, None), (0, 0, 0)], ids=str)
+def test_vmap_over_an_axis_of_size_0(axes, on_tensor_cores):
+    xs = [
+        jnp.asarray(each if axis is None else np.empty((0, *each.shape), each.dtype))
+        for each, axis in zip(operands(72, 136, 64, "bfloat16"), axes, strict=True)
+    ]
+    layer = functools.partial(jax_gpuops.glu, implementation=on_tensor_cores["implementation"])
+    y, pullback = jax.vjp(jax.vmap(layer, axes), *xs)
+    assert y.shape == (0, 72, 136)
+    for x, gradient in zip(xs, pullback(y), strict=True):
+        np.testing.assert_array_equal(gradient, np.zeros(x.shape))

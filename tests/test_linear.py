@@ -609,18 +609,18 @@ def test_what_is_kept_for_the_gradient(activation, implementation):
 BATCHES = [axes for axes in itertools.product((0, None), repeat=3) if axes != (None,) * 3]
 
 
-def stacked(axes):
+def stacked(axes, size=3):
     """x, w, b and a residual, as many as there are axes, which say of what there is a batch."""
     shapes = ((4, 6), (6, 5), (5,), (4, 5))[: len(axes)]
     return [
-        jnp.asarray(helpers.normal(shape if axis is None else (3, *shape), "float32", seed))
+        jnp.asarray(helpers.normal(shape if axis is None else (size, *shape), "float32", seed))
         for seed, (shape, axis) in enumerate(zip(shapes, axes, strict=True))
     ]
 
 
-def assert_vmap(function, expected, axes):
+def assert_vmap(function, expected, axes, size=3):
     """Compares two layers and their gradients."""
-    xs = stacked(axes)
+    xs = stacked(axes, size)
 
     def value_and_gradient(f):
         @jax.jit  # one program is compiled faster than many
@@ -641,6 +641,12 @@ def assert_vmap(function, expected, axes):
 def test_vmap(activation, axes, implementation):
     function = functools.partial(ours, activation=activation, implementation=implementation)
     assert_vmap(function, functools.partial(reference, activation=activation), axes)
+
+
+@pytest.mark.parametrize("axes", BATCHES, ids=str)
+def test_vmap_over_an_axis_of_size_0(axes, implementation):
+    function = functools.partial(ours, activation="silu", implementation=implementation)
+    assert_vmap(function, functools.partial(reference, activation="silu"), axes, size=0)
 
 
 @pytest.mark.parametrize("outer", BATCHES, ids=str)

@@ -502,6 +502,12 @@ def test_vmap(activation, axes, implementation):
     assert_vmap(function, functools.partial(reference, activation=activation), axes)
 
 
+@pytest.mark.parametrize("axes", BATCHES, ids=str)
+def test_vmap_over_an_axis_of_size_0(axes, implementation):
+    function = functools.partial(ours, activation="silu", implementation=implementation)
+    assert_vmap(function, functools.partial(reference, activation="silu"), axes, size=0)
+
+
 @pytest.mark.parametrize("outer", BATCHES, ids=str)
 def test_vmap_of_vmap(outer, implementation):
     function = functools.partial(ours, activation="gelu", implementation=implementation)
