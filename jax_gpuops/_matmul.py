@@ -313,8 +313,11 @@ def _matmul(
             )
         dtype = jnp.result_type(a, b)
         product = _Broadcast.of(a.shape, b.shape)
-        # A conversion to the same dtype would make the result strongly typed.
-        factors = (x if x.dtype == dtype and result.weak_type else x.astype(dtype) for x in (a, b))
+        if result.weak_type:  # a product with a Python number stays weakly typed, unlike astype
+            one = dtype.type(1).item()
+            factors = [x if x.dtype == dtype else x * one for x in (a, b)]
+        else:
+            factors = [x.astype(dtype) for x in (a, b)]
         y = _products.bind_product(
             _products.gemm_p,
             *product.squeeze(*factors),

@@ -73,6 +73,25 @@ def test_products_of_weakly_typed_arrays(named, preferred, implementation):
         assert (y.dtype, y.weak_type) == (expected.dtype, expected.weak_type)
 
 
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("other", ["int8", "bool", "int32", "weak int"])
+def test_products_of_weakly_typed_floats_and_integers(other, x64, implementation):
+    """With 64 bits, float32 of the other mode becomes float64, too."""
+    named = functools.partial(jax_gpuops.matmul, implementation=implementation)
+    weak = jnp.full((8, 8), 2.0)
+    with jax.enable_x64(x64):
+        integers = jnp.full((8, 8), 3) if other == "weak int" else jnp.full((8, 8), 3, other)
+        for a, b in [(weak, integers), (integers, weak), (weak[0], integers)]:
+            y, expected = named(a, b), jnp.matmul(a, b)
+            assert (y.dtype, y.weak_type) == (expected.dtype, expected.weak_type)
+            np.testing.assert_array_equal(y, expected)
+        gradient, expected = (
+            jax.grad(lambda x, matmul=matmul: matmul(x, integers).sum())(weak)
+            for matmul in (named, jnp.matmul)
+        )
+        np.testing.assert_array_equal(gradient, expected)
+
+
 def test_axes_are_arrays_and_not_traced():
     x = helpers.normal((3, 4, 5), "float32")
     axes = np.array([0, 1])
