@@ -280,9 +280,13 @@ def total(problem: Problem, y, reference, operands) -> Errors:
 
 
 def variance(problem: Problem, y, reference, operands) -> Errors:
-    """The largest relative error; the bound of a square root is half as large."""
+    """The largest relative error; the bound of a square root is half as large.
+
+    A variance of 0, such as that of one element, must be exact.
+    """
     (x,) = operands
-    error = jnp.max(jnp.abs(y.astype(jnp.float64) - reference) / reference)
+    error = jnp.abs(y.astype(jnp.float64) - reference)
+    error = jnp.max(jnp.where(error == 0, 0.0, error / reference))
     bound = (4 + math.log2(row_length(problem, x))) * _computed_epsilon(x.dtype)
     return error, error / (bound / (2 if problem.op == "std" else 1) + _epsilon(y.dtype))
 

@@ -154,6 +154,9 @@ SMALL = {
 OTHERS = [
     Point("mean_and_var", (8, 4, 6), "float32", (0, 2), result="float32"),
     Point("mean_and_var", (2, 3, 4, 5), "bfloat16", (1, 3), result="float32"),
+    # Variances of single elements, which are 0.
+    Point("mean_and_var", (4, 1, 12), "float32", (1,), result="float32"),
+    Point("var", (4, 1, 12), "bfloat16", (1,), result="float32"),
     Point("gemm", (3, 5, 16, 7), "float32", (2, 2), result="float32", precision="highest"),
     Point("softmax", (5, 33), "bfloat16", (1,), scale=0.125),
 ]
