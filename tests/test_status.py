@@ -188,20 +188,22 @@ def test_a_plan_for_more_rows_side_by_side_than_an_int_counts(implementation):
 @pytest.mark.parametrize(
     ("shape", "dtype", "options", "algorithm"),
     [
-        ((256, 64), "float32", {}, "column"),  # a block's registers hold it
-        ((257, 64), "float32", {}, "strip"),
-        ((8192, 64), "bfloat16", {}, "strip"),
-        ((8193, 64), "bfloat16", {}, "column_split"),
-        ((300, 48), "float32", {}, "strip"),
-        ((300, 44), "float32", {}, "column"),  # less than three quarters of a strip side by side
-        ((300, 66), "float32", {}, "column"),  # no multiple of 16 bytes
-        ((300, 64), "float32", {"where": jax.ShapeDtypeStruct((300, 1), bool)}, "column"),
+        ((1000, 256, 64), "float32", {}, "column"),  # a block's registers hold it
+        ((1000, 257, 64), "float32", {}, "strip"),
+        ((10, 257, 64), "float32", {}, "column"),  # narrow tiles of a small array
+        ((8, 8192, 128), "bfloat16", {}, "strip"),
+        ((8, 8193, 128), "bfloat16", {}, "column_split"),
+        ((1000, 8193, 128), "bfloat16", {}, "column_two_pass"),
+        ((1000, 300, 48), "float32", {}, "strip"),
+        ((1000, 300, 44), "float32", {}, "column"),  # less than three quarters of a strip
+        ((1000, 300, 66), "float32", {}, "column"),  # no multiple of 16 bytes
+        ((1000, 300, 64), "float32", {"where": jax.ShapeDtypeStruct((300, 1), bool)}, "column"),
     ],
 )
 @pytest.mark.skipif(_library.missing("cuda") is not None, reason="its plans are built with it")
 def test_plans_of_an_axis_that_blocks_hold_in_strips(shape, dtype, options, algorithm):
     how = {"implementation": "cuda", "platform": "cuda"}
-    plan = jax_gpuops.plan("softmax", shape, dtype, axis=0, **options, **how)
+    plan = jax_gpuops.plan("softmax", shape, dtype, axis=1, **options, **how)
     assert plan.algorithm == algorithm
 
 
