@@ -5,6 +5,7 @@
 
 import dataclasses
 import functools
+import itertools
 import os
 from collections.abc import Callable
 from typing import Any
@@ -800,6 +801,23 @@ def test_blocks_share_a_long_axis_of_few_rows(implementation):
         assert (algorithm, config["slices"]) == ("column_split", parts)
     algorithm, _ = plan_of_columns((count + 1, 20_000, 16), "float32", implementation)
     assert algorithm == "column_two_pass"
+
+
+@pytest.mark.parametrize("inner", [2, 4, 60, 1000])
+@pytest.mark.parametrize("columns", [600, 1025, 9000, 2**20])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float64"])
+def test_workspace_for_columns_suffices_at_any_address(dtype, columns, inner, implementation):
+    """A lowered program has workspace for each row, and learns addresses when it runs."""
+    jaxpr = jax.make_jaxpr(
+        functools.partial(jax_gpuops.softmax, axis=1, implementation="interpret")
+    )
+    with helpers.x64(dtype):
+        ((problem, _),) = described(jaxpr(jax.ShapeDtypeStruct((1, columns, inner), dtype)))
+    each_row = _library.module(implementation).workspace("softmax", {**problem, "algorithm": ""})
+    for outer, alignment in itertools.product((1, 7, 1000), (16, 8, 2, 1)):
+        changed = {**problem, "outer": outer, "alignment": alignment}
+        _, config = planned(implementation, "softmax", changed, None)
+        assert config["workspace_bytes"] <= each_row * outer * inner
 
 
 @pytest.mark.parametrize(

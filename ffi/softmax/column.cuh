@@ -13,7 +13,8 @@
 // axes are for strip.cuh, or are read twice if that cannot take them. States are combined by
 // shuffles between the groups of a warp, then through shared memory.
 //
-// `column_split` has parts of an axis that is read twice, each for a block, in two launches:
+// `column_split` divides an axis that is read twice into parts, one for each block, and takes two
+// launches:
 //
 //     launch 1: block (rows, part) reduces its part         -> workspace[part][rows]
 //     launch 2: block (rows, part) combines workspace[*][rows], reads its part again, writes it

@@ -21,7 +21,8 @@ int lanes_of_inner(const Problem& problem) {
   return power_of_two_from(divide_up(problem.inner, pack_side_by_side(problem)), kColumnThreads);
 }
 
-// Whether the array stays in the L2 cache, and few blocks share the memory's bandwidth.
+// Whether the array is small enough for narrow tiles: it stays in the L2 cache, and its latency
+// counts more than whole lines.
 bool is_small(const Problem& problem) {
   const double elements =
       static_cast<double>(problem.rows()) * static_cast<double>(problem.columns);
