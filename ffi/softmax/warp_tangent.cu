@@ -1,3 +1,4 @@
+// Compiled for each of: __half+__nv_bfloat16 float+double
 #include "softmax/warp.cuh"
 
 namespace JAX_GPUOPS_NAMESPACE {
@@ -12,8 +13,7 @@ RegisterLaunchers launchers() {
           }};
 }
 
-const RegisterLaunchers kLaunchers[] = {launchers<__half>(), launchers<__nv_bfloat16>(),
-                                        launchers<float>(), launchers<double>()};
+const RegisterLaunchers kLaunchers[] = {JAX_GPUOPS_ELEMENTS(launchers)};
 
 }  // namespace
 }  // namespace softmax
