@@ -593,6 +593,7 @@ def _reduce() -> Iterator[Grid]:
     yield _inner("sum", "bfloat16", *sizes, places[2], result="float32")
     sizes = (128, 1024, 4096, 16384, 65536), (64, 1024, 4096, 16384)
     yield _inner("sum", "float32", *sizes, places[2], result="float32")
+    yield _inner("sum", "int32", *places, result="int32")
     # XLA is mostly faster for powers of two: grids of the numbers of tokens between two of them.
     octaves = (264, 496), (528, 992), (1040, 2000), (2080, 4000), (4112, 8000)
     for kernel, dtype, some, channels, images in (
@@ -628,7 +629,7 @@ def _reduce() -> Iterator[Grid]:
 
 
 def _transpose() -> Iterator[Grid]:
-    yield _permuted("bfloat16", (0, 2, 1, 3), (4, 32), (128, 2048), (8, 32), (64, 128))  # heads
+    yield _permuted("bfloat16", (0, 2, 1, 3), (32,), (2048,), (8, 32), (64, 128))  # heads
 
 
 def _permuted(dtype: str, permutation: Shape, *sizes: Sequence[int]) -> Grid:
