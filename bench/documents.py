@@ -100,8 +100,12 @@ LADDERS: dict[str, Ladder] = {
         small_shape=(32, 128),
         # For axes other than the last, rows longer than a block holds, and derivatives.
         aside=(
-            *("column", "column_two_pass", "column_split", "strip"),
-            *("split_pipelined", "elementwise"),
+            "column",
+            "column_two_pass",
+            "column_split",
+            "strip",
+            "split_pipelined",
+            "elementwise",
         ),
     ),
     "reduce": Ladder(

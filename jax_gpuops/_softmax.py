@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -439,6 +440,17 @@ def weights(
 _UNKNOWN = {"outer": 1, "inner": 1, "columns": 2**40, "queries": 1}
 
 
+def _workspace_bytes(launch: _primitive.Launch, problem: dict[str, Any]) -> int:
+    """The workspace per row, which suffices for all values of symbolic sizes."""
+    known = {k: v if isinstance(v, int | str) else _UNKNOWN[k] for k, v in problem.items()}
+    most = launch.workspace_bytes("softmax", known)
+    if isinstance(problem["inner"], int) or launch.algorithm not in (None, "column_split"):
+        return most
+    # The fewer elements follow the axis, the more blocks share it.
+    split = dataclasses.replace(launch, algorithm="column_split")
+    return max(most, split.workspace_bytes("softmax", known | {"inner": 2}))
+
+
 def make_primitive(
     function: str,
     reference: Callable[..., Any],
@@ -479,11 +491,8 @@ def make_primitive(
     def call(launch, *operands, axes, scale=1.0, causal=False):
         workspace_bytes = None
         if has_workspace:
-            known = {
-                key: value if isinstance(value, int | str) else _UNKNOWN[key]
-                for key, value in problem(*operands, axes=axes, scale=scale, causal=causal).items()
-            }
-            workspace_bytes = launch.workspace_bytes("softmax", known)
+            described = problem(*operands, axes=axes, scale=scale, causal=causal)
+            workspace_bytes = _workspace_bytes(launch, described)
         results = _rowwise.call(
             launch,
             target,

@@ -1625,6 +1625,25 @@ def test_export_with_symbolic_shapes(name, causal, mask, implementation):
         assert_accurate(name, exported.call(x, where), x, where=where, causal=causal)
 
 
+@pytest.mark.kernel
+@pytest.mark.parametrize("algorithm", [None, "column_split"])
+@pytest.mark.parametrize("shape", ["a, 5000, b", "a, c, b"])
+def test_export_with_symbolic_sizes_around_an_axis(shape, algorithm, implementation):
+    """The fewer elements follow the axis, the more blocks share it, each with workspace."""
+
+    def function(x):
+        return ours("softmax", x, 1, implementation=implementation, algorithm=algorithm)
+
+    exported = jax.export.export(
+        jax.jit(function),
+        platforms=[{"interpret": "cpu"}.get(implementation, implementation)],
+        disabled_checks=jax_gpuops.EXPORT_CHECKS,
+    )(jax.ShapeDtypeStruct(jax.export.symbolic_shape(shape), "float32"))
+    for outer, inner in ((1, 16), (1, 3), (3, 40)):
+        x = helpers.normal((outer, 5000, inner), "float32")
+        assert_accurate("softmax", exported.call(x), x, 1)
+
+
 def test_subnormal_results_are_kept(implementation):
     """XLA:CPU calls handlers with flush-to-zero on; the executor must not compute with it."""
     x = np.array([[0.0, -95.0]], np.float32)

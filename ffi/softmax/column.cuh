@@ -363,7 +363,8 @@ __global__ void __launch_bounds__(kColumnThreads,
           for (int i = 0; i < kPack; ++i) running[i].add(exponents, states[i]);
         }
       } else {
-        fragment.load(args, steps_from(last), row_mask);  // meanwhile
+        // These loads are in flight while the states are combined.
+        fragment.load(args, steps_from(last), row_mask);
         constexpr int kAtOnce = 4;
         for (unsigned first = group; exists && first < parts.count; first += kAtOnce * groups) {
           State of_parts[kAtOnce][kPack];

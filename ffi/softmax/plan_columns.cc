@@ -24,9 +24,12 @@ int lanes_of_inner(const Problem& problem) {
 // Whether the array is small enough for narrow tiles: it stays in the L2 cache, and its latency
 // counts more than whole lines.
 bool is_small(const Problem& problem) {
-  const double elements =
-      static_cast<double>(problem.rows()) * static_cast<double>(problem.columns);
-  return operands(problem) * element_bytes(problem) * elements <= kSmallArrayBytes;
+  // Sizes that stand for unknown ones have a product of more than 64 bits.
+  double bytes = operands(problem) * element_bytes(problem);
+  for (const std::int64_t size : {problem.outer, problem.columns, problem.inner}) {
+    bytes *= static_cast<double>(size);
+  }
+  return bytes <= kSmallArrayBytes;
 }
 
 // The fewest threads side by side. If fewer cover all rows, the steps of neighbouring groups are
@@ -216,7 +219,7 @@ std::int64_t column_parts(const Problem& problem, const Device& device) {
   return std::clamp<std::int64_t>(kSplitBlocks * device.multiprocessors / tiles, 1, most);
 }
 
-// If its blocks do not occupy the GPU.
+// If its blocks are at most as many as the multiprocessors.
 bool prefers_column_split(const Problem& problem, const Device& device) {
   return column_parts(problem, device) > 1;
 }
