@@ -78,7 +78,8 @@ def _draw(point: Point) -> tuple[jax.Array, ...]:
     if point.kernel in ("logsumexp_cotangent", "cross_entropy_cotangent"):
         options = {"scale": point.scale, "causal": "causal" in point.mask}
         forward = _kernel("logsumexp_with_residuals").reference
-        _, *residuals = forward(x, *masks, axes=point.axes, **options)
+        given = 2 * x if point.kernel in _IN_PLACE else x  # as _produced() makes it
+        _, *residuals = forward(given, *masks, axes=point.axes, **options)
         others += [*residuals, ops.cotangents(next(keys), rows, residuals[0].dtype)]
     if point.kernel.startswith("cross_entropy"):
         (axis,) = point.axes

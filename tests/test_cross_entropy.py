@@ -459,13 +459,31 @@ def test_derivatives_are_as_exact_at_any_offset(dtype, masked, each, implementat
 
 
 @pytest.mark.kernel
-@pytest.mark.parametrize("axis", [0, 1])
-def test_gradient_on_another_axis(axis, implementation):
-    x = helpers.normal((7, 9, 12), "float32", scale=3)
-    shape = x.shape[:axis] + x.shape[axis + 1 :]
-    labels, g = random_labels(shape, x.shape[axis]), helpers.normal(shape, "float32", seed=1)
-    _, pullback = jax.vjp(lambda x: ours(x, labels, axis, implementation=implementation), x)
-    assert_accurate_gradient(pullback(g)[0], x, labels, g, axis)
+@pytest.mark.parametrize("dtype", helpers.FLOATS)
+@pytest.mark.parametrize("masked", [False, True])
+def test_gradient_on_another_axis(masked, dtype, implementation):
+    """Threads take one class of few pixels, or up to 16 of many, and packs of pixels if they can."""
+    many = 512 * helpers.multiprocessors(implementation) + 8
+    shapes = ((2, 3, 8), (3, 21, 9), (1, 2500, 2), (2, 37, many), (2, 37, many - 3))
+    cases = []
+    for i, shape in enumerate(shapes):
+        outer, classes, inner = shape
+        if inner > 9 and not helpers.taken_in_turn(i, dtype):
+            continue
+        x, g = helpers.normal(shape, dtype, scale=3), helpers.normal((outer, inner), dtype, seed=1)
+        where = np.random.default_rng(1).random(shape) < 0.6 if masked else None
+        if masked:
+            where[:, 0] = True
+        cases.append((x, random_labels((outer, inner), classes), g, where))
+
+    def gradient(x, labels, g, where):
+        loss = functools.partial(ours, axis=1, where=where, implementation=implementation)
+        return jax.vjp(lambda x: loss(x, labels), x)[1](g)[0]
+
+    with helpers.x64(dtype):
+        gradients = jax.jit(lambda cases: [gradient(*each) for each in cases])(cases)
+    for (x, labels, g, where), actual in zip(cases, gradients, strict=True):
+        assert_accurate_gradient(actual, x, labels, g, axis=1, where=where)
 
 
 @pytest.mark.any_version

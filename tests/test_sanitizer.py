@@ -10,6 +10,7 @@ Without a GPU they tell that the subset works. Under AddressSanitizer run the te
 which have all of these algorithms, and more rows.
 """
 
+import functools
 import itertools
 import os
 import shutil
@@ -104,6 +105,24 @@ def call_cross_entropy_gradient(algorithm, dtype, implementation):
         x, *residuals, jnp.ones(5), labels, axes=(1,), **how
     )
     return gradient, expected - jax.nn.one_hot([0, 130, 130, 131, -1], 131)
+
+
+def call_cross_entropy_gradient_of_columns(algorithm, dtype, implementation):
+    """Rows side by side: packs of them, and with a mask single ones."""
+    x, labels = helpers.normal((3, 21, 12), dtype), np.arange(36).reshape(3, 12) % 21
+    where = np.arange(12) + 1 != np.arange(21)[None, :, None]  # without any label
+    how = {"axis": 1, "implementation": implementation}
+
+    def loss(x, **options):
+        loss = ops.softmax_cross_entropy_with_integer_labels
+        return loss(x, labels, **how, **options).astype(jnp.float32).sum()
+
+    one_hot = labels[:, None] == np.arange(21)[:, None]
+    expected = [jax.nn.softmax(x.astype(np.float32), 1, each) - one_hot for each in (None, where)]
+    return (
+        jnp.stack([jax.grad(loss)(x), jax.grad(functools.partial(loss, where=where))(x)]),
+        np.stack(expected),
+    )
 
 
 def reduce_operand(algorithm, dtype):
@@ -287,6 +306,7 @@ CALLS = [
     (call_softmax_tangent, ["staged", *ROW_KERNELS, *COLUMN_KERNELS]),
     (call_cross_entropy, ["staged", *ROW_KERNELS]),
     (call_cross_entropy_gradient, ROW_GRADIENTS),
+    (call_cross_entropy_gradient_of_columns, ["elementwise"]),
     (call_reduce, names("reduce")),
     (call_reduce_of_short_columns, ["column"]),
     (call_masked_reduce, ["multiple", "row", "cluster", "column"]),

@@ -61,8 +61,6 @@ def takes(algorithm, x, axes) -> bool:
         return x.size == 0 or (bool(moved) and run in (1, 2, 4, 8, 16))
     if algorithm == "shifted":
         return x.size == 0 or (bool(moved) and run in (1, 2, 4, 8))
-    if algorithm == "copy":
-        return x.size == 0 or not moved or run > x.itemsize
     return True
 
 
@@ -451,12 +449,15 @@ def test_vmap_moves_no_data_for_the_mapped_axis(implementation):
         ((64, 197, 768), (0, 2, 1), "bfloat16", "shifted"),  # those of the result
         ((64, 768, 197), (0, 2, 1), "bfloat16", "shifted"),  # those of the operand
         ((64, 197, 31), (0, 2, 1), "bfloat16", "narrow"),
-        ((64, 100, 31), (0, 2, 1), "bfloat16", "tiled"),  # short planes
+        ((65536, 16, 3), (0, 2, 1), "bfloat16", "copy"),  # small matrices
+        ((65536, 16, 4), (0, 2, 1), "bfloat16", "tiled"),  # tiles fit
+        ((16, 3, 14, 16, 14, 16), (0, 2, 4, 3, 5, 1), "float32", "copy"),  # patches
         ((8, 224, 224, 3), (0, 3, 1, 2), "uint8", "narrow"),
         ((2, 3, 513, 513), (0, 2, 3, 1), "bfloat16", "narrow"),
         ((1 << 27, 2), None, "float32", "narrow"),
         ((1 << 30, 3), None, "uint8", "tiled"),  # too many words
-        ((300, 100, 3), (2, 1, 0), "float32", "tiled"),  # channels of pixels that are apart
+        ((300, 100, 3), (2, 1, 0), "float32", "copy"),  # few words
+        ((3, 20, 56, 4664), (3, 2, 1, 0), "float32", "tiled"),
         ((1000, 1000, 3), (1, 0, 2), "uint8", "tiled"),  # short runs
         ((1000, 1000, 4), (1, 0, 2), "float32", "swizzled"),  # matrices of 16-byte words
         ((64, 1024, 16, 64), (0, 2, 1, 3), "bfloat16", "copy"),

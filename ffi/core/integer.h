@@ -62,4 +62,25 @@ struct Divisor {
   }
 };
 
+struct WideDivision {
+  std::int64_t quotient;
+  std::int64_t remainder;
+};
+
+// Divisor for dividends that may have 2^31 or more: these take a division.
+struct WideDivisor {
+  std::int64_t divisor = 1;
+  Divisor of_small;
+
+  WideDivisor() = default;
+  explicit WideDivisor(std::int64_t number) : divisor(number), of_small(number) {}
+
+  __host__ __device__ WideDivision divide(std::int64_t dividend) const {
+    const std::int64_t whole = dividend <= std::numeric_limits<std::int32_t>::max()
+                                   ? of_small.quotient(static_cast<std::uint32_t>(dividend))
+                                   : dividend / divisor;
+    return {whole, dividend - whole * divisor};
+  }
+};
+
 }  // namespace JAX_GPUOPS_NAMESPACE

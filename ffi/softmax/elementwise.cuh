@@ -1,7 +1,12 @@
-// The gradients of logsumexp and cross entropy: in p = exp(scale * (x - maximum)) / sum, everything
-// except x is known per row, so there is no reduction. One read and one write; y may be x itself.
+// softmax, algorithm `elementwise`: the gradients of logsumexp and cross entropy. In
+// p = exp(scale * (x - maximum)) / sum, everything except x is known per row, so there is no
+// reduction. One read and one write; y may be x itself.
+//
+// The kernel of this file is for rows along the last axis, in packs; elementwise_columns.cuh has
+// the one for all other rows.
 #pragma once
 
+#include "softmax/elementwise_columns.cuh"
 #include "softmax/functions.cuh"
 #include "softmax/launcher.cuh"
 
@@ -77,13 +82,12 @@ __global__ void __launch_bounds__(kElementwiseThreads, kElementwiseBlocks<T, kLa
 
 template <class T>
 void launch_elementwise(const Call& call) {
-  dispatch_value<RowLayout::kAligned, RowLayout::kMasked, RowLayout::kUnaligned,
-                 RowLayout::kMaskedUnaligned, RowLayout::kStrided>(
-      call.config.layout, [&](auto layout) {
-        launch_kernel<elementwise_kernel<T, layout>>(call.queue, launch_shape(call),
-                                                     kernel_args<T>(call), call.config.lanes,
-                                                     Divisor(call.config.steps));
-      });
+  if (call.config.layout == RowLayout::kStrided) return launch_elementwise_columns<T>(call);
+  dispatch_packed_layout(call, [&](auto layout) {
+    launch_kernel<elementwise_kernel<T, layout>>(call.queue, launch_shape(call),
+                                                 kernel_args<T>(call), call.config.lanes,
+                                                 Divisor(call.config.steps));
+  });
 }
 
 }  // namespace softmax

@@ -164,6 +164,7 @@ class RowGradient {
  public:
   using A = Accumulator<T>;
 
+  RowGradient() = default;
   __device__ __forceinline__ RowGradient(const KernelArgs<T>& args, std::int64_t number)
       : label_(args.label_if_any(number)),
         cotangent_(args.g[number] * args.scale),
@@ -175,8 +176,9 @@ class RowGradient {
     const A inverse_sum = exponential_for<T>(-log_sum);
     const Exponents<T> exponents(args.function, args.scale);
     regular_ = is_finite(log_sum) && is_finite(cotangent_);
-    // Lifted as in softmax: p may be a subnormal number.
-    const A lift = Exponents<T>::kBaseTwo && is_finite(log_sum) ? Exponents<T>::kLift : 0;
+    // p may be a subnormal number, which the lift keeps above the smallest normal one. A larger lift
+    // would take digits from the exponents, which p - 1 shows at a label with p near 1.
+    const A lift = Exponents<T>::kBaseTwo && is_finite(log_sum) ? A(8) : A(0);
     power_ = exponents.powers(exponents.scaled(maximum), lift);
     if constexpr (Exponents<T>::kBaseTwo) {
       // The power of the maximum is 1, except for the lift and the rounding error of the anchor.

@@ -196,36 +196,27 @@ inline constexpr std::int64_t kStagedOwnBytes = 128;  // of shared memory, besid
 
 inline constexpr int kElementwiseThreads = 256;
 inline constexpr int kElementwisePacks = 4;  // loads in flight
+// The elements that a thread of elementwise_columns_kernel holds of each of `pack` rows: 64 bytes
+// in flight, or 16 elements.
+constexpr int elementwise_steps(int pack, int element_bytes) {
+  return pack * element_bytes < 4 ? 16 : 64 / (pack * element_bytes);
+}
 inline constexpr int kFlatThreads = 256;
 
 // The elements that a thread of column holds: 8 bytes side by side, and kColumnHeld along the axis.
 // For an axis of up to 32, at most 8 in blocks of 128 threads.
 constexpr int column_pack(int element_bytes) { return 8 / element_bytes; }
 inline constexpr int kColumnHeld[] = {4, 8, 16};
-// Threads side by side: they cover 256 bytes if possible, and at least 64, or 32 in small arrays.
-inline constexpr int kColumnLanes = 32;
-inline constexpr int kFewestColumnLanes = 8;
-inline constexpr int kFewestColumnLanesOfSmall = 4;
-inline constexpr double kSmallArrayBytes = 8 << 20;
 inline constexpr int kColumnThreads = 512;
 inline constexpr int kColumnBlocksResident = 2;
 // For rows that cannot be read in packs, a block of column has lines of a tile in shared memory. A
-// thread has line_rows() rows, and kLineSteps steps of each at a time. Tiles are narrower if they
-// would have more than kLinesBytes, so that several fit on a multiprocessor. Threads of several
-// groups share an axis of more than kGroupSteps, and others so that a multiprocessor has at least
-// kFewestLineThreads, as long as a group has kFewestGroupSteps.
+// thread has line_rows() rows, and kLineSteps steps of each at a time.
 constexpr int line_rows(int element_bytes, int operands) {
   return column_pack(element_bytes) < 4 / operands ? column_pack(element_bytes) : 4 / operands;
 }
 inline constexpr int kLineSteps = 8;
-inline constexpr int kLineBytes = 512;
 inline constexpr int kLineThreads = 512;
 inline constexpr int kLineBlocksResident = 2;
-inline constexpr int kGroupSteps = 32;
-inline constexpr int kFewestGroupSteps = 4;
-inline constexpr std::int64_t kFewestLineThreads = 384;  // on a multiprocessor
-inline constexpr std::int64_t kLinesBytes = 40 * 1024;
-inline constexpr std::int64_t kMostLinesBytes = 80 * 1024;
 // Each warp of a strip has up to kStripSteps steps along the axis, of both operands together for
 // functions that are linear in t: strip_held() of each operand in registers, and the others in
 // shared memory, in kStripPieces pieces of equal length.
@@ -236,8 +227,6 @@ inline constexpr int kStripsResident = 2;
 inline constexpr int kStripSteps = 32;
 inline constexpr int kStripPieces = 3;
 constexpr int strip_held(bool is_linear_in_t) { return is_linear_in_t ? 7 : 11; }
-// Larger clusters, except those of 16 blocks, leave many multiprocessors without a block.
-inline constexpr int kMostUnevenStripBlocks = 9;
 
 }  // namespace softmax
 }  // namespace JAX_GPUOPS_NAMESPACE

@@ -39,7 +39,7 @@ std::string refusal_of_step(Algorithm algorithm, const Problem& problem, const D
   if (problem.function > Function::kLogSumExp) {
     return "computes softmax, log_softmax and logsumexp only";
   }
-  if (has_mask(problem)) return "does not support a mask or causal";
+  if (problem.has_mask()) return "does not support a mask or causal";
   if (problem.scaled) return "does not support a scale other than 1";
   const std::size_t capacity =
       (device.shared_bytes_per_block - kBlockSharedOverhead) / info(problem.dtype).bytes;
@@ -88,14 +88,50 @@ Config configure_ladder(Algorithm algorithm, const Problem& problem) {
   return config;
 }
 
-Config configure_elementwise(const Problem& problem) {
+// The kernel for rows whose elements have a stride. Threads share a chunk of the axis so that they
+// access kContiguousBytes together, but each has kLeastTaken elements of a row, if there are as
+// many: what a row needs for them takes more time than four elements. Threads have fewer elements
+// if a multiprocessor would have less than kFewThreads; before that they have packs of one row.
+// Those that cannot have wider packs take kUnpackedRounds times the elements that they hold.
+constexpr std::int64_t kContiguousBytes = 512;
+constexpr int kMostStride = 64;
+constexpr std::int64_t kLeastTaken = 8;
+constexpr int kUnpackedRounds = 2;
+constexpr std::int64_t kFewThreads = 256;
+
+Config configure_elementwise_columns(const Problem& problem, const Device& device) {
   Config config;
-  config.layout = layout_of(problem);
+  config.threads = kElementwiseThreads;
+  const std::int64_t bytes = problem.inner * element_bytes(problem);
+  config.lanes = power_of_two_from(
+      std::min(divide_up(kContiguousBytes, bytes), problem.columns / kLeastTaken), kMostStride);
+  const auto steps = [&] { return elementwise_steps(config.pack, element_bytes(problem)); };
+  const auto chunks = [&](int taken) {
+    return divide_up(problem.columns, std::int64_t{taken} * config.lanes);
+  };
+  const auto threads = [&](int taken) {
+    return problem.rows() / config.pack * config.lanes * chunks(taken);
+  };
+  const std::int64_t few = kFewThreads * device.multiprocessors;
+  config.pack = pack_side_by_side(problem);
+  if (threads(steps()) < few) config.pack = 1;
+  int taken = (pack_side_by_side(problem) == 1 ? kUnpackedRounds : 1) * steps();
+  while (taken > 1 && threads(taken) < few) taken /= 2;
+  config.steps = chunks(taken);
+  config.packs = static_cast<int>(divide_up(problem.columns, config.steps * config.lanes));
+  // Fewer than 2^31 blocks, since no GPU has memory for 2^39 elements.
+  config.blocks = at_most_blocks(divide_up(threads(taken), kElementwiseThreads));
+  return config;
+}
+
+Config configure_elementwise(const Problem& problem, const Device& device) {
+  const RowLayout layout = layout_of(problem);
+  if (layout == RowLayout::kStrided) return configure_elementwise_columns(problem, device);
+  Config config;
+  config.layout = layout;
   config.threads = kElementwiseThreads;
   config.packs = kElementwisePacks;
-  // If neighbouring elements belong to neighbouring rows, neighbouring threads take those rows.
-  const bool side_by_side = problem.inner >= 32;
-  config.lanes = side_by_side ? 1 : power_of_two_from(divide_up(most_packs(problem), 4), 64);
+  config.lanes = power_of_two_from(divide_up(most_packs(problem), 4), 64);
   config.steps = divide_up(most_packs(problem), config.lanes * kElementwisePacks);
   // Fewer than 2^31 blocks, since each moves at least 512 bytes and no GPU has 1 TiB of memory.
   config.blocks =
@@ -105,7 +141,7 @@ Config configure_elementwise(const Problem& problem) {
 
 std::string refusal_of_flat(const Problem& problem) {
   if (problem.inner != 1) return "supports only the last axis; 'elementwise' supports any axis";
-  if (has_mask(problem)) return "does not support a mask or causal; 'elementwise' does";
+  if (problem.has_mask()) return "does not support a mask or causal; 'elementwise' does";
   if (!is_aligned(problem)) {
     return "requires arrays aligned to 16 bytes; 'elementwise' supports any alignment";
   }
@@ -217,7 +253,7 @@ Config config_of(Algorithm algorithm, const Problem& problem, std::string_view n
     case Algorithm::kStrip:
       return configure_strip(problem);
     case Algorithm::kElementwise:
-      return configure_elementwise(problem);
+      return configure_elementwise(problem, device);
     case Algorithm::kFlat:
       return configure_flat(problem);
     default:

@@ -27,8 +27,6 @@ inline int element_bytes(const Problem& problem) {
 }
 inline int pack_elements(const Problem& problem) { return 16 / element_bytes(problem); }
 
-inline bool has_mask(const Problem& problem) { return problem.masked || problem.queries != 0; }
-
 // Whether the addresses of the arrays allow loads of packs.
 inline bool is_aligned(const Problem& problem) { return problem.alignment >= 16; }
 
@@ -37,12 +35,12 @@ inline bool has_whole_packs(const Problem& problem) {
 }
 
 inline bool is_even(const Problem& problem) {
-  return has_whole_packs(problem) && !has_mask(problem);
+  return has_whole_packs(problem) && !problem.has_mask();
 }
 
 inline RowLayout layout_of(const Problem& problem) {
   if (problem.inner != 1 || !is_aligned(problem)) return RowLayout::kStrided;
-  if (has_mask(problem)) {
+  if (problem.has_mask()) {
     return has_whole_packs(problem) ? RowLayout::kMasked : RowLayout::kMaskedUnaligned;
   }
   return has_whole_packs(problem) ? RowLayout::kAligned : RowLayout::kUnaligned;
@@ -186,6 +184,9 @@ std::int64_t most_ring_slices(const Problem& problem, const Device& device);
 Config configure_split_pipelined(const Problem& problem, const Device& device);
 
 // The kernels of rows whose elements have a stride, in plan_columns.cc.
+
+// The elements side by side that a thread takes.
+int pack_side_by_side(const Problem& problem);
 
 std::string refusal_of_column(const Problem& problem);
 std::string refusal_of_column_two_pass(const Problem& problem);

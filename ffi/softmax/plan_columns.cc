@@ -8,13 +8,20 @@
 
 namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
-namespace {
 
-// The elements side by side that a thread of column takes.
 int pack_side_by_side(const Problem& problem) {
   const int pack = column_pack(element_bytes(problem));
-  return problem.inner % pack == 0 && !problem.masked && is_aligned(problem) ? pack : 1;
+  return problem.inner % pack == 0 && !problem.has_mask() && is_aligned(problem) ? pack : 1;
 }
+
+namespace {
+
+// Threads of column side by side: they cover 256 bytes if possible, and at least 64, or 32 in small
+// arrays.
+constexpr int kColumnLanes = 32;
+constexpr int kFewestColumnLanes = 8;
+constexpr int kFewestColumnLanesOfSmall = 4;
+constexpr double kSmallArrayBytes = 8 << 20;
 
 // The threads that cover all rows side by side, as a power of two.
 int lanes_of_inner(const Problem& problem) {
@@ -99,6 +106,17 @@ int passing_lanes(const Problem& problem) {
   return std::min(lanes_of_inner(problem), is_small(problem) ? kColumnLanes / 2 : 2 * kColumnLanes);
 }
 
+// column, for rows that cannot be read in packs: tiles are narrower if they would have more than
+// kLinesBytes, so that several fit on a multiprocessor. Threads of several groups share an axis of
+// more than kGroupSteps, and others so that a multiprocessor has at least kFewestLineThreads, as
+// long as a group has kFewestGroupSteps.
+constexpr int kLineBytes = 512;
+constexpr std::int64_t kLinesBytes = 40 * 1024;
+constexpr std::int64_t kMostLinesBytes = 80 * 1024;
+constexpr int kGroupSteps = 32;
+constexpr int kFewestGroupSteps = 4;
+constexpr std::int64_t kFewestLineThreads = 384;
+
 // column: the shared memory of the lines of a tile of `rows` rows.
 std::int64_t lines_bytes(const Problem& problem, std::int64_t rows) {
   return operands(problem) * problem.columns * (rows + pack_elements(problem)) *
@@ -156,6 +174,9 @@ Config configure_lines(const Problem& problem, const Device& device) {
   config.blocks_along_y = std::min(problem.outer, kMostBlocksBeyondX);
   return config;
 }
+
+// Larger clusters, except those of 16 blocks, leave many multiprocessors without a block.
+constexpr int kMostUnevenStripBlocks = 9;
 
 std::int64_t strip_blocks(const Problem& problem) {
   const std::int64_t blocks =

@@ -60,7 +60,7 @@ bool prefers_block(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
   const std::int64_t all = expected_rows(problem) * packs;
   if (all <= kSmallPacks) return packs > 128;
-  if (has_mask(problem)) return is_linear_in_t(problem.function) && packs >= 256;
+  if (problem.has_mask()) return is_linear_in_t(problem.function) && packs >= 256;
   if (reduces(problem.function)) return false;
   return is_even(problem) && packs >= 256 && all > kManyPacks;
 }
@@ -111,7 +111,7 @@ Config configure_warp(const Problem& problem) {
 }
 
 bool fits_staged(const Problem& problem) {
-  return problem.inner == 1 && problem.columns <= kStagedColumns && !has_mask(problem);
+  return problem.inner == 1 && problem.columns <= kStagedColumns && !problem.has_mask();
 }
 
 bool prefers_staged(const Problem& problem) {

@@ -84,6 +84,7 @@ struct Problem {
   }
 
   std::int64_t rows() const { return outer * inner; }
+  bool has_mask() const { return masked || queries != 0; }
 };
 
 // Where logsumexp of each row is written: the result, in x's type, and for gradients its two parts,
@@ -239,7 +240,8 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
      "9.0",
      "strip_kernel"},
     {"elementwise", "The gradients of logsumexp and cross entropy, which need no reduction.", kOurs,
-     "logsumexp_cotangent and cross_entropy_cotangent", "elementwise_kernel"},
+     "logsumexp_cotangent and cross_entropy_cotangent",
+     "elementwise_kernel elementwise_columns_kernel"},
     {"flat",
      "The same by packs of the whole array, which may hold elements of several rows: for short "
      "rows of any alignment.",
@@ -286,15 +288,17 @@ struct Config {
   int threads = 0;          // per block; for block_shared the launcher uses the compiled
                             // kernel's occupancy
   int cluster = 1;          // blocks per cluster, which share one row or one strip
-  int lanes = 0;            // threads per row; side by side for column
+  int lanes = 0;            // threads per row; side by side for column; per chunk of an axis
+                            // for elementwise
   int packs = 0;            // per thread (of both operands together, if there are two);
                             // elements for staged, column and RowLayout::kElements
-  int pack = 0;             // elements side by side per thread, for column and the ladder
+  int pack = 0;             // elements side by side per thread, for column, the ladder, and
+                            // elementwise if elements have a stride
   bool lines = false;       // for column: blocks copy their tiles to shared memory, in lines, and
                             // the `pack` elements of a thread are apart
   std::int64_t rows = 0;    // at a time, per group of lanes; per block for staged, column and strip
   std::int64_t steps = 0;   // along the axis, per thread of column or warp of strip; per
-                            // row for elementwise
+                            // row for elementwise, or chunks of the axis
   std::int64_t slices = 0;  // per row, one per block; parts of the axis for column_split
   std::int64_t slice = 0;   // packs per slice; per warp's part of it for split_pipelined
   int piece = 0;            // packs per warp

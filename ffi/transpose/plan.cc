@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -19,8 +20,14 @@ constexpr std::int64_t kTilesPerMultiprocessor = 8;
 constexpr double kSmallerCover = 0.9;
 // How much of a row of the result a tile of `shifted` has at least, unless rows are shorter.
 constexpr std::int64_t kShortestLineBytes = 128;
-// The shortest planes for which `narrow` is chosen.
-constexpr std::int64_t kShortestPlaneBytes = 256;
+// The smallest matrices for which `narrow` is chosen: each takes a block.
+constexpr std::int64_t kLeastNarrowWords = 384;
+// `copy` is chosen rather than `tiled` for arrays of so few words; and if it reads at most so many
+// times the bytes that it writes, from the L2 cache or from memory, and tiles do not fit exactly.
+constexpr std::int64_t kFewWords = std::int64_t{1} << 18;
+constexpr std::int64_t kCachedBytes = std::int64_t{1} << 25;
+constexpr double kMostReadsFromCache = 5;
+constexpr double kMostReadsFromMemory = 2;
 // The most threads of a block of `narrow` in registers. 64 to 256 differ little; with 32, problems
 // of a few microseconds take a third more, since a multiprocessor has at most 32 blocks.
 constexpr std::int64_t kMostRegisterThreads = 128;
@@ -129,18 +136,13 @@ std::string why_not_narrow(const Movement& movement) {
 }
 
 // Throws unless the algorithm takes the movement.
-void check(Algorithm algorithm, const Movement& movement, const Problem& problem) {
+void check(Algorithm algorithm, const Movement& movement) {
   const auto refuse = [&](const std::string& why) {
     throw std::invalid_argument("algorithm '" + std::string(name_of(algorithm)) + "' " + why);
   };
-  const bool keeps_runs = movement.word_bytes > problem.element_bytes || movement.has_runs();
   switch (algorithm) {
     case Algorithm::kNaive:
-      return;
     case Algorithm::kCopy:
-      if (!keeps_runs) {
-        refuse("requires contiguous runs of several elements, and this permutation keeps none");
-      }
       return;
     case Algorithm::kTiled:
     case Algorithm::kSwizzled:
@@ -177,19 +179,116 @@ void check(Algorithm algorithm, const Movement& movement, const Problem& problem
   }
 }
 
-// A tile of a given number of words, as near to a square as the matrix allows. For a narrow matrix
-// the long side is larger, and for a small one the depth.
-void choose_tile(const TurnedDims& turned, int words_log2, Config* config) {
-  const int rows = log2_up(turned.row->size);
-  const int columns = log2_up(turned.column->size);
-  const int run = turned.run == nullptr ? 0 : log2_up(turned.run->size);
-  const int matrix = words_log2 - run;
-  int row = std::min(matrix / 2, rows);
-  const int column = std::min(matrix - row, columns);
-  row = std::min(matrix - column, rows);
-  config->tile_rows = 1 << row;
-  config->tile_columns = 1 << column;
-  config->tile_depth = 1 << (words_log2 - row - column);
+// The words of a part of the array that lie side by side, in the order that `stride` names. The
+// part has these extents along the dimensions.
+std::int64_t words_side_by_side(const Movement& movement, std::int64_t Dim::* stride,
+                                const std::vector<std::int64_t>& extents) {
+  const std::vector<Dim>& dims = movement.dims;
+  for (std::int64_t words = 1;;) {
+    const auto next = std::find_if(dims.begin(), dims.end(), [&](const Dim& dim) {
+      return dim.size > 1 && dim.*stride == words;
+    });
+    if (next == dims.end()) return words;
+    const std::int64_t extent = extents[next - dims.begin()];
+    if (extent < next->size) return words * extent;
+    words *= next->size;
+  }
+}
+
+// The tile of `tiled`, of a given number of words. A third dimension fills it up: a run, or the one
+// that makes reads or writes longer where the matrix has few rows or few columns, such as the 20 of
+// 3 x 20 x 56 x 4664 -> 4664 x 56 x 20 x 3. Chosen is the tile with the least cost: the sectors
+// that reads and writes touch but do not use, and the part of the tile outside of the array.
+// Returns the words of all tiles, relative to those of the array.
+double choose_tile(const Movement& movement, int words_log2, Config* config) {
+  const TurnedDims turned = turned_dims(movement);
+  const std::vector<Dim>& dims = movement.dims;
+  const auto index_of = [&](const Dim* dim) { return static_cast<int>(dim - dims.data()); };
+  const int row = index_of(turned.row);
+  const int column = index_of(turned.column);
+  std::vector<int> depths;
+  for (int i = static_cast<int>(dims.size()) - 1; i >= 0; --i) {
+    if (i != row && i != column) depths.push_back(i);
+  }
+  if (turned.run != nullptr) depths = {index_of(turned.run)};
+  if (depths.empty()) depths = {kNoDim};
+  const double sector = static_cast<double>(kSectorBytes) / movement.word_bytes;
+  double least = std::numeric_limits<double>::infinity();
+  double covered = 1;
+  const int most_rows = std::min(words_log2, log2_up(turned.row->size));
+  const int most_columns = std::min(words_log2, log2_up(turned.column->size));
+  for (const int depth : depths) {
+    for (int rows = 0; rows <= most_rows; ++rows) {
+      for (int columns = 0; columns <= std::min(most_columns, words_log2 - rows); ++columns) {
+        std::vector<std::int64_t> extents(dims.size(), 1);
+        double cover = 1;
+        const auto extend = [&](int dim, int log2) {
+          const std::int64_t extent = std::int64_t{1} << log2;
+          const std::int64_t size = dim == kNoDim ? 1 : dims[dim].size;
+          cover *= static_cast<double>(divide_up(size, extent) * extent) / size;
+          if (dim != kNoDim) extents[dim] = std::min(extent, size);
+        };
+        extend(row, rows);
+        extend(column, columns);
+        extend(depth, words_log2 - rows - columns);
+        const double cost = sector / words_side_by_side(movement, &Dim::in_stride, extents) +
+                            sector / words_side_by_side(movement, &Dim::out_stride, extents) +
+                            cover;
+        if (cost >= least) continue;
+        least = cost;
+        covered = cover;
+        config->tile_rows = 1 << rows;
+        config->tile_columns = 1 << columns;
+        config->tile_depth = 1 << (words_log2 - rows - columns);
+        config->depth = depth;
+      }
+    }
+  }
+  return covered;
+}
+
+// How many times the bytes that a block of `copy` writes it reads in whole sectors. It writes
+// consecutive words, which in the operand are near each other along some dimensions; those that
+// share sectors come from the L1 cache.
+double sectors_per_byte(const Movement& movement) {
+  const std::vector<Dim>& dims = movement.dims;
+  std::vector<std::size_t> order(dims.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  const auto sort_by = [&](std::int64_t Dim::* stride) {
+    std::sort(order.begin(), order.end(),
+              [&](std::size_t a, std::size_t b) { return dims[a].*stride < dims[b].*stride; });
+  };
+  std::vector<std::int64_t> extents(dims.size(), 1);
+  std::int64_t rest = kCopyBlockWords;
+  sort_by(&Dim::out_stride);
+  for (const std::size_t i : order) {
+    extents[i] = std::min(rest, dims[i].size);
+    rest /= extents[i];
+  }
+  double words = 1, groups = 1;
+  double span = movement.word_bytes;  // of words that are less than a sector apart
+  sort_by(&Dim::in_stride);
+  for (const std::size_t i : order) {
+    const auto extent = static_cast<double>(extents[i]);
+    const double step = static_cast<double>(dims[i].in_stride) * movement.word_bytes;
+    words *= extent;
+    if (step <= std::max<double>(span, kSectorBytes)) {
+      span += (extent - 1) * step;
+    } else {
+      groups *= extent;
+    }
+  }
+  const double sectors = groups * (1 + (span - movement.word_bytes) / kSectorBytes);
+  return sectors * kSectorBytes / (words * movement.word_bytes);
+}
+
+bool prefers_copy(const Movement& movement) {
+  if (movement.words() <= kFewWords) return true;
+  if (movement.words() > kMaxWords) return false;
+  Config config;
+  if (choose_tile(movement, tiled_words_log2(movement.word_bytes), &config) == 1) return false;
+  const bool cached = movement.words() * movement.word_bytes <= kCachedBytes;
+  return sectors_per_byte(movement) <= (cached ? kMostReadsFromCache : kMostReadsFromMemory);
 }
 
 // The side of a tile of `swizzled`: half as long if there would be too few tiles for all
@@ -341,8 +440,11 @@ Config configure(Algorithm algorithm, Movement movement, const Problem& problem,
     Dim& outermost = movement.outermost();
     outermost.size -= outermost.size / 2;
   }
-  if (algorithm == Algorithm::kTiled) {
-    choose_tile(turned_dims(movement), tiled_words_log2(config.word_bytes), &config);
+  if (algorithm == Algorithm::kCopy) {
+    const auto rank = static_cast<int>(movement.dims.size());
+    config.dims = in_parts || rank > kMostCopyDims ? 0 : std::max(rank, kFewestCopyDims);
+  } else if (algorithm == Algorithm::kTiled) {
+    choose_tile(movement, tiled_words_log2(config.word_bytes), &config);
   } else if (algorithm == Algorithm::kSwizzled) {
     config.tile_rows = config.tile_columns = choose_side(movement, device);
     config.tile_depth = 1;
@@ -364,16 +466,18 @@ std::pair<Algorithm, std::string> choose(const Movement& movement, const Problem
   const auto [row, column, run] = turned_dims(movement);
   const std::string matrices =
       "matrices of " + std::to_string(row->size) + " x " + std::to_string(column->size) + " ";
-  if (run != nullptr) {
-    return {Algorithm::kTiled, matrices + "runs of " + std::to_string(run->size) + " " + words +
-                                   " are transposed in tiles"};
-  }
-  if (std::min(row->size, column->size) < kSwizzledExtent) {
-    if (why_not_narrow(movement).empty() &&
-        narrow_dims(movement).pixel->size * movement.word_bytes >= kShortestPlaneBytes) {
+  if (run != nullptr || std::min(row->size, column->size) < kSwizzledExtent) {
+    if (run == nullptr && why_not_narrow(movement).empty() &&
+        row->size * column->size >= kLeastNarrowWords) {
       return {Algorithm::kNarrow, matrices + words + " are interleaved channels of pixels"};
     }
-    return {Algorithm::kTiled, matrices + words + " are too narrow for square tiles"};
+    const std::string what = run == nullptr
+                                 ? matrices + words
+                                 : matrices + "runs of " + std::to_string(run->size) + " " + words;
+    if (prefers_copy(movement)) {
+      return {Algorithm::kCopy, what + " are few, or read from near each other"};
+    }
+    return {Algorithm::kTiled, what + " are too narrow for square tiles"};
   }
   if (!vectors_fit(movement, problem)) {
     return {Algorithm::kShifted,
@@ -454,7 +558,7 @@ Plan plan(const Problem& problem, std::string_view algorithm, const Device& devi
   }
   const auto named = algorithm_from_name<Algorithm>(kAlgorithms, algorithm);
   if (is_empty) return {named, "the caller named the algorithm", {}, std::move(movement)};
-  check(named, movement, problem);
+  check(named, movement);
   if (named == Algorithm::kNaive) movement = canonicalize(problem, problem.element_bytes);
   const Config config = configure(named, movement, problem, device);
   return {named, "the caller named the algorithm", config, std::move(movement)};

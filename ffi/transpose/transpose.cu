@@ -42,7 +42,7 @@ void launch_parts(const Plan& plan, Call<Word> call) {
       if constexpr (sizeof(Word) <= kWidestNarrowWord) launch_narrow(call, plan.config);
       return;
     case Algorithm::kCopy:
-      return launch_copy(call);
+      return launch_copy(call, plan.config);
   }
 }
 

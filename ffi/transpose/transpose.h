@@ -65,14 +65,15 @@ inline constexpr AlgorithmInfo kAlgorithms[] = {
      "at most 31 rows, contiguous in the result, and keep no contiguous runs, or runs of 2, 4 or 8 "
      "bytes that are aligned to their size; elements of up to 8 bytes, at most 2^31 - 1 words",
      "narrow_kernel"},
-    {"copy", "Runs of elements that stay contiguous are copied in words of up to 16 bytes.",
-     "The vectorised copy of CUDA practice",
-     "permutations that keep contiguous runs of several elements", "copy_kernel"},
+    {"copy", "Threads write the result in its order, in words of up to 16 bytes.",
+     "The vectorised copy of CUDA practice", "none", "copy_kernel"},
 };
 
 inline std::string_view name_of(Algorithm algorithm) {
   return kAlgorithms[static_cast<int>(algorithm)].name;
 }
+
+inline constexpr int kNoDim = -1;
 
 // How a kernel is launched. Words are the elements, or wider words that consist of runs of
 // elements.
@@ -84,6 +85,8 @@ struct Config {
   int tile_rows = 0;
   int tile_columns = 0;
   int tile_depth = 0;
+  int depth = kNoDim;    // `tiled`: the dimension of the movement along which tiles have a depth
+  int dims = 0;          // `copy`: those for which its kernel is compiled, or 0: any number
   bool aligned = false;  // `narrow`: all rows and planes are whole packs at multiples of 16 bytes
 
   template <class Self, class Visit>
@@ -93,6 +96,8 @@ struct Config {
     visit("tile_rows", self.tile_rows);
     visit("tile_columns", self.tile_columns);
     visit("tile_depth", self.tile_depth);
+    visit("depth", self.depth);
+    visit("dims", self.dims);
     visit("aligned", self.aligned);
   }
 };
@@ -153,6 +158,13 @@ void launch(const Queue& queue, const Plan& plan, const void* x, void* y);
 // Sizes on which both plans and kernels depend.
 
 inline constexpr int kThreads = 256;  // of a block
+
+// The words of a thread of `copy`, which are in flight together, and of a block.
+inline constexpr int kCopyWords = 4;
+inline constexpr int kCopyBlockWords = kThreads * kCopyWords;
+// The numbers of dimensions for which it has kernels of its own, with offsets of 32 bits.
+inline constexpr int kFewestCopyDims = 2;
+inline constexpr int kMostCopyDims = 6;
 
 // The elements in a tile of `tiled`, as a power of two: 64 x 64, or 32 x 32 if these would exceed
 // 48 KiB of shared memory.

@@ -166,15 +166,6 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// The innermost of the other dimensions, which has the smallest stride in the operand.
-inline const Dim& lent_depth(const Movement& movement, const TurnedDims& turned) {
-  const std::vector<Dim>& dims = movement.dims;
-  const auto found = std::find_if(dims.rbegin(), dims.rend(), [&](const Dim& dim) {
-    return &dim != turned.row && &dim != turned.column;
-  });
-  return found == dims.rend() ? kNoDepth : *found;
-}
-
 // The positions of the bit fields of an index, of which the lowest has the smallest stride.
 inline Bits shifts(const Bits& log2_size, std::int64_t row, std::int64_t column,
                    std::int64_t depth) {
@@ -204,7 +195,7 @@ inline Box box_of(const Config& config, const TurnedDims& turned, const Dim& dep
 template <class Word>
 void launch_tiled(const Call<Word>& call, const Config& config) {
   const TurnedDims turned = turned_dims(call.movement);
-  const Dim& depth = turned.run == nullptr ? lent_depth(call.movement, turned) : *turned.run;
+  const Dim& depth = config.depth == kNoDim ? kNoDepth : call.movement.dims[config.depth];
   const Matrices matrices = matrices_of(call.movement, *turned.row, *turned.column, depth, config);
   const Box box = box_of(config, turned, depth, matrices, kTilePad<Word>);
   launch_kernel<tiled_kernel<Word>>(call.queue,
