@@ -510,6 +510,9 @@ def _softmax() -> Iterator[Grid]:
         ("softmax", "log_softmax", "log_softmax_cotangent"), floats
     ):
         yield _inner(kernel, dtype, classes, pixels, (1, 16))
+    for kernel, dtype in itertools.product(("cross_entropy", "cross_entropy_cotangent"), floats):
+        yield _inner(kernel, dtype, (16, 128), (2**14, 2**18), (1, 32))
+        yield _inner(kernel, dtype, classes, (pixels[0], pixels[-1]), (1, 16))
     for dtype in floats:
         lengths = (8, 32, 128, 512, 2048, 32768, 524288)
         yield _rows("cross_entropy", dtype, lengths, _FEWER_COUNTS)
@@ -560,7 +563,7 @@ def _odd(low: int, high: int, step: int) -> tuple[int, ...]:
 
 def _reduce() -> Iterator[Grid]:
     counts = _counts(4)
-    places = (128, 4096, 65536), (64, 1024, 16384), (1, 64)
+    places = (64, 1024, 16384), (1, 64)
     tokens = (128, 512, 4096, 65536)
     sums = [("bfloat16", "float32"), ("float32", "float32")]
     # The mean of losses.
@@ -582,7 +585,7 @@ def _reduce() -> Iterator[Grid]:
         yield _inner("mean_and_var", dtype, pixels, *norms, smallest=2**13, result=result)
         lengths = (384, 1024, 2048, 2**15, 2**27)
         yield _rows("var", dtype, lengths, sorted({*counts, 1024}), result=result)
-        yield _inner("var", dtype, tokens, *places[1:], result=result)
+        yield _inner("var", dtype, tokens, *places, result=result)
     for dtype in ("bfloat16", "float32"):  # of hidden states, and of maps of 7 x 7 pixels and more
         widths, rows = (64, 512, 1024, 4096, 8192), (64, 256, 4096, 16384)
         yield _rows("mean", dtype, widths, rows, result=dtype)
@@ -590,10 +593,9 @@ def _reduce() -> Iterator[Grid]:
         yield from _odd_rows("mean", dtype, (49, 193), counts_of_maps, result=dtype)
     # Also gradients of biases.
     sizes = (128, 1024, 2048, 4096, 16384, 65536), (64, 1024, 4096, 16384)
-    yield _inner("sum", "bfloat16", *sizes, places[2], result="float32")
+    yield _inner("sum", "bfloat16", *sizes, places[1], result="float32")
     sizes = (128, 1024, 4096, 16384, 65536), (64, 1024, 4096, 16384)
-    yield _inner("sum", "float32", *sizes, places[2], result="float32")
-    yield _inner("sum", "int32", *places, result="int32")
+    yield _inner("sum", "float32", *sizes, places[1], result="float32")
     # XLA is mostly faster for powers of two: grids of the numbers of tokens between two of them.
     octaves = (264, 496), (528, 992), (1040, 2000), (2080, 4000), (4112, 8000)
     for kernel, dtype, some, channels, images in (
@@ -609,15 +611,13 @@ def _reduce() -> Iterator[Grid]:
         lengths = (49, 196, 512, 1024, 1536, 4096)
         images = (1, 8, 64, *((512,) if dtype == "bfloat16" else ()))
         yield _inner("mean", dtype, lengths, (256, 512, 2048), images, result=dtype)
-    for dtype in ("float32", "bfloat16"):
-        vocabulary = (155648,) if dtype == "bfloat16" else ()
-        yield _rows("max", dtype, (128, 2048, 32768, *vocabulary), counts[2:], result=dtype)
-        yield _inner("max", dtype, *places, result=dtype)
+    lengths = (128, 2048, 32768, 155648)
+    yield _rows("max", "bfloat16", lengths, counts[2:], result="bfloat16")
     for dtype in ("float32", "bfloat16"):
         lengths = sorted({*_powers(7, 27, 4), 8192})
         yield _rows("argmax", dtype, lengths, sorted({*counts, 32}), result="int32")
-        classes = (16, 128, 256, 4096, 65536) if dtype == "bfloat16" else (4096,)
-        yield _inner("argmax", dtype, classes, places[1], (1, 8, 64), result="int32")
+    classes = (16, 128, 256, 4096, 65536)
+    yield _inner("argmax", "bfloat16", classes, places[0], (1, 8, 64), result="int32")
     yield from _odd_rows("sum", "bfloat16", _odd(7, 17, 5), counts, result="float32")
     yield from _odd_rows("sum", "float32", (9, 33, 129), counts, result="float32")
     for dtype in ("float32", "bfloat16"):  # of pixels' classes, and of vocabularies

@@ -1152,8 +1152,6 @@ def plan_of(op, shape, dtype, implementation, **arguments):
 @pytest.mark.parametrize(
     ("op", "shape", "dtype", "arguments", "why"),
     [
-        ("transpose", (8, 8), "int8", {"algorithm": "copy"}, "keeps none"),
-        ("transpose", (3, 5, 1), "complex64", {"algorithm": "copy"}, "keeps none"),
         ("transpose", (8, 1), "int8", {"algorithm": "tiled"}, "all elements stay where they are"),
         ("transpose", (8, 1), "int8", {"algorithm": "swizzled"}, "'copy' supports this"),
         (

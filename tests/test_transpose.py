@@ -449,6 +449,8 @@ def test_vmap_moves_no_data_for_the_mapped_axis(implementation):
         ((64, 197, 768), (0, 2, 1), "bfloat16", "shifted"),  # those of the result
         ((64, 768, 197), (0, 2, 1), "bfloat16", "shifted"),  # those of the operand
         ((64, 197, 31), (0, 2, 1), "bfloat16", "narrow"),
+        ((300, 300), None, "bfloat16", "copy"),  # few words
+        ((300, 300), None, "float32", "swizzled"),
         ((65536, 16, 3), (0, 2, 1), "bfloat16", "copy"),  # small matrices
         ((65536, 16, 4), (0, 2, 1), "bfloat16", "tiled"),  # tiles fit
         ((16, 3, 14, 16, 14, 16), (0, 2, 4, 3, 5, 1), "float32", "copy"),  # patches

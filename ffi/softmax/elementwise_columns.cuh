@@ -41,8 +41,8 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   const WideDivision place =
       packs.divide(std::int64_t{blockIdx.x} * kElementwiseThreads + threadIdx.x);
   const WideDivision chunk = chunks.divide(place.quotient >> log2_stride);
-  const std::int64_t at = place.remainder * kPack;
-  const std::int64_t number = chunk.quotient * inner + at;  // of the thread's first row
+  const std::int64_t side = place.remainder * kPack;
+  const std::int64_t number = chunk.quotient * inner + side;  // of the thread's first row
   // Element k that the thread takes of a row is element first + k * stride.
   const int own = static_cast<int>(place.quotient) & (stride - 1);
   const std::int64_t first = chunk.remainder * taken * stride + own;
@@ -51,7 +51,7 @@ __global__ void __launch_bounds__(kElementwiseThreads)
   const std::int64_t left = columns - first;
   const int left_of_chunk = taken * stride - own;
   const int end = left < left_of_chunk ? static_cast<int>(left) : left_of_chunk;
-  const std::int64_t begin = (chunk.quotient * columns + first) * inner + at;
+  const std::int64_t begin = (chunk.quotient * columns + first) * inner + side;
   const std::int64_t hop = inner << log2_stride;
 
   RowMask<T> row_mask;

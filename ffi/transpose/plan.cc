@@ -22,8 +22,9 @@ constexpr double kSmallerCover = 0.9;
 constexpr std::int64_t kShortestLineBytes = 128;
 // The smallest matrices for which `narrow` is chosen: each takes a block.
 constexpr std::int64_t kLeastNarrowWords = 384;
-// `copy` is chosen rather than `tiled` for arrays of so few words; and if it reads at most so many
-// times the bytes that it writes, from the L2 cache or from memory, and tiles do not fit exactly.
+// `copy` is chosen rather than `tiled`, and for words of one or two bytes than `shifted`, for
+// arrays of so few words. It is also chosen rather than `tiled` if it reads at most so many times
+// the bytes that it writes, from the L2 cache or from memory, and tiles do not fit exactly.
 constexpr std::int64_t kFewWords = std::int64_t{1} << 18;
 constexpr std::int64_t kCachedBytes = std::int64_t{1} << 25;
 constexpr double kMostReadsFromCache = 5;
@@ -475,11 +476,15 @@ std::pair<Algorithm, std::string> choose(const Movement& movement, const Problem
                                  ? matrices + words
                                  : matrices + "runs of " + std::to_string(run->size) + " " + words;
     if (prefers_copy(movement)) {
-      return {Algorithm::kCopy, what + " are few, or read from near each other"};
+      return {Algorithm::kCopy,
+              what + " are small, or near in the operand where they are in the result"};
     }
     return {Algorithm::kTiled, what + " are too narrow for square tiles"};
   }
   if (!vectors_fit(movement, problem)) {
+    if (movement.words() <= kFewWords && movement.word_bytes <= 2) {
+      return {Algorithm::kCopy, matrices + words + " are small"};
+    }
     return {Algorithm::kShifted,
             matrices + words + " have rows that cannot be read and written in vectors"};
   }
