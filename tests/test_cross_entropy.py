@@ -462,7 +462,7 @@ def test_derivatives_are_as_exact_at_any_offset(dtype, masked, each, implementat
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_gradient_on_another_axis(masked, dtype, implementation):
-    """Threads take one class of few pixels, or up to 16 of many, and packs of pixels if they can."""
+    """Threads take few classes of one pixel, or up to 32 of many, and packs of pixels if they can."""
     many = 512 * helpers.multiprocessors(implementation) + 8
     shapes = ((2, 3, 8), (3, 21, 9), (1, 2500, 2), (2, 37, many), (2, 37, many - 3))
     cases = []

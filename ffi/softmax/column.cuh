@@ -434,9 +434,9 @@ __global__ void __launch_bounds__(kColumnThreads,
         if constexpr (kOnce) break;
       }
     }
-    if (args.reduces() && writes_rows && part == 0) {
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) write_row(args, number + i, states[i]);
+    if (args.reduces() && part == 0) {
+      write_rows(args, number, outer * columns * inner + at, 1, states, group, groups,
+                 [&](int) { return exists; });
     }
   };
 

@@ -143,11 +143,8 @@ __global__ void __launch_bounds__(kLineThreads, kLineBlocksResident)
       lines.write(x_lines, args.y + begin);
     }
     const std::int64_t number = outer * inner + first_row + at;  // of the thread's first row
-    if (args.reduces() && group == 0) {
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        if (exists(i)) write_row(args, number + i * kWarpSize, states[i]);
-      }
+    if (args.reduces()) {
+      write_rows(args, number, begin + at, kWarpSize, states, group, groups, exists);
     }
 
     // After the barrier, rows are computed again in place of what other threads have written, and

@@ -176,8 +176,8 @@ class RowGradient {
     const A inverse_sum = exponential_for<T>(-log_sum);
     const Exponents<T> exponents(args.function, args.scale);
     regular_ = is_finite(log_sum) && is_finite(cotangent_);
-    // p may be a subnormal number, which the lift keeps above the smallest normal one. A larger lift
-    // would take digits from the exponents, which p - 1 shows at a label with p near 1.
+    // p may be a subnormal number, which the lift keeps above the smallest normal one. A larger
+    // lift would take digits from the exponents, which p - 1 shows at a label with p near 1.
     const A lift = Exponents<T>::kBaseTwo && is_finite(log_sum) ? A(8) : A(0);
     power_ = exponents.powers(exponents.scaled(maximum), lift);
     if constexpr (Exponents<T>::kBaseTwo) {
@@ -220,6 +220,7 @@ template <class T>
 class RowResult<Total<T>> {
  public:
   __device__ __forceinline__ RowResult(const KernelArgs<T>&, std::int64_t, bool) {}
+  __device__ __forceinline__ RowResult(const KernelArgs<T>&, std::int64_t, bool, std::int64_t) {}
   template <Anchors kAnchors = Anchors::kAny>
   __device__ __forceinline__ void write(const KernelArgs<T>&, std::int64_t, Total<T>) const {}
 };
@@ -230,12 +231,14 @@ class RowResult<MaxSum<T>> {
   using A = Accumulator<T>;
 
   __device__ __forceinline__ RowResult(const KernelArgs<T>& args, std::int64_t row, bool writes)
+      : RowResult(args, row, writes, args.rows.begin(row)) {}
+  // `begin`: of the row, where it is known.
+  __device__ __forceinline__ RowResult(const KernelArgs<T>& args, std::int64_t row, bool writes,
+                                       std::int64_t begin)
       : writes_(writes && args.reduces()), target_(std::numeric_limits<A>::quiet_NaN()) {
     if (!writes_ || args.function != Function::kCrossEntropy) return;
     const std::int64_t label = args.label(row);
-    if (label < 0) return;
-    const T& target = args.x[args.rows.begin(row) + label * args.rows.inner];
-    target_ = widen(target);
+    if (label >= 0) target_ = widen(args.x[begin + label * args.rows.inner]);
   }
 
   template <Anchors kAnchors = Anchors::kAny>
@@ -261,6 +264,27 @@ class RowResult<MaxSum<T>> {
   bool writes_;
   A target_;
 };
+
+// Writes the results of the rows number, number + hop ... that begin at x[begin], x[begin + hop]
+// ... All groups of threads have their states, and share the rows: one thread would wait for the
+// label and the element of each in turn.
+template <class T, class State, int kRows, class Exists>
+__device__ __forceinline__ void write_rows(const KernelArgs<T>& args, std::int64_t number,
+                                           std::int64_t begin, int hop,
+                                           const State (&states)[kRows], int group, int groups,
+                                           Exists&& exists) {
+#pragma unroll 1
+  for (int i = group; i < kRows; i += groups) {
+    if (!exists(i)) continue;
+    State state = states[0];
+#pragma unroll
+    for (int k = 1; k < kRows; ++k) {
+      if (k == i) state = states[k];
+    }
+    const std::int64_t row = number + i * hop;
+    RowResult<State>(args, row, true, begin + i * hop).write(args, row, state);
+  }
+}
 
 template <class T, class State>
 __device__ __forceinline__ void write_row(const KernelArgs<T>& args, std::int64_t row,

@@ -249,9 +249,9 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
       load_piece(step).write(args, exponents, steps(step, kPiece), RowMask<T>(), states);
     }
   }
-  if (args.reduces() && writes_rows) {
-#pragma unroll
-    for (int i = 0; i < kPack; ++i) write_row(args, number + i, states[i]);
+  if (args.reduces() && rank == 0) {
+    write_rows(args, number, begin - first * inner + lane * kPack, 1, states, warp, kStripWarps,
+               [&](int) { return exists; });
   }
 #else
   __trap();
