@@ -462,7 +462,7 @@ def test_derivatives_are_as_exact_at_any_offset(dtype, masked, each, implementat
 @pytest.mark.parametrize("dtype", helpers.FLOATS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_gradient_on_another_axis(masked, dtype, implementation):
-    """Threads take few classes of one pixel, or up to 32 of many, and packs of pixels if they can."""
+    """Threads take few classes of a pixel, or up to 32, and packs of pixels where there are any."""
     many = 512 * helpers.multiprocessors(implementation) + 8
     shapes = ((2, 3, 8), (3, 21, 9), (1, 2500, 2), (2, 37, many), (2, 37, many - 3))
     cases = []
@@ -484,6 +484,27 @@ def test_gradient_on_another_axis(masked, dtype, implementation):
         gradients = jax.jit(lambda cases: [gradient(*each) for each in cases])(cases)
     for (x, labels, g, where), actual in zip(cases, gradients, strict=True):
         assert_accurate_gradient(actual, x, labels, g, axis=1, where=where)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize(
+    ("shape_of", "expected"),
+    [
+        (lambda n: (1, 21, 1024 * n), {"pack": 2, "lanes": 1, "packs": 7, "steps": 3}),
+        (lambda n: (1, 21, 1024 * n - 1), {"pack": 1, "lanes": 1, "packs": 21, "steps": 1}),
+        (lambda n: (64 * n, 80, 4), {"pack": 2, "lanes": 16, "packs": 5, "steps": 1}),
+        (lambda n: (1, 3, 2 * n), {"pack": 1, "lanes": 1, "packs": 1, "steps": 3}),
+    ],
+    ids=["packs of pixels", "single pixels", "16 threads share an axis", "a thread per element"],
+)
+def test_threads_of_a_gradient_on_another_axis(shape_of, expected, implementation):
+    shape = shape_of(helpers.multiprocessors(implementation))
+    x = jnp.zeros(shape)
+    labels = jnp.zeros((shape[0], shape[2]), int)
+    with helpers.recorded(implementation) as executions:
+        jax.grad(lambda x: ours(x, labels, 1, implementation=implementation).sum())(x)
+    (gradient,) = (each for each in executions if each["algorithm"] == "elementwise")
+    assert {key: gradient["config"][key] for key in expected} == expected
 
 
 @pytest.mark.any_version

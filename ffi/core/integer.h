@@ -69,10 +69,9 @@ struct WideDivision {
 
 // Divisor for dividends that may have 2^31 or more: these take a division.
 struct WideDivisor {
-  std::int64_t divisor = 1;
+  std::int64_t divisor;
   Divisor of_small;
 
-  WideDivisor() = default;
   explicit WideDivisor(std::int64_t number) : divisor(number), of_small(number) {}
 
   __host__ __device__ WideDivision divide(std::int64_t dividend) const {

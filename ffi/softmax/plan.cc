@@ -90,9 +90,9 @@ Config configure_ladder(Algorithm algorithm, const Problem& problem) {
 
 // The kernel for rows whose elements have a stride. Threads share a chunk of the axis so that they
 // access kContiguousBytes together, but each has kLeastTaken elements of a row, if there are as
-// many: what a row needs for them takes more time than four elements. Threads have fewer elements
-// if a multiprocessor would have less than kFewThreads; before that they have packs of one row.
-// Those that cannot have wider packs take kUnpackedRounds times the elements that they hold.
+// many: what a row needs for them takes more time than four elements. Where a multiprocessor would
+// have less than kFewThreads, threads take single rows instead of packs, and then fewer elements.
+// Rows that allow no packs have kUnpackedRounds times the elements that a thread holds.
 constexpr std::int64_t kContiguousBytes = 512;
 constexpr int kMostStride = 64;
 constexpr std::int64_t kLeastTaken = 8;
