@@ -618,10 +618,12 @@ def test_every_algorithm_has_kernels(family):
         ("uint16", (4, 16, 64), (1, 0, 2), 0, ("copy", 16)),
         ("uint16", (4, 16, 64), (1, 0, 2), 2, ("copy", 2)),
         ("uint16", (64, 80), (1, 0), 0, ("swizzled", 2)),
-        ("uint16", (64, 80), (1, 0), 8, ("shifted", 2)),
-        ("uint16", (64, 80), (1, 0), 2, ("shifted", 2)),
+        ("uint16", (64, 80), (1, 0), 8, ("copy", 2)),
+        ("uint16", (528, 520), (1, 0), 8, ("shifted", 2)),
+        ("uint16", (528, 520), (1, 0), 2, ("shifted", 2)),
         ("float32", (40, 40, 4), (1, 0, 2), 0, ("swizzled", 16)),
-        ("float32", (40, 40, 4), (1, 0, 2), 4, ("tiled", 4)),
+        ("float32", (40, 40, 4), (1, 0, 2), 4, ("copy", 4)),
+        ("float32", (256, 512, 4), (1, 0, 2), 4, ("tiled", 4)),
     ],
 )
 def test_words_are_no_wider_than_addresses_allow(
