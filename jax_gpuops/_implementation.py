@@ -39,7 +39,8 @@ _T = TypeVar("_T")
 
 
 def _check(implementation: object) -> None:
-    if implementation is not None and implementation not in IMPLEMENTATIONS:
+    is_known = isinstance(implementation, str) and implementation in IMPLEMENTATIONS
+    if implementation is not None and not is_known:
         raise ValueError(
             f"implementation must be None or one of {', '.join(map(repr, IMPLEMENTATIONS))}, "
             f"got {implementation!r}"

@@ -96,7 +96,6 @@ class Algorithm:
     kernels: tuple[str, ...]
 
 
-@functools.cache
 def algorithms(op: str) -> tuple[Algorithm, ...]:
     """Lists the algorithms of an op family, in ladder order.
 
@@ -109,12 +108,17 @@ def algorithms(op: str) -> tuple[Algorithm, ...]:
     Raises:
       ValueError: if there is no such op family, or no compiled module is installed.
     """
+    return _algorithms(str(op))
+
+
+@functools.cache
+def _algorithms(op: str) -> tuple[Algorithm, ...]:
     names: dict[str, Algorithm] = {}
     loaded = [each for each in _MODULES.values() if not isinstance(each, str)]
     if not loaded:
         raise ValueError("no compiled module of jax_gpuops is installed; run `pip install .`")
     for each in loaded:
-        for entry in each.algorithms(str(op)):
+        for entry in each.algorithms(op):
             entry["kernels"] = tuple(entry["kernels"].split())
             names.setdefault(entry["name"], Algorithm(**entry))
     return tuple(names.values())

@@ -57,8 +57,9 @@ def linear(
         `jax.nn.gelu` with its tanh approximation, and "gelu_exact" is
         `jax.nn.gelu(approximate=False)`.
       residual: None, or an array of the result's shape, which is added last. It is cast to the
-        dtype of the result. On Hopper's tensor cores the kernel supports it for 16-bit floats, with
-        a result of the dtype of x and w.
+        dtype of the result. On Hopper's tensor cores the kernels support it for 16-bit floats with
+        a result of the dtype of x and w, for float32 in TF32 if rows of w are a multiple of 16
+        bytes, and for float32 at the highest precision.
       precision: as for `matmul`.
       preferred_element_type: the dtype of the result; None for the dtype to which x, w, b and
         residual promote. The kernels support the dtype of x and w, and float32 for 16-bit floats.
@@ -229,8 +230,13 @@ def in_place(y: jax.Array, x, w) -> jax.Array:
 def _with_bias(y: jax.Array, *b: jax.Array) -> jax.Array:
     """Adds b to each row, in the dtype of y."""
     for each in b:
-        y = y + jnp.expand_dims(each.astype(y.dtype), -2)
+        y = _plus(y, jnp.expand_dims(each.astype(y.dtype), -2))
     return y
+
+
+def _plus(y: jax.Array, other: jax.Array) -> jax.Array:
+    """Adds an array of at most the rank of y, which jax.numpy_rank_promotion may not allow."""
+    return y + lax.expand_dims(other, range(y.ndim - other.ndim))
 
 
 def activated(y: jax.Array, activation: str | None) -> jax.Array:
@@ -501,7 +507,7 @@ def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
     else:
         b = [each.astype(wide) for each in b]
         y = jnp.expand_dims(_linear_p.bind(x, w, *b, **how), 0)
-    return (y + residual.astype(wide)).astype(preferred_element_type), 0
+    return _plus(y, residual.astype(wide)).astype(preferred_element_type), 0
 
 
 def batched(

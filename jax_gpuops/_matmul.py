@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -225,13 +225,16 @@ def _dimension_numbers(numbers: Any) -> Any:
     try:
         (a, b), (a_batch, b_batch) = numbers
         contract, batch = (
-            tuple(tuple(map(operator.index, dims)) for dims in pair)
+            tuple(
+                tuple(map(operator.index, dims if isinstance(dims, Iterable) else (dims,)))
+                for dims in pair
+            )
             for pair in ((a, b), (a_batch, b_batch))
         )
     except (TypeError, ValueError):
         raise TypeError(
             "dimension_numbers must be ((contracted dims of lhs, of rhs), (batch dims of lhs, of "
-            f"rhs)), each a sequence of ints, got {numbers!r:.100}"
+            f"rhs)), each a sequence of ints or an int, got {numbers!r:.100}"
         ) from None
     return contract, batch
 

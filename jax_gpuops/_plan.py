@@ -65,6 +65,7 @@ def plan(
         )
     _check_platform(platform)
     operands = [jax.ShapeDtypeStruct(each, dtype) for each in _shapes(shape)]
+    _check_operands(op, ops[op], len(operands))
     structs = {k: x for k, x in arguments.items() if isinstance(x, jax.ShapeDtypeStruct)}
     static = {k: x for k, x in arguments.items() if k not in structs}
     jaxpr = _trace(functools.partial(ops[op], **static), operands, structs)
@@ -174,6 +175,21 @@ def _shapes(shape: Any) -> list[tuple[int, ...]]:
     if any(size < 0 for each in result for size in each):
         raise ValueError(f"shape must have no negative sizes, got {shape!r}")
     return result
+
+
+_ADDENDS = ("b", "c")
+"""Arrays that may be left out. All other parameters with a default are options."""
+
+
+def _check_operands(name: str, op: Callable[..., Any], count: int) -> None:
+    """Raises TypeError if there are more shapes than the op has operands."""
+    operands = itertools.takewhile(
+        lambda each: each.default is inspect.Parameter.empty or each.name in _ADDENDS,
+        inspect.signature(op).parameters.values(),
+    )
+    most = len(list(operands))
+    if count > most:
+        raise TypeError(f"{name} takes at most {most} operand(s), got {count} shapes")
 
 
 def _ops() -> dict[str, Callable[..., Any]]:

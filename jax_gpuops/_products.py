@@ -43,7 +43,9 @@ RESULTS = {
 
 
 def hashable(value: Any) -> Any:
-    """Converts sequences, except a `jax.lax.DotAlgorithm`, to tuples."""
+    """Converts sequences, except a `jax.lax.DotAlgorithm`, to tuples, and numpy scalars."""
+    if isinstance(value, np.ndarray) and value.ndim == 0:
+        return value.item()
     if isinstance(value, Sequence | np.ndarray) and not isinstance(value, str | lax.DotAlgorithm):
         return tuple(map(hashable, value))
     return value

@@ -157,6 +157,24 @@ def test_the_highest_precision_of_batches(n, on_tensor_cores):
         assert_linear(y[i], x[i], w[i], b[i], "silu")
 
 
+@pytest.mark.parametrize("mapped", ["w", "b"])
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_vmap_where_ranks_may_not_be_promoted(mapped, has_residual, implementation):
+    x, w, b = jnp.ones((3, 4)), jnp.ones((4, 5)), jnp.ones(5)
+    residual = jnp.ones((3, 5)) if has_residual else None
+
+    def layer(w, b):
+        return jax_gpuops.linear(x, w, b, residual=residual, implementation=implementation)
+
+    two = functools.partial(jnp.stack, axis=0)
+    with jax.numpy_rank_promotion("raise"):
+        if mapped == "w":
+            y = jax.vmap(layer, (0, None))(two([w, w]), b)
+        else:
+            y = jax.vmap(layer, (None, 0))(w, two([b, b]))
+    np.testing.assert_array_equal(y, np.full((2, 3, 5), 6 if has_residual else 5))
+
+
 @pytest.mark.kernel
 def test_kernels_of_products_alone(on_tensor_cores):
     x, w, b = operands(33, 36, 20, "float32")

@@ -1162,6 +1162,15 @@ DIMENSION_NUMBERS = {
 }
 
 
+def test_dot_general_takes_an_int_for_one_dim(implementation):
+    """As JAX does, and a precision in an array."""
+    a, b = helpers.normal((3, 4), "float32"), helpers.normal((4, 5), "float32", seed=1)
+    numbers, precision = ((1, 0), ((), ())), np.array("highest")
+    y = jax_gpuops.dot_general(a, b, numbers, precision, implementation=implementation)
+    expected = jax.lax.dot_general(a, b, numbers, "highest")
+    np.testing.assert_allclose(y, expected, 1e-5, 1e-6)
+
+
 @pytest.mark.parametrize("name", DIMENSION_NUMBERS)
 def test_dot_general_and_its_derivatives(name, implementation):
     a_shape, b_shape, dimension_numbers = DIMENSION_NUMBERS[name]
@@ -1501,7 +1510,7 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
         (
             lambda x, i: jax_gpuops.dot_general(x, x, (((1.5,), (1,)), ((), ())), implementation=i),
             TypeError,
-            "dimension_numbers must be .* sequence of ints, got",
+            "dimension_numbers must be .* sequence of ints or an int, got",
         ),
         (
             lambda x, i: jax_gpuops.dot_general(x, x, None, implementation=i),

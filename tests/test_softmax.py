@@ -1790,6 +1790,11 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
         ),
         (lambda x, i: jax_gpuops.softmax(x, implementation="gpu"), ValueError, "got 'gpu'"),
         (
+            lambda x, i: jax_gpuops.softmax(x, implementation=np.array(["cuda", "xla"])),
+            ValueError,
+            "implementation must be None or one of",
+        ),
+        (
             lambda x, i: jax_gpuops.softmax(x, implementation="xla", algorithm="warp"),
             ValueError,
             "implementation is 'xla'",

@@ -170,6 +170,7 @@ def test_measured_classes_decide_for_none(monkeypatch):
         (((4, 8), "float32", "bogus"), ValueError, "platform must be one of cpu, cuda, gpu"),
         ((4, "float32"), TypeError, "shape must be a sequence of ints"),
         (((-4, 8), "float32"), ValueError, "no negative sizes"),
+        (([(4, 8), (4, 8)], "float32"), TypeError, r"softmax takes at most 1 operand\(s\), got 2"),
     ],
 )
 def test_plans_of_bad_calls(arguments, error, text):
@@ -226,5 +227,7 @@ def test_an_algorithm_is_never_ignored(op, implementation):
 def test_an_unknown_family_is_named():
     with pytest.raises(ValueError, match=r"no op family 'sum'; there are: .*reduce"):
         jax_gpuops.algorithms("sum")
+    with pytest.raises(ValueError, match=r"no op family '\['softmax'\]'; there are: .*reduce"):
+        jax_gpuops.algorithms(["softmax"])
     with pytest.raises(ValueError, match=r"no op family 'None'; there are: .*reduce"):
         jax_gpuops.algorithms(None)

@@ -175,7 +175,7 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
     {"one_warp_four_rows_float4", "one_warp_four_rows with loads and stores of four elements.",
      kOptimisation, "softmax only; no mask, causal or scale", "one_warp_kernel"},
     {"block_shared", "A block holds a row in shared memory: one read and one write.", kWarpAndBlock,
-     "rows that fit in the shared memory of a block, 227 KiB on Hopper; no mask, causal or scale; "
+     "rows that fit in the shared memory of a block, at most 226 KiB on Hopper; no mask, causal or scale; "
      "not cross entropy",
      "block_shared_kernel"},
     {"block_uncached",
@@ -223,7 +223,7 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
      "write, without a transpose.",
      kOurs,
      "an axis that is not the last, of at most 1024 elements (gradients: 512), or 2048 (1024) in "
-     "arrays of at most 8 MiB, or more if the dimensions after it take less than 64 bytes",
+     "arrays of at most 8 MiB, or more if the dimensions after it take at most 32 bytes",
      "column_kernel column_lines_kernel"},
     {"column_two_pass", "As column, but the axis is read twice: any length.", kOurs,
      "an axis that is not the last", "column_kernel"},
