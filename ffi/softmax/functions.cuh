@@ -231,8 +231,14 @@ class RowResult<MaxSum<T>> {
   using A = Accumulator<T>;
 
   __device__ __forceinline__ RowResult(const KernelArgs<T>& args, std::int64_t row, bool writes)
-      : RowResult(args, row, writes, args.rows.begin(row)) {}
-  // `begin`: of the row, where it is known.
+      : writes_(writes && args.reduces()), target_(std::numeric_limits<A>::quiet_NaN()) {
+    if (!writes_ || args.function != Function::kCrossEntropy) return;
+    const std::int64_t label = args.label(row);
+    if (label < 0) return;
+    const T& target = args.x[args.rows.begin(row) + label * args.rows.inner];
+    target_ = widen(target);
+  }
+  // The same for a row whose beginning in x is known: finding it takes a division.
   __device__ __forceinline__ RowResult(const KernelArgs<T>& args, std::int64_t row, bool writes,
                                        std::int64_t begin)
       : writes_(writes && args.reduces()), target_(std::numeric_limits<A>::quiet_NaN()) {
