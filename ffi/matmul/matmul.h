@@ -410,12 +410,6 @@ template <class T>
 void launch_tensor_core(const Queue& queue, const Config& config, const Problem& problem,
                         const Buffers& buffers);
 
-// The same for products of 16-bit factors that the kernel finishes: with a bias, an activation, a
-// gate or an addend.
-template <class T>
-void launch_tensor_core_layer(const Queue& queue, const Config& config, const Problem& problem,
-                              const Buffers& buffers);
-
 // The same for factors with scales, for T: __nv_fp8_e4m3, __nv_fp8_e5m2 or std::int8_t.
 template <class T>
 void launch_scaled_tensor_core(const Queue& queue, const Config& config, const Problem& problem,

@@ -23,19 +23,25 @@ void dispatch_result(DType result, Function&& function) {
   }
 }
 
-template <class T, bool kDeepA, bool kDeepB, bool kFinishes = false>
+template <class T, bool kDeepA, bool kDeepB, bool kFinishes = false, bool kGated = false,
+          bool kAdds = false>
 void launch_layout(const Queue& queue, const Config& config, const Problem& problem,
                    const Buffers& buffers) {
-  dispatch_result<T>(problem.result_dtype, [&](auto type) {
+  const auto launch_result = [&](auto type) {
     using Result = typename decltype(type)::type;
     if constexpr (sizeof(T) == 1) {
-      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, /*kGated=*/false, Scaling::kNone,
+      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kGated, Scaling::kNone,
                   kTensorCoreByteTiles>(queue, config, problem, buffers);
     } else {
-      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, /*kGated=*/false, Scaling::kNone,
-                  kTensorCoreTiles>(queue, config, problem, buffers);
+      launch_tile<T, Result, kDeepA, kDeepB, kFinishes, kGated, Scaling::kNone, kTensorCoreTiles,
+                  kAdds>(queue, config, problem, buffers);
     }
-  });
+  };
+  if constexpr (kGated || kAdds) {
+    dispatch<T>(problem.result_dtype, launch_result);
+  } else {
+    dispatch_result<T>(problem.result_dtype, launch_result);
+  }
 }
 
 }  // namespace
@@ -45,9 +51,14 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
                         const Buffers& buffers) {
   if (problem.k == 0) return clear_result(queue, problem, buffers);
   if constexpr (sizeof(T) == 2) {
-    if (problem.gated || problem.has_c || (has_epilogue(problem) && !config.turned)) {
-      return launch_tensor_core_layer<T>(queue, config, problem, buffers);
+    if (problem.gated) {
+      return launch_layout<T, true, false, true, true>(queue, config, problem, buffers);
     }
+    if (problem.has_c) {
+      return launch_layout<T, true, false, true, false, true>(queue, config, problem, buffers);
+    }
+  }
+  if constexpr (sizeof(T) == 2) {
     if (config.turned) {
       return dispatch_value<false, true>(stored_b(problem).deep, [&](auto deep_b) {
         constexpr bool kDeepB = decltype(deep_b)::value;
@@ -66,9 +77,10 @@ void launch_tensor_core(const Queue& queue, const Config& config, const Problem&
             launch_turned_float_tile<decltype(finishes)::value>(queue, config, problem, buffers);
           });
     }
-    if (has_epilogue(problem)) {  // both factors are deep
-      return launch_layout<T, /*kDeepA=*/true, /*kDeepB=*/true, true>(queue, config, problem,
-                                                                      buffers);
+  }
+  if constexpr (sizeof(T) > 1) {
+    if (has_epilogue(problem)) {  // factors of 16 bits are not transposed, floats are deep
+      return launch_layout<T, true, sizeof(T) == 4, true>(queue, config, problem, buffers);
     }
   }
   dispatch_layouts<T>(problem, [&](auto deep_a, auto deep_b) {
