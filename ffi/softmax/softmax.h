@@ -175,7 +175,8 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
     {"one_warp_four_rows_float4", "one_warp_four_rows with loads and stores of four elements.",
      kOptimisation, "softmax only; no mask, causal or scale", "one_warp_kernel"},
     {"block_shared", "A block holds a row in shared memory: one read and one write.", kWarpAndBlock,
-     "rows that fit in the shared memory of a block, at most 226 KiB on Hopper; no mask, causal or scale; "
+     "rows that fit in the shared memory of a block, at most 226 KiB on Hopper; no mask, causal or "
+     "scale; "
      "not cross entropy",
      "block_shared_kernel"},
     {"block_uncached",
