@@ -176,8 +176,7 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
      kOptimisation, "softmax only; no mask, causal or scale", "one_warp_kernel"},
     {"block_shared", "A block holds a row in shared memory: one read and one write.", kWarpAndBlock,
      "rows that fit in the shared memory of a block, at most 226 KiB on Hopper; no mask, causal or "
-     "scale; "
-     "not cross entropy",
+     "scale; not cross entropy or gradients",
      "block_shared_kernel"},
     {"block_uncached",
      "A block reads its row twice, with a running maximum and sum: rows of any length.",
