@@ -14,8 +14,9 @@ float16 is not measured: the classes of bfloat16 hold for it; nor is gelu_exact 
 These are left out, so `None` leaves them to XLA: most arrays of less than 2^14 elements, masks and
 scales of functions other than softmax, causal softmax with more or fewer queries than keys,
 reductions with `where`, `prod`, `min` and `argmin`, sums of integers and of aligned rows, `max`
-except of rows of bfloat16, axes that are not adjacent except for `mean_and_var`, batches of
-products except in float32 at the highest precision, 8-bit floats, and products with an addend.
+except of rows of bfloat16, `argmax` of float32 along other axes, axes that are not adjacent except
+for `mean_and_var`, batches of products except in float32 at the highest precision, 8-bit floats,
+and products with an addend.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ def _linear(
     def xla():
         y = jnp.matmul(x, w, precision=precision, preferred_element_type=result_dtype)
         for each in bias:
-            y = y + lax.expand_dims(each, range(y.ndim - 1))
+            y = _plus(y, each)
         y = activated(y, activation)
         for each in residuals:
             y = y + each

@@ -166,12 +166,11 @@ def test_vmap_where_ranks_may_not_be_promoted(mapped, has_residual, implementati
     def layer(w, b):
         return jax_gpuops.linear(x, w, b, residual=residual, implementation=implementation)
 
-    two = functools.partial(jnp.stack, axis=0)
     with jax.numpy_rank_promotion("raise"):
         if mapped == "w":
-            y = jax.vmap(layer, (0, None))(two([w, w]), b)
+            y = jax.vmap(layer, (0, None))(jnp.stack([w, w]), b)
         else:
-            y = jax.vmap(layer, (None, 0))(w, two([b, b]))
+            y = jax.vmap(layer, (None, 0))(w, jnp.stack([b, b]))
     np.testing.assert_array_equal(y, np.full((2, 3, 5), 6 if has_residual else 5))
 
 

@@ -110,7 +110,7 @@ def call_cross_entropy_gradient(algorithm, dtype, implementation):
 def call_cross_entropy_gradient_of_columns(algorithm, dtype, implementation):
     """Rows side by side: packs of them, and with a mask single ones."""
     x, labels = helpers.normal((3, 21, 12), dtype), np.arange(36).reshape(3, 12) % 21
-    where = np.arange(12) + 1 != np.arange(21)[None, :, None]  # without any label
+    where = np.arange(12) + 1 != np.arange(21)[None, :, None]  # leaves out no label
     how = {"axis": 1, "implementation": implementation}
 
     def loss(x, **options):

@@ -100,7 +100,8 @@ void launch_copy(const Call<Word>& call, const Config& config) {
   };
   const std::vector<Dim> dims = dims_of_result(call.movement);
   if (config.dims == 0) return launch(LongGather(dims));
-  dispatch_value<2, 3, 4, 5, 6>(config.dims, [&](auto most) { launch(ShortGather<most>(dims)); });
+  dispatch_value<kFewestCopyDims, 3, 4, 5, kMostCopyDims>(
+      config.dims, [&](auto most) { launch(ShortGather<most>(dims)); });
 }
 
 }  // namespace transpose

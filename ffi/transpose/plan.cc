@@ -283,8 +283,8 @@ double sectors_per_byte(const Movement& movement) {
   return sectors * kSectorBytes / (words * movement.word_bytes);
 }
 
+// Whether `copy` is faster than `tiled` for more than kFewWords.
 bool prefers_copy(const Movement& movement) {
-  if (movement.words() <= kFewWords) return true;
   if (movement.words() > kMaxWords) return false;
   Config config;
   if (choose_tile(movement, tiled_words_log2(movement.word_bytes), &config) == 1) return false;
@@ -465,6 +465,7 @@ std::pair<Algorithm, std::string> choose(const Movement& movement, const Problem
     return {Algorithm::kCopy, "contiguous runs are kept, and are copied in " + words};
   }
   const auto [row, column, run] = turned_dims(movement);
+  const bool is_few = movement.words() <= kFewWords;
   const std::string matrices =
       "matrices of " + std::to_string(row->size) + " x " + std::to_string(column->size) + " ";
   if (run != nullptr || std::min(row->size, column->size) < kSwizzledExtent) {
@@ -475,14 +476,14 @@ std::pair<Algorithm, std::string> choose(const Movement& movement, const Problem
     const std::string what = run == nullptr
                                  ? matrices + words
                                  : matrices + "runs of " + std::to_string(run->size) + " " + words;
+    if (is_few) return {Algorithm::kCopy, what + " are small"};
     if (prefers_copy(movement)) {
-      return {Algorithm::kCopy,
-              what + " are small, or near in the operand where they are in the result"};
+      return {Algorithm::kCopy, what + " are near in the operand where they are in the result"};
     }
     return {Algorithm::kTiled, what + " are too narrow for square tiles"};
   }
   if (!vectors_fit(movement, problem)) {
-    if (movement.words() <= kFewWords && movement.word_bytes <= 2) {
+    if (is_few && movement.word_bytes <= 2) {
       return {Algorithm::kCopy, matrices + words + " are small"};
     }
     return {Algorithm::kShifted,
