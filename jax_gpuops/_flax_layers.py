@@ -71,6 +71,9 @@ class Linear(nnx.Linear):
         bias = None if self.bias is None else jnp.asarray(self.bias)
         operands: Any = (inputs, jnp.asarray(self.kernel), bias)
         inputs, kernel, bias = self.promote_dtype(operands, dtype=self.dtype)
+        dtype = self.preferred_element_type
+        if dtype is not None and bias is not None:  # nnx.Linear promotes when it adds the bias
+            dtype = jnp.promote_types(dtype, bias.dtype)
         return linear(
             inputs,
             kernel,
@@ -78,7 +81,7 @@ class Linear(nnx.Linear):
             activation=self.activation,
             residual=residual,
             precision=self.precision,
-            preferred_element_type=self.preferred_element_type,
+            preferred_element_type=dtype,
             batch_invariant=self.batch_invariant,
         )
 

@@ -385,7 +385,8 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
         )
 
     def without_product():
-        return beta * addends[0] if addends else jnp.zeros(y.shape, result_dtype)
+        zeros = jnp.zeros_like(y)  # sharded as the product, in an explicit mesh
+        return zeros + beta * addends[0] if addends else zeros
 
     operands = [a, b, *addends]
     if alpha == 0:

@@ -373,6 +373,20 @@ def test_the_gradient_has_the_type_of_its_operand(name, named):
     np.testing.assert_allclose(actual, gradient(UPSTREAM, X, MASK), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("has_c", [False, True])
+def test_a_product_times_zero_has_the_type_of_the_product(has_c):
+    mesh = explicit_mesh()
+    with jax.set_mesh(mesh):
+        a, b, c = (
+            jax.device_put(np.ones((4, 4), np.float32), NamedSharding(mesh, spec))
+            for spec in (P("d", None), P(None, "t"), P(None, None))
+        )
+        how = {"c": c, "beta": 2.0} if has_c else {}
+        y = jax_gpuops.gemm(a, b, alpha=0, **how)
+        assert jax.typeof(y) == jax.typeof(jax_gpuops.gemm(a, b, alpha=1, **how))
+    np.testing.assert_array_equal(y, np.full((4, 4), 2.0 * has_c))
+
+
 def test_labels_shard_their_logits():
     mesh = explicit_mesh()
     with jax.set_mesh(mesh):

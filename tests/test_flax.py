@@ -93,6 +93,18 @@ def test_nnx_linear_with_a_preferred_type(implementation):
     assert_same(ours, nnx_results(make, x), 3e-2)
 
 
+@pytest.mark.parametrize("use_bias", [False, True])
+def test_nnx_layer_with_a_preferred_type(use_bias, implementation):
+    """A bias of a wider type makes the result wider."""
+    x = jnp.asarray(helpers.normal((4, 6), "float32"))
+    how = {"preferred_element_type": jnp.bfloat16, "use_bias": use_bias, "rngs": nnx.Rngs(0)}
+    expected = nnx.Linear(6, 5, **how)(x)
+    with jax_gpuops.use(implementation, strict=False):
+        y = jax_gpuops.flax.Linear(6, 5, **how | {"rngs": nnx.Rngs(0)})(x)
+    assert y.dtype == expected.dtype == ("float32" if use_bias else "bfloat16")
+    np.testing.assert_allclose(np.asarray(y, "float32"), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_linen_dense(implementation):
     x = jnp.asarray(helpers.normal((4, 3, 6), "float32"))
     with jax_gpuops.use(implementation):
