@@ -15,8 +15,10 @@ namespace {
 constexpr std::int64_t kMultipleBytes = 256 * 1024;
 // With this many rows per multiprocessor, one block per row keeps all multiprocessors busy.
 constexpr std::int64_t kMultipleRows = 2;
-// The smallest part of a row that is worth a block of its own.
-constexpr std::int64_t kSplitBytes = 16 * 1024;
+// Blocks have fewer threads, down to these, while there are no more than so many blocks: about one
+// for each multiprocessor.
+constexpr int kLeastMultipleThreads = 128;
+constexpr std::int64_t kFewMultipleBlocks = 128;
 
 // row: the most packs per thread, if each multiprocessor then has enough threads to keep memory
 // busy. With fewer threads per row there is less to combine; and if rows share packs with their
@@ -69,6 +71,8 @@ constexpr std::int64_t kClusterBytes = 256 * 1024;
 constexpr std::int64_t kMostClusterColumns = std::int64_t{1} << 30;
 // Packs per thread: with more, fewer blocks start and exchange partial results.
 constexpr std::int64_t kClusterThreadPacks = 2;
+
+bool is_moments(const Problem& problem) { return problem.function == Function::kMeanAndVar; }
 
 // held: whether rows are read element by element. An element is as much work as a pack, but short
 // rows take no longer if the GPU has a resident thread for each element.
@@ -136,14 +140,30 @@ bool moments_prefer_row(const Problem& problem, const Device& device) {
 std::int64_t row_threads(const Problem& problem, const Device& device) {
   const std::int64_t packs = divide_up(problem.columns, pack_of(problem));
   const std::int64_t busy = kBusyThreads * device.multiprocessors;
-  const std::int64_t short_row =
-      problem.function == Function::kMeanAndVar ? kShortRowPacksOfMoments : kShortRowPacks;
+  const std::int64_t short_row = is_moments(problem) ? kShortRowPacksOfMoments : kShortRowPacks;
   std::int64_t threads = divide_up(packs, !has_whole_packs(problem) ? kMostThreadPacksWithEdges
                                           : packs > short_row       ? kMostThreadPacks
                                                                     : kMostThreadPacksOfShortRows);
   while (threads < packs && expected_rows(problem) * threads < busy) threads *= 2;
   const std::int64_t most = std::max<std::int64_t>(kWarpLanes, divide_up(packs, kLeastThreadPacks));
   return std::min(threads, most);
+}
+
+// multiple: the most parts of a row that are worth a block of `threads` threads each. Each thread
+// has the packs that it loads at once.
+std::int64_t parts_of(const Problem& problem, int threads) {
+  const std::int64_t part = pack_of(problem) * kMultipleLoads * threads;
+  return std::min(kMostParts, divide_up(problem.columns, part));
+}
+
+// multiple: threads per block, for `rows` rows.
+int multiple_threads(const Problem& problem, std::int64_t rows) {
+  int threads = kMultipleThreads;
+  while (threads > kLeastMultipleThreads &&
+         rows * parts_of(problem, threads / 2) <= kFewMultipleBlocks) {
+    threads /= 2;
+  }
+  return threads;
 }
 
 // Threads of a block that reduces one row: whole warps.
@@ -177,8 +197,7 @@ std::string refusal_of_held(const Problem& problem, const Device& device) {
 
 bool prefers_held(const Problem& problem, const Device& device) {
   if (holds_elements(problem, device)) return true;
-  if (problem.function == Function::kMeanAndVar && moments_prefer_row(problem, device))
-    return false;
+  if (is_moments(problem) && moments_prefer_row(problem, device)) return false;
   return !prefers_staged(problem) ||
          (problem.columns > kFewStagedColumns &&
           expected_rows(problem) < kLeastStagedRows * device.multiprocessors);
@@ -265,7 +284,8 @@ bool prefers_multiple(const Problem& problem, const Device& device) {
 }
 
 std::int64_t multiple_parts(const Problem& problem) {
-  return std::min(kMostParts, divide_up(row_bytes(problem), kSplitBytes));
+  // One row is divided into the most parts.
+  return parts_of(problem, multiple_threads(problem, 1));
 }
 
 // The size of a partial result in a slot: words of 8 bytes, each with a tag of 8 bytes.
@@ -276,9 +296,11 @@ std::int64_t slot_bytes(const Problem& problem) {
 void configure_multiple(const Problem& problem, std::int64_t workspace, const Device& device,
                         Config* config) {
   // One wave of blocks for all rows: they finish together, and there are few partials.
+  const std::int64_t rows = expected_rows(problem);
+  const int threads = multiple_threads(problem, rows);
   const std::int64_t resident = resident_multiple_blocks(problem, device);
+  const std::int64_t wanted = std::min(resident / rows, parts_of(problem, threads));
   const std::int64_t room = workspace / slot_bytes(problem) / problem.rows();
-  const std::int64_t wanted = std::min(resident / expected_rows(problem), multiple_parts(problem));
   if (problem.batch_invariant && wanted > std::max<std::int64_t>(1, room)) {
     throw std::invalid_argument("the workspace is too small");
   }
@@ -287,7 +309,7 @@ void configure_multiple(const Problem& problem, std::int64_t workspace, const De
     config->threads = block_threads(problem, device);
     return;
   }
-  config->threads = kMultipleThreads;
+  config->threads = threads;
   config->parts = parts;
   config->groups = resident / parts;
   config->workspace = problem.rows() * parts * slot_bytes(problem);
