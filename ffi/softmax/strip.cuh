@@ -249,9 +249,11 @@ __global__ void __launch_bounds__(kStripThreads, kStripsResident)
       load_piece(step).write(args, exponents, steps(step, kPiece), RowMask<T>(), states);
     }
   }
-  if (args.reduces() && rank == 0) {
-    write_rows(args, number, begin - first * inner + lane * kPack, 1, states, warp, kStripWarps,
-               [&](int) { return exists; });
+  if constexpr (!kPlainSoftmax && !kTangent) {
+    if (args.reduces() && rank == 0 && exists) {
+      write_rows(args, number, number + blockIdx.y * inner * (columns - 1), 1,
+                 storage.totals + lane * kPack, kPack, warp, kStripWarps);
+    }
   }
 #else
   __trap();
