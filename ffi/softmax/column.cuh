@@ -434,12 +434,9 @@ __global__ void __launch_bounds__(kColumnThreads,
         if constexpr (kOnce) break;
       }
     }
-    if (args.reduces() && part == 0 && exists) {
-      State own_states[kPack];
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) own_states[i] = states[i];
-      write_rows(args, number, number + outer * inner * (columns - 1), 1, own_states, kPack, group,
-                 groups);
+    if (args.reduces() && part == 0) {
+      write_rows(args, number, outer * columns * inner + at, 1, states, group, groups,
+                 [&](int) { return exists; });
     }
   };
 

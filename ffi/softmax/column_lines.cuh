@@ -144,14 +144,7 @@ __global__ void __launch_bounds__(kLineThreads, kLineBlocksResident)
     }
     const std::int64_t number = outer * inner + first_row + at;  // of the thread's first row
     if (args.reduces()) {
-      State own_states[kPack];
-      int own_rows = 0;
-#pragma unroll
-      for (int i = 0; i < kPack; ++i) {
-        own_states[i] = states[i];
-        if (exists(i)) own_rows = i + 1;
-      }
-      write_rows(args, number, begin + at, kWarpSize, own_states, own_rows, group, groups);
+      write_rows(args, number, begin + at, kWarpSize, states, group, groups, exists);
     }
 
     // After the barrier, rows are computed again in place of what other threads have written, and

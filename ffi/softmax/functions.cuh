@@ -273,8 +273,28 @@ class RowResult<MaxSum<T>> {
 
 // Writes the results of the rows number, number + hop ... that begin at x[begin], x[begin + hop]
 // ... All groups of threads have their states, and share the rows: one thread would wait for the
-// label and the element of each in turn. It is not inlined, so that its registers are not at the
-// expense of softmax.
+// label and the element of each in turn.
+template <class T, class State, int kRows, class Exists>
+__device__ __forceinline__ void write_rows(const KernelArgs<T>& args, std::int64_t number,
+                                           std::int64_t begin, int hop,
+                                           const State (&states)[kRows], int group, int groups,
+                                           Exists&& exists) {
+#pragma unroll 1
+  for (int i = group; i < kRows; i += groups) {
+    if (!exists(i)) continue;
+    State state = states[0];
+#pragma unroll
+    for (int k = 1; k < kRows; ++k) {
+      if (k == i) state = states[k];
+    }
+    const std::int64_t row = number + i * hop;
+    RowResult<State>(args, row, true, begin + i * hop).write(args, row, state);
+  }
+}
+
+// The same for states in shared memory. It is not inlined, so that its registers are not at the
+// expense of softmax in `strip`. States in registers would have to be stored for the call, which
+// made cross entropy of small arrays by `column` take a third more time.
 template <class T, class State>
 __device__ __noinline__ void write_rows(const KernelArgs<T>& args, std::int64_t number,
                                         std::int64_t begin, int hop, const State* states, int rows,
