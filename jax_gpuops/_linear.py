@@ -176,26 +176,21 @@ def _linear(
 
     def kernel():
         _products.check_sharding(x, w, *bias, *residuals)
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        addends = [each.reshape(rows.shape[0], each.shape[-1]) for each in residuals]
-        if bias or activation is not None:
-            p = _linear_add_p if addends else _linear_p
-            params = {"activation": activation}
-        else:
-            p = _products.gemm_p
-            params = gemm_params(rows, w) | ({"beta": 1.0} if addends else {})
-        y = _products.bind_product(
-            p,
-            rows,
-            w,
-            *addends,
-            *bias,
-            **params,
+        bind = functools.partial(
+            _products.bind_product,
             precision=precision,
             preferred_element_type=result_dtype,
             implementation=implementation,
             algorithm=named,
         )
+        if not bias and activation is None:
+            # Without a reshape, for which XLA may gather x in a program that it partitions.
+            params = gemm_params(x, w) | ({"beta": 1.0} if residuals else {})
+            return bind(_products.gemm_p, x, w, *residuals, **params)
+        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        addends = [each.reshape(rows.shape[0], each.shape[-1]) for each in residuals]
+        p = _linear_add_p if addends else _linear_p
+        y = bind(p, rows, w, *addends, *bias, activation=activation)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     return dispatch("linear", operands, implementation, algorithm, kernel, xla)

@@ -385,7 +385,10 @@ def _gemm(a, b, c=None, *, alpha, beta, transpose_a, transpose_b, implementation
         )
 
     def without_product():
-        zeros = jnp.zeros_like(y)  # sharded as the product, in an explicit mesh
+        # Sharded as the product in an explicit mesh, and varying as it does in a jax.shard_map.
+        is_explicit = any(map(_primitive.has_explicit_sharding, (a, b)))
+        zeros = jnp.zeros_like(y) if is_explicit else jnp.zeros(y.shape, y.dtype)
+        zeros, *_ = _primitive.vary_alike(zeros, a, b)
         return zeros + beta * addends[0] if addends else zeros
 
     operands = [a, b, *addends]

@@ -431,7 +431,8 @@ class Site:
         if self.partitioned and not self.kernel.partitionable:
             return (
                 "runs on one device, but the program spans several",
-                f"call it inside jax.shard_map, or use implementation=None or {preference}",
+                "call it inside a jax.shard_map over all axes of the mesh, or use "
+                f"implementation=None or {preference}",
             )
         return None
 

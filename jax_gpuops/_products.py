@@ -110,7 +110,7 @@ def check_sharding(*operands, out_sharding=None) -> None:
     if out_sharding is not None or any(map(_primitive.has_explicit_sharding, operands)):
         raise NoKernelError(
             "matmul kernels run on one device and do not support explicit sharding; call them "
-            "inside jax.shard_map"
+            "inside a jax.shard_map over all axes of the mesh"
         )
 
 

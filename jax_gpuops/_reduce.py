@@ -292,12 +292,12 @@ def _reduce(
 
 def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
     keywords = dict(arguments)
+    axes = _arguments.canonical_axes(axis, a.ndim)
     upstream = functools.partial(_UPSTREAM[name], axis=axis, **keywords)
     # Upstream's abstract evaluation gives the result's type and raises upstream's errors.
     result = jax.eval_shape(upstream, a, **operands)
 
     def kernel():
-        axes = _arguments.canonical_axes(axis, a.ndim)
         where = operands.get("where")
         masks = [] if where is None else [_arguments.with_rank(where, a.ndim)]
         # A kernel divides by the number of elements only if all rows have the same number.
@@ -314,8 +314,11 @@ def _apply(name, a, operands, *, axis, arguments, implementation, algorithm):
                 f"kernels do not support dtype {element}, only {', '.join(_DTYPES)}", TypeError
             )
         _rowwise.check_unsharded("a", a, axes)
+        x = a
+        if is_quotient:  # 16 bits do not hold the number of elements
+            x, dtype = a.astype(element), _primitive.accumulator(dtype)
         how = {"implementation": implementation, "algorithm": algorithm}
-        y = _bind(reduction, a, *masks, axes=axes, dtype=np.dtype(dtype), **how)
+        y = _bind(reduction, x, *masks, axes=axes, dtype=np.dtype(dtype), **how)
         if "initial" in operands:
             y = _COMBINE[reduction](jnp.asarray(operands["initial"]).astype(dtype), y)
         if is_quotient:
@@ -564,8 +567,9 @@ def _fold(function: str, x, *where, axes: _rowwise.Axes, dtype):
         return upstream(x, axes, initial=_identity(function, x.dtype) if where else None)
     if x.dtype == dtype and function != "mean":
         return upstream(x, axes, promote_integers=False)
-    if x.dtype == dtype and jnp.issubdtype(dtype, jnp.inexact):
-        return upstream(x, axes)  # sums 16-bit floats in float32; with `dtype` it would not
+    if function == "mean" and jnp.issubdtype(dtype, jnp.inexact):
+        # Sums and divides 16-bit floats in float32; with `dtype` it would not.
+        return upstream(x.astype(dtype), axes)
     return upstream(x, axes, dtype=dtype)
 
 

@@ -387,6 +387,22 @@ def test_a_product_times_zero_has_the_type_of_the_product(has_c):
     np.testing.assert_array_equal(y, np.full((4, 4), 2.0 * has_c))
 
 
+@pytest.mark.parametrize("has_c", [False, True])
+@pytest.mark.parametrize("alpha", [0, 1])
+def test_products_in_a_partly_manual_shard_map(alpha, has_c):
+    devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
+    mesh = Mesh(devices, ("d", "t"), axis_types=(AxisType.Auto,) * 2)
+    a, b, c = (np.ones(shape, np.float32) for shape in ((8, 16), (16, 12), (8, 12)))
+
+    def product(a, b, c):
+        return jax_gpuops.gemm(a, b, c if has_c else None, alpha=alpha, beta=2.0 * has_c)
+
+    with jax.set_mesh(mesh):
+        specs = {"in_specs": (P("d"), P(), P("d")), "out_specs": P("d"), "axis_names": {"d"}}
+        y = jax.jit(jax.shard_map(product, **specs))(a, b, c)
+    np.testing.assert_array_equal(y, np.full((8, 12), 16.0 * alpha + 2 * has_c))
+
+
 def test_labels_shard_their_logits():
     mesh = explicit_mesh()
     with jax.set_mesh(mesh):

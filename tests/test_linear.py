@@ -482,6 +482,31 @@ def test_what_kernels_cannot_take_runs_in_xla(activation, implementation):
     assert y.dtype == jnp.complex64
 
 
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_a_sharded_sequence_is_not_gathered(has_residual, implementation):
+    """In a program that XLA partitions; a reshape to rows would gather it."""
+    devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
+    mesh = Mesh(devices, ("d", "t"), axis_types=(AxisType.Auto,) * 2)
+    x, w = helpers.normal((4, 6, 8), "float32"), helpers.normal((8, 10), "float32", seed=1)
+    residual = helpers.normal((4, 6, 10), "float32", seed=2) if has_residual else None
+    placed = [
+        None if each is None else jax.device_put(each, NamedSharding(mesh, P("d", "t")))
+        for each in (x, residual)
+    ]
+
+    def loss(x, residual):
+        y = jax_gpuops.linear(x, w, residual=residual)
+        return (y**2).sum(), y
+
+    with jax_gpuops.use(implementation, strict=False):
+        compiled = jax.jit(jax.grad(loss, has_aux=True)).lower(*placed).compile()
+    assert "all-gather" not in compiled.as_text()
+    gradient, y = compiled(*placed)
+    for each in (gradient, y):
+        assert each.sharding.spec == P("d", "t")
+    np.testing.assert_allclose(y, x @ w + (residual if has_residual else 0), rtol=1e-4, atol=1e-4)
+
+
 def test_arrays_with_explicit_shardings_are_refused():
     devices = np.array(jax.devices("cpu")[:2])
     mesh = Mesh(devices, ("d",), axis_types=(AxisType.Explicit,))

@@ -605,6 +605,34 @@ def test_repeats_are_bit_identical(algorithm, implementation):
     np.testing.assert_array_equal(runs[0].view(np.int32), runs[2].view(np.int32))
 
 
+@pytest.mark.parametrize("how", ["plain", "masked", "batch_invariant"])
+def test_means_in_16_bits_have_more_elements_than_these_hold(how, implementation):
+    """Neither the sum nor the number of elements is finite in float16. Gradients are 1 / number."""
+    options = {
+        "plain": {},
+        "masked": {"where": np.ones(70_000, bool)},
+        "batch_invariant": {"batch_invariant": True},
+    }[how]
+
+    def mean(x):
+        return jax_gpuops.mean(x, dtype="float16", implementation=implementation, **options)
+
+    y, gradient = jax.value_and_grad(lambda x: 1024 * mean(x).astype("float32"))(
+        jnp.full(70_000, 3, "float32")
+    )
+    assert y == 1024 * 3
+    np.testing.assert_allclose(gradient, np.full(70_000, 1024 / 70_000), rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["sum", "mean", "max", "argmax", "argmin"])
+@pytest.mark.parametrize("axis", [2, -3, (0, 2)])
+def test_an_axis_out_of_range_is_an_error(name, axis):
+    if name.startswith("arg") and isinstance(axis, tuple):
+        pytest.skip("they take one axis")
+    with pytest.raises(ValueError, match="is out of bounds for an array of dimension 2"):
+        getattr(jax_gpuops, name)(jnp.ones((3, 4)), axis)
+
+
 def test_rows_that_are_divided_are_one_launch(implementation):
     """Whose blocks tell theirs from what the workspace held before, time and again."""
     call = jax.jit(
@@ -856,7 +884,7 @@ def test_what_kernels_do_not_take_goes_to_xla(implementation):
     ("call", "error", "text"),
     [
         (lambda x, i: jax_gpuops.sum(x, 2, implementation=i), ValueError, "axis 2 is out of"),
-        (lambda x, i: jax_gpuops.sum(x, (0, 0), implementation=i), ValueError, "duplicate value"),
+        (lambda x, i: jax_gpuops.sum(x, (0, 0), implementation=i), ValueError, "dimension twice"),
         (lambda x, i: jax_gpuops.argmax(x, (0, 1), implementation=i), TypeError, "tuple"),
         (lambda x, i: jax_gpuops.sum([1.0], implementation=i), TypeError, "a must be an array"),
         (lambda x, i: jax_gpuops.sum(x, out=x, implementation=i), NotImplementedError, "'out'"),
