@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -93,7 +92,7 @@ def _glu(
 
     def kernel():
         _products.check_sharding(x, gate, up)
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+        rows = jnp.atleast_2d(x)  # its dims stay as they are: see `linear`
         how = {
             "precision": precision,
             "implementation": implementation,
@@ -131,8 +130,8 @@ _jitted_glu = _primitive.jit(
 )
 
 
-# The primitive: activation(x @ gate) * (x @ up). x is (m, k) or (batch, m, k); gate and up are both
-# (k, n) or both (batch, k, n).
+# The primitive: activation(x @ gate) * (x @ up). x is (..., k), and gate and up are (k, n). If both
+# are (batch, k, n), x is (m, k) or (batch, m, k).
 
 
 def _gated(gate: jax.Array, up: jax.Array, *, activation: str | None, dtype: Any) -> jax.Array:
@@ -166,16 +165,18 @@ def _problem(x, gate, up, **params) -> dict[str, Any]:
 def _call(
     launch: _primitive.Launch, x, gate, up, *, activation, precision, preferred_element_type
 ) -> jax.Array:
+    del preferred_element_type
+    (result,) = launch.results
     y, _ = launch.custom_call(
         "jax_gpuops_glu_v1",
-        [x, gate, up],
+        [_linear.in_rows(x, gate), gate, up],
         [
-            jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
+            jax.eval_shape(lambda y: _linear.in_rows(y, gate), result),
             jax.ShapeDtypeStruct((0,), np.uint8),
         ],
         **_linear.attributes(activation, precision),
     )
-    return y
+    return y.reshape(result.shape)
 
 
 _glu_p = _primitive.primitive(
@@ -226,7 +227,7 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
             for each, is_mapped in zip(factors, mapped[1:], strict=True)
         ]
         mapped[1:] = [True, True]
-    return _linear.batched(
+    return _linear.batched_rows(
         lambda *xs: _glu_p.bind(*xs, activation=activation, **how),
         [x, *factors],
         mapped,

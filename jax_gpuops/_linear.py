@@ -176,21 +176,27 @@ def _linear(
 
     def kernel():
         _products.check_sharding(x, w, *bias, *residuals)
-        bind = functools.partial(
-            _products.bind_product,
+        # The dims of x stay as they are: XLA may gather them for a reshape if it partitions the
+        # program and does not run a kernel.
+        rows, *addends = (jnp.atleast_2d(each) for each in (x, *residuals))
+        if bias or activation is not None:
+            p = _linear_add_p if addends else _linear_p
+            params = {"activation": activation}
+        else:
+            p = _products.gemm_p
+            params = gemm_params(rows, w) | ({"beta": 1.0} if addends else {})
+        y = _products.bind_product(
+            p,
+            rows,
+            w,
+            *addends,
+            *bias,
+            **params,
             precision=precision,
             preferred_element_type=result_dtype,
             implementation=implementation,
             algorithm=named,
         )
-        if not bias and activation is None:
-            # Without a reshape, for which XLA may gather x in a program that it partitions.
-            params = gemm_params(x, w) | ({"beta": 1.0} if residuals else {})
-            return bind(_products.gemm_p, x, w, *residuals, **params)
-        rows = x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
-        addends = [each.reshape(rows.shape[0], each.shape[-1]) for each in residuals]
-        p = _linear_add_p if addends else _linear_p
-        y = bind(p, rows, w, *addends, *bias, activation=activation)
         return y.reshape(*x.shape[:-1], y.shape[-1])
 
     return dispatch("linear", operands, implementation, algorithm, kernel, xla)
@@ -203,8 +209,14 @@ _jitted_linear = _primitive.jit(
 )
 
 
-# The primitive: activation(x @ w + b). x is (m, k), w is (k, n) and b is (n,). Each of them may
-# have a leading batch dim if x or w has one.
+# The primitive: activation(x @ w + b). x is (..., k), w is (k, n) and b is (n,). With a leading
+# batch dim of w or b, x is (m, k) or (batch, m, k); w or b may lack the batch dim if another one of
+# the three has it.
+
+
+def _has_batch(w, *b) -> bool:
+    """True if the primitive has a batch dim."""
+    return w.ndim == 3 or any(each.ndim == 2 for each in b)
 
 
 def dimension_numbers(x, w) -> DimensionNumbers:
@@ -267,13 +279,14 @@ def plain_product(x, w, *, precision, preferred_element_type) -> jax.Array:
 
 
 def sums_shape(x, w) -> tuple[int, ...]:
-    batch = x.shape[:1] if x.ndim == 3 else w.shape[:1] if w.ndim == 3 else ()
-    return (*batch, x.shape[-2], w.shape[-1])
+    rows = x.shape[:-1] if w.ndim == 2 else (w.shape[0], x.shape[-2])
+    return (*rows, w.shape[-1])
 
 
 def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str, Any]:
-    *batch, m, n = sums_shape(x, w)
-    sizes = {"batch": batch[0] if batch else 1, "m": m, "n": n, "k": x.shape[-1]}
+    *rows, n = sums_shape(x, w)
+    batch = rows.pop(0) if _has_batch(w, *b) else 1
+    sizes = {"batch": batch, "m": math.prod(rows), "n": n, "k": x.shape[-1]}
     return {
         "dtype": x.dtype.name,
         "result_dtype": preferred_element_type.name,
@@ -281,7 +294,7 @@ def problem(x, w, *b, activation, precision, preferred_element_type) -> dict[str
         **sizes,
         "transpose_a": 0,
         "transpose_b": 0,
-        "share_a": int(x.ndim == 2),
+        "share_a": int(x.ndim == 2 or not _has_batch(w, *b)),
         "share_b": int(w.ndim == 2),
         "has_c": 0,
         "scaled": 0,
@@ -307,28 +320,37 @@ def attributes(activation: str | None, precision: Any) -> dict[str, Any]:
     }
 
 
+def in_rows(x: jax.Array, w, *b) -> jax.Array:
+    """Makes rows of all dims of an operand or result but the last, unless there is a batch dim."""
+    return x if _has_batch(w, *b) else x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
 def _calls(target: str, problem: Callable[..., dict[str, Any]], beta: float) -> Callable[..., Any]:
-    """Returns the `call` of a `Kernel` that passes its operands to an FFI target unchanged."""
+    """Returns the `call` of a `Kernel` that passes its operands to an FFI target."""
 
     def call(
-        launch: _primitive.Launch, *operands, activation, precision, preferred_element_type
+        launch: _primitive.Launch, x, w, *others, activation, precision, preferred_element_type
     ) -> jax.Array:
         sizes = problem(
-            *operands,
+            x,
+            w,
+            *others,
             activation=activation,
             precision=precision,
             preferred_element_type=preferred_element_type,
         )
+        residual, b = others[: sizes["has_c"]], others[sizes["has_c"] :]
+        (result,) = launch.results
         y, _ = launch.custom_call(
             target,
-            operands,
+            [in_rows(x, w, *b), w, *(in_rows(each, w, *b) for each in residual), *b],
             [
-                jax.ShapeDtypeStruct(launch.results[0].shape, preferred_element_type),
+                jax.eval_shape(lambda y: in_rows(y, w, *b), result),
                 _products.workspace(launch, sizes),
             ],
             **attributes(activation, precision) | {"beta": np.float64(beta)},
         )
-        return y
+        return y.reshape(result.shape)
 
     return call
 
@@ -450,7 +472,7 @@ def _batch(operands, axes, *, activation, preferred_element_type, **params):
     _map_rows(operands, mapped, activation, params["algorithm"])
     if mapped[0] or mapped[1]:
         bind = functools.partial(_linear_p.bind, activation=activation, **how)
-        return batched(bind, operands, mapped, [2, 2, 1][: len(operands)])
+        return batched_rows(bind, operands, mapped, [2, 2, 1][: len(operands)])
     # Only b is mapped: multiply once, add to each.
     x, w, b = operands
     wide = _primitive.accumulator(x.dtype)
@@ -494,7 +516,7 @@ def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
             _linear_add_p.bind, preferred_element_type=preferred_element_type, **how
         )
         ranks = [2, 2, 2, 1][: len(operands)]
-        return batched(bind, [x, w, residual, *b], mapped, ranks, with_rows=(0, 2))
+        return batched_rows(bind, [x, w, residual, *b], mapped, ranks, with_rows=(0, 2))
     # Only the residual and b are mapped: multiply once.
     how["preferred_element_type"] = wide = _primitive.accumulator(preferred_element_type)
     if mapped[3:] == [True]:
@@ -505,24 +527,55 @@ def _add_batch(operands, axes, *, activation, preferred_element_type, **params):
     return _plus(y, residual.astype(wide)).astype(preferred_element_type), 0
 
 
-def batched(
+def batched_rows(
     bind: Callable[..., jax.Array],
     operands: Sequence[jax.Array],
     mapped: Sequence[bool],
     ranks: Sequence[int],
     with_rows: Sequence[int] = (0,),
 ) -> tuple[jax.Array, int]:
-    """Binds the primitive of a layer to operands with a mapped axis, as batching rules do.
+    """As `batched`, for operands whose rows have any number of dims if there is no batch dim.
 
-    If exactly the operands with the rows of x are mapped and there is no batch dim, the mapped axis
-    is merged into the rows. Otherwise it becomes a batch dim, merged with an existing one.
+    If then exactly the operands with these dims are mapped, the mapped axis is one more of them.
 
     Args:
       bind: binds the primitive.
       operands: x and the others. A mapped axis is the first one.
       mapped: whether each operand has a mapped axis.
-      ranks: the rank of each operand without a mapped axis and a batch dim.
+      ranks: as for `batched`; the rows of x count as one dim.
       with_rows: the indices of the operands that have the rows of x.
+    """
+    others = [i for i in range(len(operands)) if i not in with_rows]
+    if any(operands[i].ndim - mapped[i] > ranks[i] for i in others):
+        return batched(bind, operands, mapped, ranks)
+    if not any(mapped[i] for i in others) and all(mapped[i] for i in with_rows):
+        return bind(*operands), 0
+    rows = operands[0].shape[mapped[0] : -1]
+    merged = [
+        each.reshape(*each.shape[: mapped[i]], math.prod(rows), each.shape[-1])
+        if i in with_rows
+        else each
+        for i, each in enumerate(operands)
+    ]
+    y, axis = batched(bind, merged, mapped, ranks)
+    return y.reshape(y.shape[0], *rows, y.shape[-1]), axis
+
+
+def batched(
+    bind: Callable[..., jax.Array],
+    operands: Sequence[jax.Array],
+    mapped: Sequence[bool],
+    ranks: Sequence[int],
+) -> tuple[jax.Array, int]:
+    """Binds a primitive to operands with a mapped axis, as batching rules do.
+
+    The mapped axis becomes a batch dim, merged with an existing one.
+
+    Args:
+      bind: binds the primitive.
+      operands: its operands. A mapped axis is the first one.
+      mapped: whether each operand has a mapped axis.
+      ranks: the rank of each operand without a mapped axis and a batch dim.
     """
     size = operands[mapped.index(True)].shape[0]
     owns = [each.shape[each.ndim - rank :] for each, rank in zip(operands, ranks, strict=True)]
@@ -531,13 +584,6 @@ def batched(
         for each, is_mapped, rank in zip(operands, mapped, ranks, strict=True)
     ]
     batch = max(batches, key=len)
-    if not batch and list(with_rows) == [i for i, is_mapped in enumerate(mapped) if is_mapped]:
-        folded = [
-            each.reshape(size * each.shape[1], each.shape[2]) if is_mapped else each
-            for each, is_mapped in zip(operands, mapped, strict=True)
-        ]
-        y = bind(*folded)
-        return y.reshape(size, operands[0].shape[1], y.shape[1]), 0
     merged = list(operands)
     for i, (is_mapped, own, own_batch) in enumerate(zip(mapped, owns, batches, strict=True)):
         if is_mapped or own_batch:

@@ -336,3 +336,31 @@ def under_each_schedule(function, schedules):
         _interpret.set_schedule_seed(0)
         _interpret.set_held_back()
     return expected
+
+
+def assert_not_gathered(layer, *operands, tolerance=1e-4) -> None:
+    """Checks that XLA keeps the first two dims of operands and results on the devices they are on.
+
+    Args:
+      layer: a function of the operands; its result has their first two dims, as do gradients.
+      *operands: arrays that are divided over four devices along these dims, or None.
+      tolerance: of the results and the gradients, compared with XLA's on one device, relative to
+        the largest element.
+    """
+    devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
+    mesh = jax.sharding.Mesh(devices, ("d", "t"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    divided = jax.device_put(operands, jax.sharding.NamedSharding(mesh, jax.P("d", "t")))
+
+    def loss(operands):
+        y = layer(*operands)
+        return (y.astype("float32") ** 2).sum(), y
+
+    gradient = jax.grad(loss, has_aux=True)
+    with jax_gpuops.use("xla"):
+        expected = gradient(operands)
+    compiled = jax.jit(gradient).lower(divided).compile()
+    assert "all-gather" not in compiled.as_text()
+    for y, reference in zip(*map(jax.tree.leaves, (compiled(divided), expected)), strict=True):
+        assert y.sharding.spec == jax.P("d", "t")
+        y, reference = (np.asarray(each, "float32") for each in (y, reference))
+        np.testing.assert_allclose(y, reference, rtol=0, atol=tolerance * np.abs(reference).max())

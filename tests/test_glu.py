@@ -281,3 +281,17 @@ def test_vmap_over_an_axis_of_size_0(axes, on_tensor_cores):
     assert y.shape == (0, 72, 136)
     for x, gradient in zip(xs, pullback(y), strict=True):
         np.testing.assert_array_equal(gradient, np.zeros(x.shape))
+
+
+@pytest.mark.parametrize("is_mapped", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_sharded_sequence_is_not_gathered(dtype, is_mapped, implementation):
+    """In a program that XLA partitions; a reshape to rows would gather it."""
+    x, gate, up = operands(6, 24, 16, dtype, batch=(4,))
+
+    def layer(x):
+        call = functools.partial(jax_gpuops.glu, w_gate=gate, w_up=up)
+        return jax.vmap(call)(x) if is_mapped else call(x)
+
+    with jax_gpuops.use(implementation, strict=False):
+        helpers.assert_not_gathered(layer, x, tolerance=2e-2 if dtype == "bfloat16" else 1e-4)

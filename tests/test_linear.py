@@ -482,29 +482,60 @@ def test_what_kernels_cannot_take_runs_in_xla(activation, implementation):
     assert y.dtype == jnp.complex64
 
 
+@pytest.mark.parametrize("is_mapped", [False, True])
 @pytest.mark.parametrize("has_residual", [False, True])
-def test_a_sharded_sequence_is_not_gathered(has_residual, implementation):
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize("activation", [None, "relu", "silu"])
+def test_a_sharded_sequence_is_not_gathered(
+    activation, has_bias, has_residual, is_mapped, implementation
+):
     """In a program that XLA partitions; a reshape to rows would gather it."""
-    devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
-    mesh = Mesh(devices, ("d", "t"), axis_types=(AxisType.Auto,) * 2)
-    x, w = helpers.normal((4, 6, 8), "float32"), helpers.normal((8, 10), "float32", seed=1)
-    residual = helpers.normal((4, 6, 10), "float32", seed=2) if has_residual else None
-    placed = [
-        None if each is None else jax.device_put(each, NamedSharding(mesh, P("d", "t")))
-        for each in (x, residual)
-    ]
+    x = helpers.normal((4, 6, 8), "float32")
+    w, b = helpers.normal((8, 10), "float32", seed=1), helpers.normal((10,), "float32", seed=2)
+    operands = {"b": b} if has_bias else {}
+    residual = helpers.normal((4, 6, 10), "float32", seed=3) if has_residual else None
 
-    def loss(x, residual):
-        y = jax_gpuops.linear(x, w, residual=residual)
-        return (y**2).sum(), y
+    def layer(linear, x, residual):
+        def call(x, residual):
+            return linear(x, w, **operands, activation=activation, residual=residual)
+
+        return jax.vmap(call)(x, residual) if is_mapped else call(x, residual)
 
     with jax_gpuops.use(implementation, strict=False):
-        compiled = jax.jit(jax.grad(loss, has_aux=True)).lower(*placed).compile()
-    assert "all-gather" not in compiled.as_text()
-    gradient, y = compiled(*placed)
-    for each in (gradient, y):
-        assert each.sharding.spec == P("d", "t")
-    np.testing.assert_allclose(y, x @ w + (residual if has_residual else 0), rtol=1e-4, atol=1e-4)
+        helpers.assert_not_gathered(functools.partial(layer, jax_gpuops.linear), x, residual)
+
+
+@pytest.mark.kernel
+@pytest.mark.parametrize("has_residual", [False, True])
+def test_nested_vmaps_of_rows_of_several_dims(has_residual, implementation):
+    """Any of the operands is mapped by the outer vmap, and any by the inner one."""
+    mapped = [each for each in itertools.product((0, None), repeat=3) if any(a == 0 for a in each)]
+    own = [(4, 5, 8), (8, 6), (6,)]
+
+    def layer(x, w, b, linear):
+        residual = {"residual": 2 * (x[..., :6] - 1)} if has_residual else {}
+        return linear(x, w, b, activation="relu", **residual)
+
+    def plain(x, w, b, *, activation, residual=0):
+        del activation
+        return jax.nn.relu(x @ w + b) + residual
+
+    def results(linear):
+        ys = []
+        for outer, inner in itertools.product(mapped, repeat=2):
+            shapes = [
+                (*[2] * (o == 0), *[3] * (i == 0), *shape)
+                for o, i, shape in zip(outer, inner, own, strict=True)
+            ]
+            xs = [helpers.normal(shape, "float32", seed) for seed, shape in enumerate(shapes)]
+            call = functools.partial(layer, linear=linear)
+            ys.append(jax.vmap(jax.vmap(call, inner), outer)(*xs))
+        return ys
+
+    ours = functools.partial(jax_gpuops.linear, implementation=implementation)
+    for y, expected in zip(jax.jit(lambda: results(ours))(), results(plain), strict=True):
+        assert y.shape == expected.shape
+        np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_arrays_with_explicit_shardings_are_refused():
