@@ -495,14 +495,11 @@ def test_a_sharded_sequence_is_not_gathered(
     operands = {"b": b} if has_bias else {}
     residual = helpers.normal((4, 6, 10), "float32", seed=3) if has_residual else None
 
-    def layer(linear, x, residual):
-        def call(x, residual):
-            return linear(x, w, **operands, activation=activation, residual=residual)
-
-        return jax.vmap(call)(x, residual) if is_mapped else call(x, residual)
+    def layer(x, residual):
+        return jax_gpuops.linear(x, w, **operands, activation=activation, residual=residual)
 
     with jax_gpuops.use(implementation, strict=False):
-        helpers.assert_not_gathered(functools.partial(layer, jax_gpuops.linear), x, residual)
+        helpers.assert_not_gathered(jax.vmap(layer) if is_mapped else layer, x, residual)
 
 
 @pytest.mark.kernel
@@ -514,11 +511,11 @@ def test_nested_vmaps_of_rows_of_several_dims(has_residual, implementation):
 
     def layer(x, w, b, linear):
         residual = {"residual": 2 * (x[..., :6] - 1)} if has_residual else {}
-        return linear(x, w, b, activation="relu", **residual)
+        return linear(x, w, b, activation="relu", precision="highest", **residual)
 
-    def plain(x, w, b, *, activation, residual=0):
+    def plain(x, w, b, *, activation, precision, residual=0):
         del activation
-        return jax.nn.relu(x @ w + b) + residual
+        return jax.nn.relu(jnp.matmul(x, w, precision=precision) + b) + residual
 
     def results(linear):
         ys = []

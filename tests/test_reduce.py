@@ -624,11 +624,14 @@ def test_means_in_16_bits_have_more_elements_than_these_hold(how, implementation
     np.testing.assert_allclose(gradient, np.full(70_000, 1024 / 70_000), rtol=1e-3)
 
 
-@pytest.mark.parametrize("name", ["sum", "mean", "max", "argmax", "argmin"])
-@pytest.mark.parametrize("axis", [2, -3, (0, 2)])
+@pytest.mark.parametrize(
+    ("name", "axis"),
+    [
+        *itertools.product(["sum", "mean", "max", "argmax", "argmin"], [2, -3]),
+        *itertools.product(["sum", "mean", "max"], [(0, 2)]),
+    ],
+)
 def test_an_axis_out_of_range_is_an_error(name, axis):
-    if name.startswith("arg") and isinstance(axis, tuple):
-        pytest.skip("they take one axis")
     with pytest.raises(ValueError, match="is out of bounds for an array of dimension 2"):
         getattr(jax_gpuops, name)(jnp.ones((3, 4)), axis)
 
