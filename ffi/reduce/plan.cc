@@ -157,7 +157,7 @@ std::pair<Algorithm, std::string> choose(const Problem& problem, const Device& d
   if (prefers_multiple(problem, device)) {
     return {Algorithm::kMultiple, rows + " would leave multiprocessors idle with one block each"};
   }
-  if (takes(Algorithm::kStaged) && prefers_staged(problem)) {
+  if (takes(Algorithm::kStaged) && prefers_staged(problem, device)) {
     return {Algorithm::kStaged, rows_of + " elements, short and not a multiple of 16 bytes"};
   }
   return {Algorithm::kRow, rows_of + " elements that are contiguous in memory"};

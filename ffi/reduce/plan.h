@@ -72,7 +72,7 @@ void configure_held(const Problem& problem, const Device& device, Config* config
 
 std::string refusal_of_staged(const Problem& problem);
 // Whether to take staged rather than row.
-bool prefers_staged(const Problem& problem);
+bool prefers_staged(const Problem& problem, const Device& device);
 void configure_staged(const Problem& problem, const Device& device, Config* config);
 
 std::string refusal_of_cluster(const Problem& problem, const Device& device);

@@ -15,6 +15,9 @@ namespace {
 constexpr std::int64_t kMultipleBytes = 256 * 1024;
 // With this many rows per multiprocessor, one block per row keeps all multiprocessors busy.
 constexpr std::int64_t kMultipleRows = 2;
+// One block per row also takes less time for shorter rows than these, of which most multiprocessors
+// have one and none has two.
+constexpr std::int64_t kMultipleBytesOfMany = 512 * 1024;
 // Blocks have fewer threads, down to these, while there are no more than so many blocks: about one
 // for each multiprocessor.
 constexpr int kLeastMultipleThreads = 128;
@@ -46,14 +49,25 @@ constexpr int kHeldThreads = 256;
 // larger stride, which keeps memory less busy.
 constexpr std::int64_t kShortHeldPacks = 8;
 constexpr std::int64_t kMostPacksOfShortHeldRows = 2;
+// `cluster` is faster for argmax and argmin of long rows of 16-bit elements if there is at most one
+// for so many multiprocessors.
+constexpr int kMultiprocessorsOf16BitArg = 8;
 
 // staged: the longest row that it is chosen for: longer rows keep a group of lanes busy, and take
 // much shared memory.
 constexpr std::int64_t kStagedBytes = 512;
 // With fewer rows per multiprocessor, `held`, with several threads per row, is faster than a lane
-// per row, unless rows have few elements.
+// per row, unless rows have few elements. Of 16-bit elements half as many suffice: in short rows,
+// or in any for argmax and argmin.
 constexpr std::int64_t kLeastStagedRows = 128;
+constexpr std::int64_t kLeastStagedRowsOf16Bits = 64;
 constexpr std::int64_t kFewStagedColumns = 32;
+constexpr std::int64_t kFewStagedColumnsOf16Bits = 96;
+// The longest rows of 16-bit elements for which `staged` computes moments in less time than `row`,
+// of up to so many rows per multiprocessor, and of more.
+constexpr std::int64_t kStagedMomentsColumns = 160;
+constexpr std::int64_t kStagedMomentsRows = 256;
+constexpr std::int64_t kStagedColumnsOfManyMoments = 224;
 // The longest row whose tile fits every GPU's shared memory; kAlgorithms states it.
 constexpr std::int64_t kMostStagedBytes = 1024;
 // The size of a warp's tile, if rows are short and many: the tiles of all warps of a multiprocessor
@@ -64,15 +78,24 @@ constexpr std::int64_t kBusyStagedWarps = 16;
 // About the shared memory per block, so that several blocks are resident on a multiprocessor.
 constexpr std::int64_t kStagedBlockBytes = 48 * 1024;
 
-// cluster: one block reads a shorter row fast enough; a longer row is bound by memory bandwidth.
+// cluster: one block reads a shorter row fast enough; the 16-bit elements of argmax and argmin are
+// more work. A longer row takes `multiple`, which is slower for several rows.
 constexpr std::int64_t kLeastClusterBytes = 64 * 1024;
+constexpr std::int64_t kLeastClusterBytesOf16BitArg = 48 * 1024;
 constexpr std::int64_t kClusterBytes = 256 * 1024;
+constexpr std::int64_t kSeveralRows = 4;
+constexpr std::int64_t kClusterBytesOfSeveral = 2048 * 1024;
+constexpr std::int64_t kClusterColumnsOfSeveralArg = 192 * 1024;
+// The most blocks per multiprocessor. Moments take longer to combine.
+constexpr std::int64_t kClusterBlocks = 2;
+constexpr std::int64_t kClusterBlocksOfMoments = 1;
 // Threads count packs and columns in 32 bits; kAlgorithms states the limit.
 constexpr std::int64_t kMostClusterColumns = std::int64_t{1} << 30;
 // Packs per thread: with more, fewer blocks start and exchange partial results.
 constexpr std::int64_t kClusterThreadPacks = 2;
 
 bool is_moments(const Problem& problem) { return problem.function == Function::kMeanAndVar; }
+bool is_16_bit(const Problem& problem) { return bytes_of(problem.dtype) == 2; }
 
 // held: whether rows are read element by element. An element is as much work as a pack, but short
 // rows take no longer if the GPU has a resident thread for each element.
@@ -130,10 +153,15 @@ int held_lanes(const Problem& problem, const Device& device) {
 // work for kHeldPacks packs even if it has fewer: in arrays of more threads than are resident, this
 // takes more time.
 bool moments_prefer_row(const Problem& problem, const Device& device) {
-  const bool has_more_threads =
-      !has_whole_packs(problem) || problem.columns <= kShortHeldPacks * pack_of(problem);
-  return has_more_threads && expected_rows(problem) * held_lanes(problem, device) >
-                                 kResidentThreads * device.multiprocessors;
+  const int lanes = held_lanes(problem, device);
+  // Lanes of 32-bit elements that have three quarters of the packs they could hold, or more.
+  const bool are_filled = bytes_of(problem.dtype) >= 4 &&
+                          4 * problem.columns >= 3 * pack_of(problem) * kHeldPacks * lanes;
+  const bool has_more_threads = has_whole_packs(problem)
+                                    ? problem.columns <= kShortHeldPacks * pack_of(problem)
+                                    : !are_filled;
+  return has_more_threads &&
+         expected_rows(problem) * lanes > kResidentThreads * device.multiprocessors;
 }
 
 // How many threads should reduce a row.
@@ -198,9 +226,17 @@ std::string refusal_of_held(const Problem& problem, const Device& device) {
 bool prefers_held(const Problem& problem, const Device& device) {
   if (holds_elements(problem, device)) return true;
   if (is_moments(problem) && moments_prefer_row(problem, device)) return false;
-  return !prefers_staged(problem) ||
-         (problem.columns > kFewStagedColumns &&
-          expected_rows(problem) < kLeastStagedRows * device.multiprocessors);
+  if (kMultiprocessorsOf16BitArg * expected_rows(problem) <= device.multiprocessors &&
+      is_arg(problem.function) && is_16_bit(problem) && prefers_cluster(problem, device) &&
+      refusal_of_cluster(problem, device).empty()) {
+    return false;
+  }
+  if (!prefers_staged(problem, device)) return true;
+  const bool takes_fewer = is_16_bit(problem) && (is_arg(problem.function) ||
+                                                  problem.columns <= kFewStagedColumnsOf16Bits);
+  const std::int64_t least = takes_fewer ? kLeastStagedRowsOf16Bits : kLeastStagedRows;
+  return problem.columns > kFewStagedColumns &&
+         expected_rows(problem) < least * device.multiprocessors;
 }
 
 void configure_held(const Problem& problem, const Device& device, Config* config) {
@@ -231,8 +267,11 @@ std::string refusal_of_staged(const Problem& problem) {
   return "";
 }
 
-bool prefers_staged(const Problem& problem) {
-  return row_bytes(problem) <= kStagedBytes && !has_whole_packs(problem);
+bool prefers_staged(const Problem& problem, const Device& device) {
+  if (row_bytes(problem) > kStagedBytes || has_whole_packs(problem)) return false;
+  if (!is_moments(problem) || !is_16_bit(problem)) return true;
+  const bool are_many = expected_rows(problem) > kStagedMomentsRows * device.multiprocessors;
+  return problem.columns <= (are_many ? kStagedColumnsOfManyMoments : kStagedMomentsColumns);
 }
 
 void configure_staged(const Problem& problem, const Device& device, Config* config) {
@@ -263,10 +302,18 @@ std::string refusal_of_cluster(const Problem& problem, const Device& device) {
 }
 
 bool prefers_cluster(const Problem& problem, const Device& device) {
-  if (row_bytes(problem) < kLeastClusterBytes || row_bytes(problem) > kClusterBytes) return false;
+  const std::int64_t rows = expected_rows(problem);
+  const bool arg = is_arg(problem.function);
+  const std::int64_t least =
+      arg && is_16_bit(problem) ? kLeastClusterBytesOf16BitArg : kLeastClusterBytes;
+  const std::int64_t most = rows < kSeveralRows ? kClusterBytes
+                            : arg ? kClusterColumnsOfSeveralArg * bytes_of(problem.dtype)
+                                  : kClusterBytesOfSeveral;
+  if (row_bytes(problem) < least || row_bytes(problem) > most) return false;
   Config config;
   configure_cluster(problem, &config);
-  return expected_rows(problem) * config.cluster <= device.multiprocessors;
+  const std::int64_t blocks = is_moments(problem) ? kClusterBlocksOfMoments : kClusterBlocks;
+  return rows * config.cluster <= blocks * device.multiprocessors;
 }
 
 void configure_cluster(const Problem& problem, Config* config) {
@@ -279,8 +326,11 @@ void configure_cluster(const Problem& problem, Config* config) {
 }
 
 bool prefers_multiple(const Problem& problem, const Device& device) {
-  return row_bytes(problem) > kMultipleBytes &&
-         expected_rows(problem) < kMultipleRows * device.multiprocessors;
+  const std::int64_t rows = expected_rows(problem);
+  const bool have_one_each =
+      3 * rows >= 2 * device.multiprocessors && rows <= device.multiprocessors;
+  return row_bytes(problem) >= (have_one_each ? kMultipleBytesOfMany : kMultipleBytes + 1) &&
+         rows < kMultipleRows * device.multiprocessors;
 }
 
 std::int64_t multiple_parts(const Problem& problem) {

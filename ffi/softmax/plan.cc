@@ -294,15 +294,21 @@ Choice choose(const Problem& problem, const Device& device) {
   if (layout_of(problem) == RowLayout::kStrided) {
     return {Algorithm::kStrided, "an array is not aligned to 16 bytes"};
   }
+  if (prefers_small_block(problem)) {
+    return {Algorithm::kSmallBlock, rows + " fit the registers of a block, and are not many"};
+  }
+  if (prefers_cluster_of_few(problem, device)) {
+    return {Algorithm::kCluster, rows + " fit the registers of a cluster of blocks, and are few"};
+  }
   if (fits_warp(problem) && !prefers_block(problem)) {
     return {Algorithm::kWarp, rows + " fit the registers of a warp"};
   }
-  if (fits_block(problem)) {
-    const bool is_small = is_little_work(problem) && fits_small_block(problem);
-    return {is_small ? Algorithm::kSmallBlock : Algorithm::kBlock,
-            rows + " fit the registers of a block"};
-  }
+  if (fits_block(problem)) return {Algorithm::kBlock, rows + " fit the registers of a block"};
   if (reduces(problem.function)) {
+    if (prefers_block_two_pass(problem, device)) {
+      return {Algorithm::kBlockTwoPass,
+              rows + " are too long for the registers of a block, which reads them in parts"};
+    }
     return {Algorithm::kSplit, rows + " are split into slices that fit the registers of a block"};
   }
   if (device.runs_hopper_code() && fits_cluster_shared(problem)) {

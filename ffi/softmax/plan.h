@@ -138,7 +138,7 @@ std::string refusal_of_held_rows(const Problem& problem, bool fit, std::string_v
 // The kernels that give a row a block or less, in plan_rows.cc.
 
 bool fits_warp(const Problem& problem);
-// Whether block is faster for rows that fit a warp.
+// Whether block is faster for rows that fit a warp and do not take small_block.
 bool prefers_block(const Problem& problem);
 Config configure_warp(const Problem& problem);
 
@@ -148,6 +148,8 @@ std::string refusal_of_staged(const Problem& problem, const Device& device);
 Config configure_staged(const Problem& problem);
 
 bool fits_small_block(const Problem& problem);
+// Whether small_block is faster than warp and block.
+bool prefers_small_block(const Problem& problem);
 std::string refusal_of_small_block(const Problem& problem);
 Config configure_small_block(const Problem& problem);
 
@@ -159,6 +161,9 @@ Config configure_block_two_pass(const Problem& problem, RowLayout layout);
 // The kernels that divide a row among blocks, in plan_split.cc.
 
 std::string refusal_of_cluster(const Problem& problem, const Device& device);
+// Whether cluster is faster than block, or than split for functions that reduce: where blocks with
+// a row each would leave most multiprocessors idle.
+bool prefers_cluster_of_few(const Problem& problem, const Device& device);
 // Whether cluster is faster than cluster_shared.
 bool prefers_cluster(const Problem& problem, const Device& device);
 Config configure_cluster(const Problem& problem, const Device& device);
@@ -171,6 +176,8 @@ Config configure_cluster_shared(const Problem& problem, const Device& device);
 inline constexpr std::int64_t kMostSlices = 2048;
 
 std::int64_t split_slices(const Problem& problem, const Device& device);
+// Whether block_two_pass is faster than split for functions that reduce.
+bool prefers_block_two_pass(const Problem& problem, const Device& device);
 // `algorithm`: as in plan().
 Config configure_split(const Problem& problem, std::string_view algorithm, const Device& device);
 

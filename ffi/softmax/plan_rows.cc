@@ -14,6 +14,12 @@ namespace {
 // Problems of more packs take far longer to read than to launch.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 
+// small_block: the fewest packs of a row for which it is chosen, and rows that a lane of `warp`
+// would hold in 16 packs. Functions that are linear in t have as many packs of a second operand.
+constexpr std::int64_t kLeastSmallBlockPacks = 129;
+constexpr std::int64_t kLeastSmallBlockPacksOfTwo = 96;
+constexpr std::int64_t kLongWarpPacks = 256;
+
 // Rows of one or two packs take the kernels for little work up to this many packs, of one operand
 // and of two: those kernels execute fewer instructions per row.
 constexpr std::int64_t kShortRowPacks = 16 * kSmallPacks;
@@ -58,11 +64,10 @@ bool fits_warp(const Problem& problem) {
 // For rows that fit a warp, as measured on an H200.
 bool prefers_block(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
-  const std::int64_t all = expected_rows(problem) * packs;
-  if (all <= kSmallPacks) return packs > 128;
-  if (problem.has_mask()) return is_linear_in_t(problem.function) && packs >= 256;
-  if (reduces(problem.function)) return false;
-  return is_even(problem) && packs >= 256 && all > kManyPacks;
+  if (problem.has_mask()) return is_linear_in_t(problem.function) && packs >= kLongWarpPacks;
+  if (reduces(problem.function) || !is_even(problem)) return false;
+  if (packs > kLongWarpPacks) return element_bytes(problem) < 8;
+  return packs == kLongWarpPacks && expected_rows(problem) * packs > kManyPacks;
 }
 
 Config configure_warp(const Problem& problem) {
@@ -163,6 +168,42 @@ Config configure_staged(const Problem& problem) {
 
 bool fits_small_block(const Problem& problem) {
   return most_packs(problem) <= kSmallBlockThreads * kMostSmallBlockPacks;
+}
+
+namespace {
+
+// The most packs of all rows for which small_block is faster than `warp` and `block`, as measured
+// on an H200 (docs/tuning.md); float64 was not.
+std::int64_t most_small_block_packs(const Problem& problem) {
+  const auto power_of_two = [](int exponent) { return std::int64_t{1} << exponent; };
+  const bool is_long = most_packs(problem) > kLongWarpPacks;
+  const bool is_narrow = element_bytes(problem) == 2;
+  const bool has_mask = problem.has_mask();
+  if (element_bytes(problem) == 8) return kSmallPacks;
+  if (is_linear_in_t(problem.function)) {
+    return has_mask ? kSmallPacks : power_of_two(is_long ? 21 : 18);
+  }
+  if (!has_whole_packs(problem)) {
+    if (!fits_warp(problem)) return is_narrow ? kSmallPacks : power_of_two(20);
+    return is_narrow && reduces(problem.function) && !has_mask ? 0 : kSmallPacks;
+  }
+  if (reduces(problem.function)) {
+    return is_long && !has_mask ? power_of_two(19) - 1 : kSmallPacks;
+  }
+  if (has_mask) return power_of_two(is_long ? 19 : 18);
+  if (problem.function == Function::kSoftmax) return power_of_two(is_long ? 21 : 18);
+  return power_of_two(is_long && !is_narrow ? 20 : 17);
+}
+
+}  // namespace
+
+// Its 32-bit indices are not enough for any number of batch-invariant rows.
+bool prefers_small_block(const Problem& problem) {
+  const std::int64_t packs = most_packs(problem);
+  const std::int64_t least =
+      operands(problem) == 2 ? kLeastSmallBlockPacksOfTwo : kLeastSmallBlockPacks;
+  return !problem.batch_invariant && fits_small_block(problem) && packs >= least &&
+         problem.rows() * packs <= most_small_block_packs(problem);
 }
 
 std::string refusal_of_small_block(const Problem& problem) {

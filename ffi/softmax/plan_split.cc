@@ -9,6 +9,13 @@ namespace JAX_GPUOPS_NAMESPACE {
 namespace softmax {
 namespace {
 
+// cluster: the most packs of a row for which block is as fast if there are few rows.
+constexpr std::int64_t kLeastClusterPacks = 2048;
+constexpr std::int64_t kLeastClusterPacksOfTwo = 1024;
+
+// block_two_pass: the longest row for which it is faster than split.
+constexpr std::int64_t kMostTwoPassColumns = 160 * 1024;
+
 bool fits_cluster(const Problem& problem) {
   const int held = packs_held(problem, kClusterPacks);
   return divide_up(most_packs(problem), kMostClusterBlocks) <= kClusterThreads * held;
@@ -76,12 +83,24 @@ std::string refusal_of_cluster(const Problem& problem, const Device& device) {
       refusal_of_held_rows(problem, fits_cluster(problem), " in registers", "split"), device);
 }
 
-// Registers are faster than shared memory if those of a cluster hold a row, except where 16-bit
-// elements need more than 8 blocks (docs/tuning.md).
+// As measured on an H200 (docs/tuning.md); rows with masks were not. Batch-invariant rows, of which
+// any number may come, keep the kernel that is faster for many.
+bool prefers_cluster_of_few(const Problem& problem, const Device& device) {
+  if (problem.has_mask() || 2 * expected_rows(problem) > device.multiprocessors) return false;
+  if (!refusal_of_cluster(problem, device).empty()) return false;
+  if (reduces(problem.function)) return !fits_block(problem);
+  const std::int64_t packs =
+      is_linear_in_t(problem.function) ? kLeastClusterPacksOfTwo : kLeastClusterPacks;
+  return !problem.batch_invariant && fits_block(problem) && most_packs(problem) > packs;
+}
+
+// Registers are faster than shared memory if those of a cluster hold a row, except for many rows
+// of 16-bit elements that need more than 8 blocks (docs/tuning.md).
 bool prefers_cluster(const Problem& problem, const Device& device) {
   if (configure_cluster(problem, device, kMostClusterBlocks / 2).blocks != 0) return true;
-  return fits_cluster(problem) &&
-         !(is_forward(problem.function) && is_even(problem) && pack_elements(problem) == 8);
+  const bool are_few = !problem.batch_invariant && problem.rows() <= device.multiprocessors;
+  return fits_cluster(problem) && (are_few || !(is_forward(problem.function) && is_even(problem) &&
+                                                pack_elements(problem) == 8));
 }
 
 Config configure_cluster(const Problem& problem, const Device& device) {
@@ -163,6 +182,13 @@ Config configure_split(const Problem& problem, std::string_view algorithm, const
   return config;
 }
 
+// As measured on an H200 (docs/tuning.md); rows with masks were not. With fewer rows, blocks with a
+// row each would leave most multiprocessors idle.
+bool prefers_block_two_pass(const Problem& problem, const Device& device) {
+  return !problem.has_mask() && 2 * expected_rows(problem) > device.multiprocessors &&
+         problem.columns <= kMostTwoPassColumns;
+}
+
 // All these blocks can hold the row, and a single one cannot. Longer rows, of which the shared
 // memory of the GPU holds one but not three, take the two launches of split: blocks with only one
 // row in flight are slower (docs/tuning.md).
@@ -183,12 +209,15 @@ std::string refusal_of_split_pipelined(const Problem& problem, const Device& dev
          columns_text(problem) + "; 'split' supports any length";
 }
 
-// Less than 8 MiB of each operand stay in the L2 cache of an H200, and reading them twice is faster
+// Less than 8 MiB of an operand stay in the L2 cache of an H200, and reading them twice is faster
 // than letting blocks wait for each other. The limit scales with the number of multiprocessors.
+// Reading two operands twice is not.
 bool prefers_split_pipelined(const Problem& problem, const Device& device) {
   const std::int64_t kept =
       (std::int64_t{1} << 19) * device.multiprocessors / nominal_device().multiprocessors;
-  return fits_ring(problem, device) && expected_rows(problem) * most_packs(problem) >= kept;
+  const bool has_two = operands(problem) == 2 && !problem.batch_invariant;
+  return fits_ring(problem, device) &&
+         (has_two || expected_rows(problem) * most_packs(problem) >= kept);
 }
 
 // A slice need not be smaller than a quarter of what a block has room for.
