@@ -63,11 +63,11 @@ constexpr std::int64_t kLeastStagedRows = 128;
 constexpr std::int64_t kLeastStagedRowsOf16Bits = 64;
 constexpr std::int64_t kFewStagedColumns = 32;
 constexpr std::int64_t kFewStagedColumnsOf16Bits = 96;
-// The longest rows of 16-bit elements for which `staged` computes moments in less time than `row`,
-// of up to so many rows per multiprocessor, and of more.
+// The longest rows of 16-bit elements for which it is faster for sums and moments; for moments of
+// at most so many rows per multiprocessor, shorter ones.
+constexpr std::int64_t kStagedSumColumns = 224;
 constexpr std::int64_t kStagedMomentsColumns = 160;
-constexpr std::int64_t kStagedMomentsRows = 256;
-constexpr std::int64_t kStagedColumnsOfManyMoments = 224;
+constexpr std::int64_t kFewStagedMoments = 256;
 // The longest row whose tile fits every GPU's shared memory; kAlgorithms states it.
 constexpr std::int64_t kMostStagedBytes = 1024;
 // The size of a warp's tile, if rows are short and many: the tiles of all warps of a multiprocessor
@@ -269,9 +269,11 @@ std::string refusal_of_staged(const Problem& problem) {
 
 bool prefers_staged(const Problem& problem, const Device& device) {
   if (row_bytes(problem) > kStagedBytes || has_whole_packs(problem)) return false;
-  if (!is_moments(problem) || !is_16_bit(problem)) return true;
-  const bool are_many = expected_rows(problem) > kStagedMomentsRows * device.multiprocessors;
-  return problem.columns <= (are_many ? kStagedColumnsOfManyMoments : kStagedMomentsColumns);
+  const bool adds = problem.function == Function::kSum || is_moments(problem);
+  if (!adds || !is_16_bit(problem)) return true;
+  const bool are_few =
+      is_moments(problem) && expected_rows(problem) <= kFewStagedMoments * device.multiprocessors;
+  return problem.columns <= (are_few ? kStagedMomentsColumns : kStagedSumColumns);
 }
 
 void configure_staged(const Problem& problem, const Device& device, Config* config) {

@@ -14,11 +14,13 @@ namespace {
 // Problems of more packs take far longer to read than to launch.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
 
-// small_block: the fewest packs of a row for which it is chosen, and rows that a lane of `warp`
-// would hold in 16 packs. Functions that are linear in t have as many packs of a second operand.
+// small_block: the fewest packs of a row for which it is chosen; functions that are linear in t
+// have as many of a second operand. A lane of `warp` has 16 packs of rows of more than
+// kLongWarpPacks, and most lanes have all 16 of rows with masks of more than kFullWarpPacks.
 constexpr std::int64_t kLeastSmallBlockPacks = 129;
 constexpr std::int64_t kLeastSmallBlockPacksOfTwo = 96;
 constexpr std::int64_t kLongWarpPacks = 256;
+constexpr std::int64_t kFullWarpPacks = 448;
 
 // Rows of one or two packs take the kernels for little work up to this many packs, of one operand
 // and of two: those kernels execute fewer instructions per row.
@@ -64,9 +66,14 @@ bool fits_warp(const Problem& problem) {
 // For rows that fit a warp, as measured on an H200.
 bool prefers_block(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
-  if (problem.has_mask()) return is_linear_in_t(problem.function) && packs >= kLongWarpPacks;
-  if (reduces(problem.function) || !is_even(problem)) return false;
-  if (packs > kLongWarpPacks) return element_bytes(problem) < 8;
+  const bool is_measured = element_bytes(problem) < 8;
+  if (reduces(problem.function)) return false;
+  if (problem.has_mask()) {
+    if (is_linear_in_t(problem.function)) return packs >= kLongWarpPacks;
+    return is_measured && has_whole_packs(problem) && packs > kFullWarpPacks;
+  }
+  if (!is_even(problem)) return false;
+  if (packs > kLongWarpPacks) return is_measured;
   return packs == kLongWarpPacks && expected_rows(problem) * packs > kManyPacks;
 }
 
@@ -184,13 +191,15 @@ std::int64_t most_small_block_packs(const Problem& problem) {
     return has_mask ? kSmallPacks : power_of_two(is_long ? 21 : 18);
   }
   if (!has_whole_packs(problem)) {
-    if (!fits_warp(problem)) return is_narrow ? kSmallPacks : power_of_two(20);
+    if (!fits_warp(problem)) return is_narrow ? kSmallPacks : power_of_two(has_mask ? 24 : 20);
     return is_narrow && reduces(problem.function) && !has_mask ? 0 : kSmallPacks;
   }
   if (reduces(problem.function)) {
     return is_long && !has_mask ? power_of_two(19) - 1 : kSmallPacks;
   }
-  if (has_mask) return power_of_two(is_long ? 19 : 18);
+  if (has_mask) {
+    return power_of_two(most_packs(problem) > kFullWarpPacks ? 23 : is_long ? 19 : 18);
+  }
   if (problem.function == Function::kSoftmax) return power_of_two(is_long ? 21 : 18);
   return power_of_two(is_long && !is_narrow ? 20 : 17);
 }
@@ -200,8 +209,8 @@ std::int64_t most_small_block_packs(const Problem& problem) {
 // Its 32-bit indices are not enough for any number of batch-invariant rows.
 bool prefers_small_block(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
-  const std::int64_t least =
-      operands(problem) == 2 ? kLeastSmallBlockPacksOfTwo : kLeastSmallBlockPacks;
+  const bool has_two = operands(problem) == 2 && !problem.has_mask();
+  const std::int64_t least = has_two ? kLeastSmallBlockPacksOfTwo : kLeastSmallBlockPacks;
   return !problem.batch_invariant && fits_small_block(problem) && packs >= least &&
          problem.rows() * packs <= most_small_block_packs(problem);
 }

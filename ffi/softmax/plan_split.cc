@@ -12,9 +12,11 @@ namespace {
 // cluster: the most packs of a row for which block is as fast if there are few rows.
 constexpr std::int64_t kLeastClusterPacks = 2048;
 constexpr std::int64_t kLeastClusterPacksOfTwo = 1024;
+// The most packs of all rows for which it is faster than split.
+constexpr std::int64_t kClusterPacksOfAll = std::int64_t{1} << 20;
 
 // block_two_pass: the longest row for which it is faster than split.
-constexpr std::int64_t kMostTwoPassColumns = 160 * 1024;
+constexpr std::int64_t kTwoPassPacks = 320 * 1024 / 16;
 
 bool fits_cluster(const Problem& problem) {
   const int held = packs_held(problem, kClusterPacks);
@@ -86,12 +88,17 @@ std::string refusal_of_cluster(const Problem& problem, const Device& device) {
 // As measured on an H200 (docs/tuning.md); rows with masks were not. Batch-invariant rows, of which
 // any number may come, keep the kernel that is faster for many.
 bool prefers_cluster_of_few(const Problem& problem, const Device& device) {
-  if (problem.has_mask() || 2 * expected_rows(problem) > device.multiprocessors) return false;
-  if (!refusal_of_cluster(problem, device).empty()) return false;
-  if (reduces(problem.function)) return !fits_block(problem);
-  const std::int64_t packs =
+  const std::int64_t packs = most_packs(problem);
+  const std::int64_t rows = expected_rows(problem);
+  if (problem.has_mask() || !refusal_of_cluster(problem, device).empty()) return false;
+  if (reduces(problem.function)) {
+    return !fits_block(problem) && 4 * rows <= std::int64_t{3} * device.multiprocessors &&
+           rows * packs <= kClusterPacksOfAll;
+  }
+  const std::int64_t least =
       is_linear_in_t(problem.function) ? kLeastClusterPacksOfTwo : kLeastClusterPacks;
-  return !problem.batch_invariant && fits_block(problem) && most_packs(problem) > packs;
+  return !problem.batch_invariant && fits_block(problem) && packs > least &&
+         2 * rows <= device.multiprocessors;
 }
 
 // Registers are faster than shared memory if those of a cluster hold a row, except for many rows
@@ -183,10 +190,12 @@ Config configure_split(const Problem& problem, std::string_view algorithm, const
 }
 
 // As measured on an H200 (docs/tuning.md); rows with masks were not. With fewer rows, blocks with a
-// row each would leave most multiprocessors idle.
+// row each would leave multiprocessors idle; with more, some would have one row more than others.
 bool prefers_block_two_pass(const Problem& problem, const Device& device) {
-  return !problem.has_mask() && 2 * expected_rows(problem) > device.multiprocessors &&
-         problem.columns <= kMostTwoPassColumns;
+  const std::int64_t rows = expected_rows(problem);
+  return !problem.has_mask() && most_packs(problem) <= kTwoPassPacks &&
+         3 * rows >= std::int64_t{2} * device.multiprocessors &&
+         rows <= std::int64_t{2} * device.multiprocessors;
 }
 
 // All these blocks can hold the row, and a single one cannot. Longer rows, of which the shared
