@@ -73,8 +73,8 @@ bool prefers_block(const Problem& problem) {
     return is_measured && has_whole_packs(problem) && packs > kFullWarpPacks;
   }
   if (!is_even(problem)) return false;
-  if (packs > kLongWarpPacks) return is_measured;
-  return packs == kLongWarpPacks && expected_rows(problem) * packs > kManyPacks;
+  if (packs > kLongWarpPacks && is_measured) return true;
+  return packs >= kLongWarpPacks && expected_rows(problem) * packs > kManyPacks;
 }
 
 Config configure_warp(const Problem& problem) {
