@@ -956,6 +956,113 @@ def test_rows_without_elements_have_a_plan(algorithm, inner, implementation):
     assert config["blocks"] == config["workspace_bytes"] == 0
 
 
+PADDING = {"where": np.ones((1, 1), bool)}
+
+
+def kernel_of_rows(implementation, function, rows, columns, dtype, options) -> str:
+    """The algorithm for contiguous rows, of a function or of its derivative."""
+
+    def call(x):
+        name = function.removesuffix("_tangent").removesuffix("_cotangent")
+        how = {"axis": -1, "implementation": implementation, **options}
+        y, pull_back = jax.vjp(functools.partial(getattr(jax_gpuops, name), **how), x)
+        return y if name == function else pull_back(y)
+
+    jaxpr = jax.make_jaxpr(call)(jax.ShapeDtypeStruct((rows, columns), dtype))
+    problem, named = described(jaxpr)[-1]
+    family = "reduce" if "result" in problem else "softmax"
+    return _library.planned(implementation, family, problem, named)["algorithm"]
+
+
+# As measured on an H200. A number of rows with a point is for each multiprocessor.
+@pytest.mark.any_version
+@pytest.mark.parametrize(
+    ("function", "rows", "columns", "dtype", "options", "algorithm"),
+    [
+        # Of rows that fit a warp: blocks if these are long, or if there are few.
+        ("softmax", 256, 512, "float32", {}, "warp"),
+        ("softmax", 256, 1024, "float32", {}, "small_block"),
+        ("softmax", 4096, 1024, "float32", {}, "warp"),
+        ("softmax", 4096, 2048, "float32", {}, "small_block"),
+        ("softmax", 8192, 2048, "float32", {}, "block"),
+        ("softmax", 8192, 2045, "float32", {}, "warp"),
+        ("softmax", 4096, 1024, "float64", {}, "warp"),
+        ("softmax", 16384, 4096, "bfloat16", PADDING, "small_block"),
+        ("softmax", 16384, 3000, "bfloat16", PADDING, "warp"),
+        ("softmax", 16384, 4089, "bfloat16", PADDING, "warp"),
+        ("log_softmax", 256, 4096, "bfloat16", {}, "small_block"),
+        ("log_softmax", 1024, 4096, "bfloat16", {}, "block"),
+        ("logsumexp", 256, 2048, "float32", {}, "small_block"),
+        ("logsumexp", 4096, 2048, "float32", {}, "warp"),
+        ("logsumexp", 256, 2049, "bfloat16", {}, "warp"),
+        ("softmax_tangent", 64, 1000, "bfloat16", {}, "small_block"),
+        ("softmax_tangent", 64, 1000, "bfloat16", PADDING, "warp"),
+        ("softmax_tangent", 4096, 1000, "bfloat16", {}, "warp"),
+        # Of rows that fit a block: clusters, if there are few long ones.
+        ("softmax", 0.5, 16384, "float32", {}, "cluster"),
+        ("softmax", 1.0, 16384, "float32", {}, "block"),
+        ("softmax", 0.5, 8192, "float32", {}, "block"),
+        ("softmax", 0.5, 16384, "float32", PADDING, "block"),
+        ("softmax", 0.5, 16384, "float32", {"batch_invariant": True}, "block"),
+        ("log_softmax_cotangent", 0.5, 8192, "float32", {}, "cluster"),
+        # Of longer rows.
+        ("softmax", 1.0, 152064, "bfloat16", {}, "cluster"),
+        ("softmax", 2.0, 152064, "bfloat16", {}, "cluster_shared"),
+        ("softmax", 0.5, 152064, "bfloat16", {"batch_invariant": True}, "cluster_shared"),
+        ("logsumexp", 0.5, 50257, "float32", {}, "cluster"),
+        ("logsumexp", 0.75, 50257, "bfloat16", {}, "cluster"),
+        ("logsumexp", 1.0, 50257, "float32", {}, "block_two_pass"),
+        ("logsumexp", 2.0, 65536, "float32", {}, "block_two_pass"),
+        ("logsumexp", 2.25, 65536, "float32", {}, "split"),
+        ("logsumexp", 1.0, 128256, "float32", {}, "split"),
+        ("logsumexp", 0.5, 50257, "float32", PADDING, "split"),
+        # Reductions of short rows of no whole packs.
+        ("sum", 124.0, 50, "bfloat16", {}, "staged"),
+        ("sum", 124.0, 129, "bfloat16", {}, "held"),
+        ("argmax", 124.0, 129, "bfloat16", {}, "staged"),
+        ("sum", 500.0, 250, "bfloat16", {}, "held"),
+        ("max", 500.0, 250, "bfloat16", {}, "staged"),
+        ("mean_and_var", 124.0, 169, "bfloat16", {}, "row"),
+        ("mean_and_var", 500.0, 169, "bfloat16", {}, "staged"),
+        ("mean_and_var", 500.0, 250, "bfloat16", {}, "row"),
+        ("mean_and_var", 500.0, 250, "float32", {}, "held"),
+        ("mean_and_var", 500.0, 169, "float32", {}, "row"),
+        # And of long rows.
+        ("sum", 0.25, 65536, "float32", {}, "cluster"),
+        ("mean_and_var", 0.25, 65536, "float32", {}, "row"),
+        ("sum", 1, 524288, "float32", {}, "multiple"),
+        ("sum", 1.0, 131073, "bfloat16", {}, "row"),
+        ("sum", 1.25, 131073, "bfloat16", {}, "multiple"),
+    ],
+)
+def test_the_kernel_for_contiguous_rows(
+    function, rows, columns, dtype, options, algorithm, implementation
+):
+    if isinstance(rows, float):
+        rows = int(rows * helpers.multiprocessors(implementation))
+    with helpers.x64(dtype):
+        chosen = kernel_of_rows(implementation, function, rows, columns, dtype, options)
+    assert chosen == algorithm
+
+
+@pytest.mark.parametrize(
+    ("function", "rows", "columns", "dtype", "algorithm"),
+    [
+        ("log_softmax_cotangent", 4, 152064, "float32", "split_pipelined"),
+        ("logsumexp", 32, 131073, "bfloat16", "cluster"),
+        ("logsumexp", 66, 65536, "float32", "split"),
+        ("argmax", 1, 32768, "bfloat16", "cluster"),
+        ("argmax", 32, 32768, "bfloat16", "held"),
+        ("sum", 8, 524288, "float32", "cluster"),
+        ("argmax", 8, 524288, "float32", "multiple"),
+    ],
+)
+def test_the_kernel_for_few_long_rows_of_a_large_gpu(function, rows, columns, dtype, algorithm):
+    if _library.missing("cuda") is not None or helpers.refusal("sum", "cluster", platform="cuda"):
+        pytest.skip("no kernels for compute capability 9.0 are installed")
+    assert kernel_of_rows("cuda", function, rows, columns, dtype, {}) == algorithm
+
+
 @pytest.mark.parametrize("algorithm", ["multiple", "column", "interleaved"])
 def test_rows_are_split_as_far_as_the_workspace_goes(algorithm, implementation):
     """And those that lie apart over the blocks of a cluster, which needs none, if that is more."""
