@@ -13,6 +13,9 @@ namespace {
 
 // Problems of more packs take far longer to read than to launch.
 constexpr std::int64_t kManyPacks = std::int64_t{1} << 21;
+// From here on, and below the second number, `warp` is faster than blocks for long rows too.
+constexpr std::int64_t kWarpPacks = std::int64_t{3} << 18;
+constexpr std::int64_t kWarpPacksEnd = std::int64_t{5} << 18;
 
 // small_block: the fewest packs of a row for which it is chosen; functions that are linear in t
 // have as many of a second operand. A lane of `warp` has 16 packs of rows of more than
@@ -37,6 +40,11 @@ constexpr std::int64_t kMostStagedColumns = 256;
 constexpr std::int64_t kLargeArrayBytes = 160 << 20;
 constexpr std::int64_t kLargeArrayBytesByPacks = 20 << 20;  // if `warp` reads and writes packs
 constexpr std::int64_t kFewRows = 8192;  // for which `warp` is faster if it reads by elements
+
+// Whether `warp` is faster than blocks for rows of which a lane has 16 packs.
+bool takes_long_warp(std::int64_t all_packs) {
+  return all_packs >= kWarpPacks && all_packs < kWarpPacksEnd;
+}
 
 // The layout for kernels that index aligned rows with 32-bit numbers.
 RowLayout small_layout_of(const Problem& problem) {
@@ -73,8 +81,9 @@ bool prefers_block(const Problem& problem) {
     return is_measured && has_whole_packs(problem) && packs > kFullWarpPacks;
   }
   if (!is_even(problem)) return false;
-  if (packs > kLongWarpPacks && is_measured) return true;
-  return packs >= kLongWarpPacks && expected_rows(problem) * packs > kManyPacks;
+  const std::int64_t all = expected_rows(problem) * packs;
+  if (packs > kLongWarpPacks && is_measured) return !takes_long_warp(all);
+  return packs >= kLongWarpPacks && all > kManyPacks;
 }
 
 Config configure_warp(const Problem& problem) {
@@ -211,8 +220,11 @@ bool prefers_small_block(const Problem& problem) {
   const std::int64_t packs = most_packs(problem);
   const bool has_two = operands(problem) == 2 && !problem.has_mask();
   const std::int64_t least = has_two ? kLeastSmallBlockPacksOfTwo : kLeastSmallBlockPacks;
+  const std::int64_t all = problem.rows() * packs;
+  const bool is_for_warp = fits_warp(problem) && is_even(problem) &&
+                           !is_linear_in_t(problem.function) && takes_long_warp(all);
   return !problem.batch_invariant && fits_small_block(problem) && packs >= least &&
-         problem.rows() * packs <= most_small_block_packs(problem);
+         all <= most_small_block_packs(problem) && !is_for_warp;
 }
 
 std::string refusal_of_small_block(const Problem& problem) {

@@ -188,8 +188,8 @@ inline constexpr AlgorithmInfo kAlgorithms[kAlgorithmCount] = {
      "Blocks copy groups of adjacent short rows through shared memory, whatever their alignment.",
      kOurs, "the last axis; rows of at most 1024 elements; no mask or causal", "staged_kernel"},
     {"small_block",
-     "A block holds a row in registers, with as few elements per thread as possible: for small "
-     "arrays.",
+     "A block holds a row in registers, with as few elements per thread as possible: for arrays "
+     "that are not large.",
      kWarpAndBlock,
      "the last axis; arrays aligned to 16 bytes; rows of at most 16 KiB; fewer than 2^31 elements",
      "small_block_kernel"},
