@@ -66,7 +66,7 @@ inline constexpr std::int64_t kMostParts = 2048;
 // The kernels of rows that are contiguous in memory, in plan_rows.cc.
 
 std::string refusal_of_held(const Problem& problem, const Device& device);
-// Whether to take held, if it takes the problem, rather than staged.
+// Whether to take held, if it takes the problem, rather than staged, row and cluster.
 bool prefers_held(const Problem& problem, const Device& device);
 void configure_held(const Problem& problem, const Device& device, Config* config);
 

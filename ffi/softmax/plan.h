@@ -147,7 +147,6 @@ bool prefers_staged(const Problem& problem);
 std::string refusal_of_staged(const Problem& problem, const Device& device);
 Config configure_staged(const Problem& problem);
 
-bool fits_small_block(const Problem& problem);
 // Whether small_block is faster than warp and block.
 bool prefers_small_block(const Problem& problem);
 std::string refusal_of_small_block(const Problem& problem);

@@ -65,6 +65,35 @@ RowLayout warp_layout_of(const Problem& problem) {
                      problem.columns);
 }
 
+bool fits_small_block(const Problem& problem) {
+  return most_packs(problem) <= kSmallBlockThreads * kMostSmallBlockPacks;
+}
+
+// The most packs of all rows for which small_block is faster than `warp` and `block`, as measured
+// on an H200 (docs/tuning.md); float64 was not.
+std::int64_t most_small_block_packs(const Problem& problem) {
+  const auto power_of_two = [](int exponent) { return std::int64_t{1} << exponent; };
+  const bool is_long = most_packs(problem) > kLongWarpPacks;
+  const bool is_narrow = element_bytes(problem) == 2;
+  const bool has_mask = problem.has_mask();
+  if (element_bytes(problem) == 8) return kSmallPacks;
+  if (is_linear_in_t(problem.function)) {
+    return has_mask ? kSmallPacks : power_of_two(is_long ? 21 : 18);
+  }
+  if (!has_whole_packs(problem)) {
+    if (!fits_warp(problem)) return is_narrow ? kSmallPacks : power_of_two(has_mask ? 24 : 20);
+    return is_narrow && reduces(problem.function) && !has_mask ? 0 : kSmallPacks;
+  }
+  if (reduces(problem.function)) {
+    return is_long && !has_mask ? power_of_two(19) - 1 : kSmallPacks;
+  }
+  if (has_mask) {
+    return power_of_two(most_packs(problem) > kFullWarpPacks ? 23 : is_long ? 19 : 18);
+  }
+  if (problem.function == Function::kSoftmax) return power_of_two(is_long ? 21 : 18);
+  return power_of_two(is_long && !is_narrow ? 20 : 17);
+}
+
 }  // namespace
 
 bool fits_warp(const Problem& problem) {
@@ -181,39 +210,6 @@ Config configure_staged(const Problem& problem) {
   config.shared_bytes = config.rows * row_bytes * operands(problem);
   return config;
 }
-
-bool fits_small_block(const Problem& problem) {
-  return most_packs(problem) <= kSmallBlockThreads * kMostSmallBlockPacks;
-}
-
-namespace {
-
-// The most packs of all rows for which small_block is faster than `warp` and `block`, as measured
-// on an H200 (docs/tuning.md); float64 was not.
-std::int64_t most_small_block_packs(const Problem& problem) {
-  const auto power_of_two = [](int exponent) { return std::int64_t{1} << exponent; };
-  const bool is_long = most_packs(problem) > kLongWarpPacks;
-  const bool is_narrow = element_bytes(problem) == 2;
-  const bool has_mask = problem.has_mask();
-  if (element_bytes(problem) == 8) return kSmallPacks;
-  if (is_linear_in_t(problem.function)) {
-    return has_mask ? kSmallPacks : power_of_two(is_long ? 21 : 18);
-  }
-  if (!has_whole_packs(problem)) {
-    if (!fits_warp(problem)) return is_narrow ? kSmallPacks : power_of_two(has_mask ? 24 : 20);
-    return is_narrow && reduces(problem.function) && !has_mask ? 0 : kSmallPacks;
-  }
-  if (reduces(problem.function)) {
-    return is_long && !has_mask ? power_of_two(19) - 1 : kSmallPacks;
-  }
-  if (has_mask) {
-    return power_of_two(most_packs(problem) > kFullWarpPacks ? 23 : is_long ? 19 : 18);
-  }
-  if (problem.function == Function::kSoftmax) return power_of_two(is_long ? 21 : 18);
-  return power_of_two(is_long && !is_narrow ? 20 : 17);
-}
-
-}  // namespace
 
 // Its 32-bit indices are not enough for any number of batch-invariant rows.
 bool prefers_small_block(const Problem& problem) {
